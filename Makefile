@@ -1,0 +1,64 @@
+# make help lists the targets. PYTHON chooses the interpreter: `make test PYTHON=python3.12` works in
+# an environment of its own, .venv-3.12. ARGS is passed on: `make test ARGS="-k drain"`.
+
+PYTHON ?= python3
+ifeq ($(PYTHON),python3)
+VENV ?= .venv
+else
+VENV ?= .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo up test lint docs bench venv system clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.example ## show that nothing is lost and nothing leaks; needs no server
+	$(BIN)/python -m example_project.demo $(ARGS)
+
+up: $(VENV)/.example ## run the example project until Ctrl-C
+	$(BIN)/python -m example_project.up $(ARGS)
+
+test: lint docs ## everything: checks, documentation, and the tests on private servers
+	$(BIN)/python -m tests.servers run -- $(BIN)/python -m pytest $(ARGS)
+
+lint: venv ## format, lint, types, import contracts, migrations
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+	DATABASE_URL=sqlite://:memory: $(BIN)/python manage.py makemigrations --check --dry-run
+
+docs: venv ## build the documentation, warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+
+bench: ARGS ?= drain
+bench: venv ## measure on private servers
+	$(BIN)/python -m tests.servers --only postgres,redis run -- $(BIN)/python -m benchmarks $(ARGS)
+
+venv: $(VENV)/.everything ## the environment for development, with system packages
+
+system:
+	@$(PYTHON) -m tests.servers install
+
+clean: ## remove what builds and tests leave behind; the environment stays
+	rm -rf build dist docs/_build *.egg-info .hypothesis .*_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+# The environment. A stamp is newer than setup.cfg when the packages are up to date.
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.example: setup.cfg $(VENV)/.created
+	$(PIP) --editable '.[example]'
+	@touch $@
+
+$(VENV)/.everything: setup.cfg $(VENV)/.created | system
+	$(PIP) --editable '.[postgres,mysql,redis,example,docs,test]'
+	@touch $@ $(VENV)/.example

@@ -1,0 +1,49 @@
+"""The folder in which the example keeps what it writes: database, broker, logs, ledgers.
+
+Only one program of ``demo`` and ``up`` may use it at a time, because the demo begins with an empty
+one. It removes what it knows by name and nothing else, so a ``DATA_DIR`` that holds other things is
+safe.
+"""
+
+import contextlib
+import fcntl
+import shutil
+
+from django.conf import settings
+
+FILES = ["shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm"]
+FOLDERS = ["broker", "ledger", "logs"]
+
+
+class InUseError(Exception):
+    """Another program of the example is using the folder."""
+
+
+@contextlib.contextmanager
+def in_use():
+    """Keep the folder for this process; raise InUseError if another one has it."""
+    settings.DATA_DIR.mkdir(parents=True, exist_ok=True)
+    (settings.DATA_DIR / ".gitignore").write_text("*\n")
+    with (settings.DATA_DIR / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(
+                f"{settings.DATA_DIR} is in use by another `demo` or `up`. "
+                "Stop that one first, or give this one a folder of its own: DATA_DIR=…"
+            ) from None
+        yield settings.DATA_DIR
+
+
+def empty():
+    """Remove what an earlier run has left. Call it before the first database connection."""
+    for name in FILES:
+        (settings.DATA_DIR / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(settings.DATA_DIR / name, ignore_errors=True)
+
+
+def make():
+    """Make the folders that the demo writes to."""
+    for name in FOLDERS:
+        (settings.DATA_DIR / name).mkdir(exist_ok=True)

@@ -1,0 +1,94 @@
+"""Compares what the writers say with what the worker says. Nothing here asks the outbox.
+
+*Lost* is a task of a committed order that never succeeded. *Leaked* is a run for an order that was
+rolled back, or that is not in the table of orders. *Duplicated* is a task of an order that ran
+again; it is explained if an incident names the shard and the id of the row from which it came.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from example_project.shop.models import Execution, Order
+from outbox_app.models import Incident
+
+from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
+
+#: The tasks of an order, each with the one that was staged for it: the receipt is the second step
+#: of a chain, which the worker sends itself.
+STAGED_AS = {
+    "reserve_stock": "reserve_stock",
+    "capture_payment": "capture_payment",
+    "send_receipt": "capture_payment",
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the tables stood when the demo began."""
+
+    execution: int
+    incident: int
+
+    @classmethod
+    def now(cls):
+        return cls(execution=last_id(Execution), incident=last_id(Incident))
+
+
+def last_id(model):
+    """Return the highest id of a table, 0 if it is empty."""
+    return model.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+class Count:
+    """The two accounts of one run, side by side."""
+
+    def __init__(self, entries, start):
+        by_outcome = {outcome: [] for outcome in (COMMITTED, ROLLED_BACK, UNKNOWN)}
+        for entry in entries:
+            by_outcome[entry.outcome].append(entry)
+        self.committed = {entry.order: entry for entry in by_outcome[COMMITTED]}
+        self.rolled_back = {entry.order: entry for entry in by_outcome[ROLLED_BACK]}
+        self.unknown = {entry.order: entry for entry in by_outcome[UNKNOWN]}
+        self.by_savepoint = sum(entry.by_savepoint for entry in entries)
+
+        runs = Execution.objects.filter(pk__gt=start.execution, task__in=STAGED_AS)
+        self.runs = list(runs.values_list("subject", "task", "state"))
+        self.incidents = list(Incident.objects.filter(pk__gt=start.incident))
+
+        self.expected = {(order, task) for order in self.committed for task in STAGED_AS}
+        succeeded = Counter((order, task) for order, task, state in self.runs if state == "SUCCESS")
+        self.executed = self.expected & succeeded.keys()
+        self.lost = self.expected - succeeded.keys()
+        self.leaked = self._find_leaked()
+        self.duplicated = {run: times - 1 for run, times in succeeded.items() if times > 1}
+        self.unexplained = [run for run in self.duplicated if not self._is_explained(*run)]
+
+    @property
+    def finished(self):
+        """Whether all that was committed has been executed."""
+        return not self.lost
+
+    @property
+    def passed(self):
+        return not (self.lost or self.leaked or self.unexplained)
+
+    def orders_done(self):
+        """Return the number of committed orders with all the rows that their tasks write."""
+        done = Order.objects.exclude(reserved_at=None).exclude(payment=None).exclude(receipt=None)
+        return len(self.committed.keys() & {str(pk) for pk in done.values_list("pk", flat=True)})
+
+    def _find_leaked(self):
+        stored = {str(pk) for pk in Order.objects.values_list("pk", flat=True)}
+        return {
+            (order, task)
+            for order, task, _ in self.runs
+            if order in self.rolled_back or order not in stored
+        }
+
+    def _is_explained(self, order, task):
+        entry = self.committed.get(order) or self.unknown.get(order)
+        row = entry and entry.staged.get(STAGED_AS[task])
+        return bool(row) and any(
+            row["shard"] in incident.shards and incident.first_id <= row["row"] <= incident.last_id
+            for incident in self.incidents
+        )

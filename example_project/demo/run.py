@@ -1,0 +1,203 @@
+"""The demo from the first migration to the last count, in the order in which it happens.
+
+Drainer, worker and writers are processes of their own, as in production. Every wait is bounded:
+when nothing happens for a while, or a process ends that should not, the demo fails and shows the
+logs.
+"""
+
+import os
+import sys
+import time
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+
+from example_project.processes import DRAINER, PYTHON, WORKER, Child, stop
+from example_project.shop.models import Execution
+from outbox_app.models import StagedJob
+
+from . import ledger
+from .counting import Count, Start
+from .terminal import Progress, table
+
+#: Seconds without any progress after which the demo gives up.
+PATIENCE = 30.0
+#: Seconds without another run after which the late duplicates have come in, too.
+QUIET = 2.0
+#: Seconds spent on finding the worst moment for the drainer to die.
+WATCH = 15.0
+#: Seconds for which the drainer is frozen, so that the worker gets to what is in the broker.
+FROZEN = 0.3
+USER = PASSWORD = "demo"
+
+
+class Failed(Exception):
+    """The demo could not be carried out."""
+
+
+def run(orders, writers):
+    """Carry out the demo; return the exit code."""
+    call_command("migrate", verbosity=0)
+    make_superuser()
+    demo = Demo(orders, writers)
+    try:
+        demo.start()
+        demo.kill_drainer_in_flight()
+        demo.wait_for_executions()
+    except BaseException:
+        demo.stop()
+        demo.show_logs()
+        raise
+    demo.stop()
+    count = demo.count()
+    print(f"\n{table(count)}\n")
+    if not count.passed:
+        demo.show_logs()
+        print("FAILED: the table above says what is wrong.")
+        return 1
+    print("Nothing was lost and nothing leaked.")
+    print(how_to_look())
+    return 0
+
+
+def make_superuser():
+    """Make the user for the admin, on first use."""
+    users = get_user_model().objects
+    if not users.filter(username=USER).exists():
+        users.create_superuser(USER, f"{USER}@example.com", PASSWORD)
+
+
+def how_to_look():
+    """Return what to type to see the result in the admin."""
+    given = [f"{n}={os.environ[n]}" for n in ("DATABASE_URL", "BROKER_URL") if n in os.environ]
+    up = " ".join([*given, "make up"])
+    return (
+        f"To look around: {up}\n"
+        f"then http://127.0.0.1:8000/ for the shop and http://127.0.0.1:8000/admin/ "
+        f"for the outbox (user {USER}, password {PASSWORD})."
+    )
+
+
+class Demo:
+    """The processes of one run and what is known about them."""
+
+    def __init__(self, orders, writers):
+        self.orders = orders
+        self.begun = Start.now()
+        self.progress = Progress()
+        self.folder = settings.DATA_DIR / "ledger" / time.strftime("%Y%m%d-%H%M%S")
+        self.folder.mkdir(parents=True)
+        self.children = []
+        self.writers = []
+        self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
+
+    def start(self):
+        """Start a drainer, a worker, and the writers."""
+        self.drainer = self._start("drainer-1", DRAINER)
+        self.worker = self._start("worker", [*WORKER, "--loglevel", "WARNING"])
+        for number, share in enumerate(self.shares, 1):
+            name = f"writer-{number}"
+            ledger_file = self.folder / f"{name}.jsonl"
+            writer = [*PYTHON, "-m", "example_project.demo.writer"]
+            writer += ["--orders", str(share), "--ledger", str(ledger_file)]
+            self.writers.append(self._start(name, writer))
+
+    def kill_drainer_in_flight(self):
+        """Kill the drainer between a publish and its delete, and start its successor.
+
+        That is the worst moment: the broker has the jobs, and their rows are still there.
+        """
+        self._wait(lambda: ledger.count(self.folder) >= self.orders // 4, "the first orders")
+        watched_until = time.monotonic() + WATCH
+        self._wait(
+            lambda: self._freeze_in_flight() or time.monotonic() > watched_until,
+            "a batch in flight",
+        )
+        self.drainer.kill()
+        self.progress.say(
+            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL; "
+            f"{StagedJob.objects.count():,} rows are in the outbox, {self._sent_and_still_there():,} "
+            f"of them already executed. Its successor waits until the lease has run out."
+        )
+        self.children.remove(self.drainer)
+        self.drainer = self._start("drainer-2", DRAINER)
+
+    def wait_for_executions(self):
+        """Wait until all that was committed has run and nothing more comes."""
+        self._wait(lambda: all(w.exit_code is not None for w in self.writers), "the writers")
+        self._wait(lambda: self.count().finished, "the executions", pause=0.5)
+        self._wait(lambda: not StagedJob.objects.exists(), "an empty outbox")
+        runs, since = self._runs(), time.monotonic()
+        while time.monotonic() - since < QUIET:
+            time.sleep(0.2)
+            if self._runs() != runs:
+                runs, since = self._runs(), time.monotonic()
+
+    def stop(self):
+        """Stop what still runs, the worker last."""
+        stop([child for child in self.children if child is not self.worker])
+        stop([self.worker])
+        failed = [c.name for c in self.children if c.exit_code != 0]
+        if failed:
+            self.progress.say(f"did not end with exit code 0: {', '.join(failed)}")
+
+    def count(self):
+        """Compare the ledgers with the worker's notes."""
+        return Count(ledger.read(self.folder), self.begun)
+
+    def show_logs(self):
+        """Write the end of every log to standard error."""
+        for path in sorted((settings.DATA_DIR / "logs").glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()[-25:]
+            if lines:
+                print(f"--- {path.name}", *lines, sep="\n", file=sys.stderr)
+
+    def _start(self, name, command):
+        child = Child(name, command, log=settings.DATA_DIR / "logs" / f"{name}.log")
+        self.children.append(child)
+        return child
+
+    def _freeze_in_flight(self):
+        """Stop the drainer where it stands; let it go on unless that is in the middle of a batch."""
+        if not StagedJob.objects.exists():
+            return False
+        self.drainer.freeze()
+        time.sleep(FROZEN)
+        if self._sent_and_still_there():
+            return True
+        self.drainer.go_on()
+        return False
+
+    def _sent_and_still_there(self):
+        """Return the number of rows in the outbox whose jobs the worker has already executed."""
+        staged = StagedJob.objects.order_by("pk").values_list("task_id", flat=True)[:1000]
+        return Execution.objects.filter(task_id__in=list(staged)).count()
+
+    def _runs(self):
+        return Execution.objects.filter(pk__gt=self.begun.execution).count()
+
+    def _wait(self, condition, what, pause=0.1):
+        """Show progress until the condition holds; fail if nothing moves or a process has ended."""
+        before, moved = None, time.monotonic()
+        while not condition():
+            now = (ledger.count(self.folder), self._runs(), StagedJob.objects.count())
+            if now != before:
+                before, moved = now, time.monotonic()
+            elif time.monotonic() - moved > PATIENCE:
+                raise Failed(f"nothing has happened for {PATIENCE:.0f} s, waiting for {what}.")
+            self._check_children()
+            placed, ran, waiting = now
+            tasks = 2 * self.orders
+            self.progress.show(
+                ran,
+                tasks,
+                f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs",
+            )
+            time.sleep(pause)
+
+    def _check_children(self):
+        for child in self.children:
+            expected = (None, 0) if child in self.writers else (None,)
+            if child.exit_code not in expected:
+                raise Failed(f"{child.name} has ended with exit code {child.exit_code}.")

@@ -1,0 +1,73 @@
+"""What the demo writes to the terminal: a line of progress, and the table at the end."""
+
+import sys
+import time
+
+
+class Progress:
+    """A bar that is redrawn on a terminal; elsewhere one plain line a second."""
+
+    WIDTH = 30
+
+    def __init__(self, out=sys.stdout):
+        self._out = out
+        self._redraws = out.isatty()
+        self._started = time.monotonic()
+        self._last = 0.0
+
+    def show(self, done, total, text):
+        """Show how much is done."""
+        now = time.monotonic()
+        if not self._redraws and now - self._last < 1.0:
+            return
+        self._last = now
+        filled = round(self.WIDTH * min(done, total) / total) if total else 0
+        bar = "#" * filled + "." * (self.WIDTH - filled)
+        line = f"{now - self._started:5.1f} s [{bar}] {text}"
+        self._out.write(f"\r\x1b[2K{line}" if self._redraws else f"{line}\n")
+        self._out.flush()
+
+    def say(self, text):
+        """Write a line that stays."""
+        start = "\r\x1b[2K" if self._redraws else ""
+        self._out.write(f"{start}{time.monotonic() - self._started:5.1f} s {text}\n")
+        self._out.flush()
+
+
+def table(count):
+    """Return the result as text."""
+    explained = len(count.duplicated) - len(count.unexplained)
+    rows = [
+        ("", "orders", "tasks", ""),
+        ("committed", len(count.committed), len(count.expected), ""),
+        ("rolled back", len(count.rolled_back), "", f"{count.by_savepoint} of them by a savepoint"),
+        ("executed", count.orders_done(), len(count.executed), ""),
+        ("lost", _orders(count.lost), len(count.lost), ""),
+        ("leaked", _orders(count.leaked), len(count.leaked), ""),
+        (
+            "duplicated",
+            _orders(count.duplicated),
+            len(count.duplicated),
+            f"{explained} of them explained by an incident" if count.duplicated else "",
+        ),
+    ]
+    if count.unknown:
+        rows.append(("unknown", len(count.unknown), "", "the connection broke at COMMIT"))
+    lines = [f"{a:12}{_number(b):>10}{_number(c):>10}   {d}".rstrip() for a, b, c, d in rows]
+    lines += [f"Incident: {_incident(incident)}" for incident in count.incidents]
+    return "\n".join(lines)
+
+
+def _orders(runs):
+    return len({order for order, _ in runs})
+
+
+def _number(value):
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _incident(incident):
+    return (
+        f"{incident.get_kind_display()}, {len(incident.shards)} shards, "
+        f"rows {incident.first_id} to {incident.last_id}, drainer {incident.drainer}"
+    )

@@ -1,0 +1,98 @@
+"""Child processes of ``demo`` and ``up``: started, watched, and stopped by their process id.
+
+Each child gets a session of its own, so a Ctrl-C in the terminal reaches the parent only, and the
+parent decides. Stopping is SIGTERM, which every one of them takes as "finish what you are doing".
+A child that does not end within the grace time is killed, and its exit code shows it.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from django.conf import settings
+
+#: Seconds between SIGTERM and SIGKILL.
+GRACE = 20.0
+
+PYTHON = [sys.executable, "-u"]
+MANAGE = [*PYTHON, str(settings.BASE_DIR / "manage.py")]
+DRAINER = [*MANAGE, "drain_outbox"]
+WORKER = [*PYTHON, "-m", "celery", "-A", "example_project", "worker", "--concurrency", "2"]
+WEB = [*MANAGE, "runserver", "--noreload"]
+
+
+class Child:
+    """A process whose output goes to a file, or to the terminal with its name before each line."""
+
+    def __init__(self, name, command, log=None):
+        self.name = name
+        self.log = log
+        with contextlib.ExitStack() as files:
+            output = files.enter_context(log.open("wb")) if log else subprocess.PIPE
+            self._process = subprocess.Popen(
+                command,
+                cwd=settings.BASE_DIR,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if not log:
+            threading.Thread(target=self._prefix_output, daemon=True).start()
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    @property
+    def exit_code(self):
+        """The exit code, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout=None):
+        """Wait for its end; return the exit code."""
+        return self._process.wait(timeout)
+
+    def ask_to_stop(self):
+        """Send SIGTERM."""
+        if self.exit_code is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def freeze(self):
+        """Send SIGSTOP: it stands still where it is."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        """Send SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        """Send SIGKILL and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def last_lines(self, count=25):
+        """Return the end of its log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-count:])
+
+    def _prefix_output(self):
+        for line in self._process.stdout:
+            text = line.decode(errors="replace")
+            sys.stdout.write(f"{self.name:>8} | {text}")
+            sys.stdout.flush()
+
+
+def stop(children):
+    """Stop all of them, at the same time and gently; kill what is left after the grace time."""
+    for child in children:
+        child.ask_to_stop()
+    deadline = time.monotonic() + GRACE
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()

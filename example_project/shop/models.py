@@ -1,0 +1,79 @@
+"""Rows of the shop: what is sold, what was ordered, and what the tasks made of it.
+
+An order's id is a UUID made in Python, so an order that was rolled back can never share its id with
+a later one: a job that leaked out of a rollback would name an order that does not exist.
+"""
+
+import uuid
+
+from django.db import models
+from django.utils import timezone
+
+
+class Stock(models.Model):
+    """An article and how many of it are on hand."""
+
+    name = models.CharField(max_length=100, unique=True)
+    price = models.DecimalField(max_digits=8, decimal_places=2)
+    on_hand = models.IntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "stock"
+
+    def __str__(self):
+        return self.name
+
+
+class Order(models.Model):
+    """What a customer asked for. Everything after it happens in tasks."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    customer = models.EmailField()
+    stock = models.ForeignKey(Stock, on_delete=models.PROTECT, related_name="orders")
+    quantity = models.PositiveIntegerField(default=1)
+    total = models.DecimalField(max_digits=10, decimal_places=2)
+    placed_at = models.DateTimeField(default=timezone.now, db_index=True)
+    #: When its articles were taken from the stock.
+    reserved_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-placed_at"]
+
+    def __str__(self):
+        return f"{self.quantity} x {self.stock} for {self.customer}"
+
+
+class Payment(models.Model):
+    """Money taken for an order, once."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+    amount = models.DecimalField(max_digits=10, decimal_places=2)
+    captured_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self):
+        return f"{self.amount} for order {self.order_id}"
+
+
+class Receipt(models.Model):
+    """The receipt that was sent for an order, once."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+    text = models.TextField()
+    sent_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self):
+        return f"receipt for order {self.order_id}"
+
+
+class Execution(models.Model):
+    """The worker's own note that a task has run. One row a run, so a job that ran twice has two."""
+
+    task_id = models.CharField(max_length=255, db_index=True)
+    task = models.CharField(max_length=255)
+    #: The task's first argument: for most tasks the id of an order, which need not exist.
+    subject = models.CharField(max_length=255)
+    state = models.CharField(max_length=20)
+    noted_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self):
+        return f"{self.task}({self.subject}): {self.state}"

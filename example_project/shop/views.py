@@ -1,0 +1,37 @@
+"""Two pages' worth of shop: the latest orders, and the buttons that make something happen."""
+
+import random
+
+from django.contrib import messages
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from . import services
+from .models import Order, Stock
+
+SHOWN = 50
+
+
+@require_GET
+def orders(request):
+    """Show the latest orders and how far the tasks have brought each of them."""
+    latest = Order.objects.select_related("stock", "payment", "receipt")[:SHOWN]
+    context = {"orders": latest, "stock": Stock.objects.order_by("name")}
+    return render(request, "shop/orders.html", context)
+
+
+@require_POST
+def place_order(request):
+    """Place an order for some article, as a customer would."""
+    stock = random.choice(Stock.objects.all())
+    order = services.place_order("visitor@example.com", stock, quantity=random.randint(1, 3))
+    messages.success(request, f"Placed: {order}. The tasks follow.")
+    return redirect("shop:orders")
+
+
+@require_POST
+def reorder(request):
+    """Order every article that runs low."""
+    count = services.reorder_low_stock()
+    messages.success(request, f"Articles ordered anew: {count}.")
+    return redirect("shop:orders")

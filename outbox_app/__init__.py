@@ -1,0 +1,34 @@
+"""Transactional outbox for Django and Celery.
+
+Importing this module imports neither Django nor Celery, so that setup tools and Spark's executors
+can. The public names below are imported when they are first asked for, which needs a configured
+Django.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .intake.stage import stage as stage
+    from .intake.stage import stage_many as stage_many
+    from .models.mixin import OutboxMixin as OutboxMixin
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "OutboxMixin": "outbox_app.models.mixin",
+    "stage": "outbox_app.intake.stage",
+    "stage_many": "outbox_app.intake.stage",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,0 +1,100 @@
+"""Settings: the dictionary ``OUTBOX`` of the Django project, typed and read when asked for.
+
+Every setting has a default, so the dictionary may be absent. Nothing is read at import.
+``settings()`` raises ``ImproperlyConfigured`` for a key that does not exist; values that make no
+sense together are system checks (``outbox_app.checks``), so that ``manage.py check`` names all of
+them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+#: Number of shards. Rows keep the shard they were staged with, so this is not a setting.
+SHARDS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """What ``OUTBOX`` may hold. The defaults are the ones of the documentation."""
+
+    #: Alias whose ``atomic()`` blocks stage jobs. None: what the routers say for writes of
+    #: StagedJob.
+    DATABASE: str | None = None
+    #: A ``.delay()`` outside any transaction: "send" as Celery would, "stage" in a transaction of
+    #: its own, or "refuse" with an error.
+    OUTSIDE: Literal["send", "stage", "refuse"] = "send"
+    #: Largest message that is staged, in bytes (body and headers).
+    MAX_MESSAGE_BYTES: int = 16 * 1024 * 1024
+    #: A message larger than this is staged with a warning in the log, in bytes.
+    WARN_MESSAGE_BYTES: int = 256 * 1024
+    #: Jobs due later than this stay in the table until they are due, in seconds.
+    HOLD_HORIZON: float = 300.0
+    #: An ``eta`` further away than this is refused, in seconds.
+    MAX_ETA: float = 366 * 86400.0
+    #: Refuse task names that the loaded Celery app does not know.
+    STRICT_TASK_NAMES: bool = False
+    #: Seconds between two polls of an idle drainer.
+    INTERVAL: float = 1.0
+    #: Rows read, published and deleted at once.
+    BATCH_SIZE: int = 1000
+    #: Seconds after which a silent drainer loses its shards.
+    LEASE_SECONDS: float = 10.0
+    #: Bound of each network operation with the broker, in seconds. Shorter than the lease.
+    PUBLISH_TIMEOUT: float = 4.0
+    #: Longest pause between two attempts while the broker or the database is away, in seconds.
+    MAX_BACKOFF: float = 5.0
+    #: Seconds between two progress lines of ``drain_outbox``; 0 turns them off.
+    PROGRESS_INTERVAL: float = 10.0
+    #: When a job with an ordering key dies: "pass" lets later ones of its key go, "block" lets them
+    #: die after it, so that a person requeues them in order.
+    DEAD_KEY: Literal["pass", "block"] = "pass"
+    #: Wake the drainers after a commit (NOTIFY on PostgreSQL; elsewhere they poll).
+    WAKE: bool = True
+    #: Alias of the inbox, the table of executed job ids. None: the alias of the outbox.
+    INBOX_DATABASE: str | None = None
+    #: Days for which the inbox keeps a job id.
+    INBOX_RETENTION_DAYS: int = 30
+    #: Days for which incidents are kept.
+    INCIDENT_RETENTION_DAYS: int = 30
+
+
+NAMES = tuple(field.name for field in fields(OutboxSettings))
+
+
+@lru_cache(maxsize=1)
+def settings() -> OutboxSettings:
+    """Return the settings in force.
+
+    Returns:
+        The values of ``django.conf.settings.OUTBOX`` over the defaults.
+
+    Raises:
+        ImproperlyConfigured: ``OUTBOX`` is not a dictionary or has an unknown key.
+    """
+    given: Any = getattr(django_settings, "OUTBOX", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(
+            f"The setting OUTBOX must be a dictionary; it is {type(given).__name__}."
+        )
+    unknown = sorted(set(given) - set(NAMES))
+    if unknown:
+        raise ImproperlyConfigured(
+            f"The setting OUTBOX has no key {', '.join(map(repr, unknown))}. "
+            f"Known keys: {', '.join(NAMES)}."
+        )
+    return OutboxSettings(**given)
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="outbox_app.conf")

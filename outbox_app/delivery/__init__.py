@@ -1,0 +1,1 @@
+"""Ways out: the drain and its publishers."""

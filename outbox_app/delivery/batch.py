@@ -1,0 +1,124 @@
+"""Batches of the job table: select what is ready, delete what the broker took. Autocommit, no locks.
+
+Each shard is read by its own index range of ``(shard, available_at, id)``, whatever the statistics
+say, so the cost of a batch does not depend on what lies in other shards, on held rows, or on the
+length of the backlog. There is no floor under the ranges: a row that commits late with a low id is
+the first of its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from django.db import connections
+
+from ..models import DatabaseNow, StagedJob
+
+_COLUMNS = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue", "body", "envelope")
+#: A batch is cut so that about this many bytes are in memory at once.
+BUDGET_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """A staged job as the drain sees it: plain values, no model instance."""
+
+    id: int
+    shard: int
+    ordering_key: str
+    app: str
+    task: str
+    task_id: str
+    queue: str
+    body: bytes
+    envelope: str
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+
+class BatchReader:
+    """Reads batches of the shards that a drainer owns.
+
+    A sweep takes an equal share of every shard; where that leaves rows behind, the next batch is
+    spent on the shards that had more, and then comes a sweep again. So one deep shard gets whole
+    batches and starves nobody.
+
+    Args:
+        using: Database alias.
+        batch_size: Rows of a batch, at most (up to one a shard more in a sweep).
+    """
+
+    def __init__(self, *, using: str, batch_size: int) -> None:
+        self.using = using
+        self.batch_size = batch_size
+        self._allowed = min(batch_size, 100)
+        self._deep: list[int] = []
+
+    def read(self, shards: Iterable[int]) -> list[Row]:
+        """Return ready rows in id order, and due held ones after them; empty when there are none."""
+        owned = sorted(shards)
+        if not owned:
+            return []
+        deep = [shard for shard in self._deep if shard in owned]
+        wanted = deep or owned
+        share = max(1, ceil(self._allowed / len(wanted)))
+        rows = self._select(wanted, "available_at IS NULL", share)
+        counts = dict.fromkeys(wanted, 0)
+        for row in rows:
+            counts[row.shard] += 1
+        self._deep = [] if deep else [s for s, count in counts.items() if count == share]
+        if not deep:
+            room = max(1, ceil(self._allowed / len(owned) / 4))
+            rows += self._select(owned, f"available_at <= {self._now()}", room)
+        self._adapt(rows)
+        return rows
+
+    def _select(self, shards: list[int], condition: str, share: int) -> list[Row]:
+        connection = connections[self.using]
+        sql, params = _sql(connection, shards, condition, share)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            found = [Row(*r[:7], bytes(r[7]), r[8]) for r in cursor.fetchall()]
+        return sorted(found, key=lambda row: row.id)
+
+    def _now(self) -> str:
+        compiler = StagedJob.objects.using(self.using).all().query.get_compiler(self.using)
+        return str(compiler.compile(DatabaseNow())[0])
+
+    def _adapt(self, rows: list[Row]) -> None:
+        # Bounded memory: large messages make small batches; the size doubles back up.
+        grown = min(self.batch_size, self._allowed * 2)
+        weight = sum(len(row.body) + len(row.envelope) for row in rows)
+        fitting = BUDGET_BYTES * len(rows) // weight if weight else self.batch_size
+        self._allowed = max(1, min(grown, fitting))
+
+
+def delete(ids: list[int], *, using: str) -> None:
+    """Delete rows that the broker took, by id, whoever owns their shards by now."""
+    if ids:
+        StagedJob.objects.using(using).filter(pk__in=ids)._raw_delete(using)
+
+
+def _sql(connection: Any, shards: list[int], condition: str, share: int) -> tuple[str, list[Any]]:
+    table = connection.ops.quote_name(StagedJob._meta.db_table)
+    columns = ", ".join(_COLUMNS)
+    index = StagedJob._meta.indexes[0].name
+    if connection.vendor == "postgresql":
+        # LATERAL is one index scan a shard. The order names the whole index: no other index gives
+        # it.
+        return (
+            f"SELECT j.* FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ("
+            f"SELECT {columns} FROM {table} t WHERE t.shard = s.shard AND {condition} "
+            f"ORDER BY t.shard, t.available_at, t.id LIMIT %s) j",
+            [shards, share],
+        )
+    hint = f"FORCE INDEX ({index})" if connection.vendor == "mysql" else f"INDEXED BY {index}"
+    part = (
+        f"SELECT * FROM (SELECT {columns} FROM {table} {hint} WHERE shard = %s AND {condition} "
+        f"ORDER BY shard, available_at, id LIMIT {int(share)}) t"
+    )
+    return " UNION ALL ".join([part] * len(shards)), shards

@@ -1,0 +1,52 @@
+"""Named points at which tests stop or kill a drainer. Without tests they do nothing.
+
+The points, in the order of a batch: ``claimed`` (rows in hand), ``published_not_deleted`` (the
+    broker took them), ``deleted``. A process is told through the environment:
+    ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
+    SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a callable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+_actions: dict[str, Callable[[], None]] = {}
+
+
+def failpoint(name: str) -> None:
+    """Do what a test asked for at this point."""
+    if _actions:
+        action = _actions.get(name)
+        if action:
+            action()
+
+
+def set_failpoint(name: str, action: Callable[[], None] | None) -> None:
+    """Call ``action`` whenever the point is passed; None removes it."""
+    if action is None:
+        _actions.pop(name, None)
+    else:
+        _actions[name] = action
+
+
+def _from_environment(spec: str) -> None:
+    name, _, action = spec.partition("=")
+    action, _, nth = action.partition("@")
+    left = int(nth or 1)
+
+    def act() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        if action == "exit":
+            raise SystemExit(99)
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])
+
+    set_failpoint(name, act)
+
+
+if "OUTBOX_FAILPOINT" in os.environ:
+    _from_environment(os.environ["OUTBOX_FAILPOINT"])

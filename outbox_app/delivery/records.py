@@ -1,0 +1,91 @@
+"""What the drain writes besides deleting rows: dead jobs and incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db import transaction
+
+from ..conf import settings
+from ..models import DeadJob, Incident, StagedJob
+from ..signals import incident_recorded, job_dead
+from .batch import Row
+
+
+def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
+    """Move a row to the dead table, with the exception's own words.
+
+    Returns:
+        The dead job, or None where the row was gone: somebody else has moved or published it.
+    """
+    with transaction.atomic(using=using):
+        staged = StagedJob.objects.using(using).filter(pk=row.id)
+        found = staged.first()
+        # The one step that is conditional: of two drainers that hold the row, one deletes it.
+        if found is None or not staged._raw_delete(using):
+            return None
+        kind = type(error)
+        dead = DeadJob.objects.using(using).create(
+            **found.copied(),
+            staged_id=found.pk,
+            staged_at=found.staged_at,
+            error=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255],
+            reason=str(error).replace("\x00", "\\x00") or repr(error),
+        )
+    job_dead.send_robust(DeadJob, using=using, dead=dead)
+    return dead
+
+
+def bury_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
+    """Where a dead job blocks its ordering key, let the key's later jobs die after it.
+
+    They stay in order, in sight, and cost the drain nothing; a person requeues the key as a whole.
+
+    Returns:
+        The rows that may leave.
+    """
+    keys = {row.ordering_key for row in rows if row.ordering_key}
+    if settings().DEAD_KEY != "block" or not keys:
+        return list(rows)
+    dead = DeadJob.objects.using(using).filter(ordering_key__in=keys)
+    blocked = dict(dead.order_by("-staged_id").values_list("ordering_key", "staged_id"))
+    free = []
+    for row in rows:
+        if row.ordering_key in blocked:
+            bury(row, KeyBlocked(row.ordering_key, blocked[row.ordering_key]), using=using)
+        else:
+            free.append(row)
+    return free
+
+
+class KeyBlocked(Exception):
+    """An earlier job of the same ordering key is dead, and OUTBOX['DEAD_KEY'] is "block"."""
+
+    def __init__(self, key: str, staged_id: int) -> None:
+        super().__init__(
+            f"Ordering key {key!r} is blocked by the dead job with staged id {staged_id}. "
+            "Requeue or discard that one, then requeue this one."
+        )
+
+
+def record_incident(
+    kind: str,
+    *,
+    using: str,
+    shards: Sequence[int],
+    first_id: int,
+    last_id: int,
+    drainer: str = "",
+    detail: str = "",
+) -> Incident:
+    """Write down a cause of extra publishes, with the shards and the ids it may concern."""
+    incident = Incident.objects.using(using).create(
+        kind=kind,
+        drainer=drainer[:300],
+        shards=sorted(shards),
+        first_id=first_id,
+        last_id=last_id,
+        detail=detail.replace("\x00", "\\x00"),
+    )
+    incident_recorded.send_robust(Incident, using=using, incident=incident)
+    return incident

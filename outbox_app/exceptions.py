@@ -1,0 +1,54 @@
+"""Every error that the package raises on purpose.
+
+::
+
+    OutboxError
+    ├── StagingRefused          the job is not staged; the caller's transaction stays usable
+    │   ├── NotAtomic           no transaction, or one on another alias
+    │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
+    │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
+    ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
+    ├── OutcomeUnknown          the broker may or may not have taken the jobs
+    ├── UnsafeBroker            the broker is configured to lose messages
+    └── LeaseLost               this drainer's shards belong to somebody else by now
+
+All of them are raised before a statement has failed, so none of them breaks a transaction.
+"""
+
+from __future__ import annotations
+
+
+class OutboxError(Exception):
+    """Base of all errors of outbox_app."""
+
+
+class StagingRefused(OutboxError):
+    """The job was not staged. The message names the field, what was expected, and what to do."""
+
+
+class NotAtomic(StagingRefused):
+    """Staging needs ``transaction.atomic()`` on the outbox's own database alias."""
+
+
+class InvalidJob(StagingRefused, ValueError):
+    """A field of the job could never be sent."""
+
+
+class UnknownTask(StagingRefused, LookupError):
+    """Strict mode is on and the Celery app has no task of this name."""
+
+
+class BrokerUnavailable(OutboxError):
+    """The broker could not be reached. Nothing of the batch was sent."""
+
+
+class OutcomeUnknown(OutboxError):
+    """A batch failed after something may have been sent; its jobs will be sent again."""
+
+
+class UnsafeBroker(OutboxError):
+    """The broker's configuration loses messages, so the drain refuses to hand it jobs."""
+
+
+class LeaseLost(OutboxError):
+    """The lease ran out: the shards may have been taken over."""

@@ -1,0 +1,116 @@
+"""A finished message, between kombu's ``Producer.publish`` and a row.
+
+The body is kept as the bytes that the broker gets. Everything else (headers, properties, route,
+declarations) is kept as kombu's own JSON in ASCII, which gives datetimes, UUIDs, Decimals and bytes
+back as they were. Nothing here decodes a body: a pickled job passes through untouched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from celery import Celery
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu import Exchange, Queue, binding
+from kombu.utils import json
+
+#: What stands in ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
+Declaration = str | dict[str, Any]
+
+
+@dataclass(slots=True)
+class Message:
+    """What one publish needs besides the body."""
+
+    exchange: str
+    routing_key: str
+    headers: dict[str, Any]
+    #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and whatever else the caller gave.
+    properties: dict[str, Any]
+    priority: int
+    content_type: str
+    content_encoding: str
+    declare: list[Declaration] = field(default_factory=list)
+    #: ISO 8601; the TTL is computed from it when the message is published.
+    expires: str | None = None
+    #: The ``task-sent`` event, where the app sends such events.
+    sent_event: dict[str, Any] | None = None
+
+    def dumps(self) -> str:
+        """Return the envelope as ASCII JSON.
+
+        Raises:
+            TypeError: A header or property cannot be encoded.
+        """
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
+
+    @classmethod
+    def loads(cls, envelope: str) -> Message:
+        """Return the message of an envelope.
+
+        Raises:
+            ValueError, TypeError: The envelope was damaged.
+        """
+        return cls(**{**_EMPTY, **json.loads(envelope)})
+
+
+_EMPTY: dict[str, Any] = {
+    "exchange": "",
+    "routing_key": "",
+    "headers": {},
+    "properties": {},
+    "priority": 0,
+    "content_type": "",
+    "content_encoding": "",
+}
+
+
+def moment(value: Any, app: Celery) -> datetime | None:
+    """Return ``eta`` or ``expires`` of a message as an aware datetime, read as a worker reads it.
+
+    Args:
+        value: ISO 8601 text, datetime, or None.
+        app: Its time zone is assumed where the value has none.
+
+    Raises:
+        ValueError: The text is not a date.
+    """
+    parsed = maybe_iso8601(value)
+    return None if parsed is None else maybe_make_aware(parsed, app.timezone)
+
+
+def describe(entity: Any, app: Celery) -> Declaration:
+    """Return an entity of ``declare=`` in the form in which a row keeps it.
+
+    A queue that the app declares is kept by name, so that the drain declares it as the app does by
+    then.
+    """
+    if isinstance(entity, Queue):
+        if app.amqp.queues.get(entity.name) == entity:
+            return str(entity.name)
+        return {"queue": entity.as_dict(recurse=True)}
+    if isinstance(entity, Exchange):
+        return {"exchange": entity.as_dict(recurse=True)}
+    raise TypeError(f"declare: expected kombu Queue or Exchange, got {entity!r}")
+
+
+def restore(declaration: Declaration, app: Celery) -> Queue | Exchange:
+    """Return the entity that ``describe`` described.
+
+    Raises:
+        KeyError: The app has no such queue and may not create missing ones.
+    """
+    if isinstance(declaration, str):
+        return app.amqp.queues[declaration]
+    if "exchange" in declaration:
+        return Exchange(**declaration["exchange"])
+    options = dict(declaration["queue"])
+    if options.get("exchange"):
+        options["exchange"] = Exchange(**options["exchange"])
+    options["bindings"] = [
+        binding(Exchange(**b["exchange"]), b["routing_key"], b["arguments"], b["unbind_arguments"])
+        for b in options.get("bindings") or ()
+    ]
+    return Queue(**options)

@@ -1,0 +1,95 @@
+"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is told to stop."""
+
+from __future__ import annotations
+
+from argparse import RawDescriptionHelpFormatter
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from ...conf import settings
+from ...operations.drainers import drain
+
+HELP = """
+Moves committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
+them.
+
+Run one or more of these beside your Celery workers, under systemd or in a container of their own.
+Any number may
+run: they share the work, and if one is killed the others take its share over within the lease
+    (OUTBOX["LEASE_SECONDS"]).
+
+  SIGTERM, SIGINT   finish the batch in hand, hand the shards back, exit 0
+
+Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments; 3 the broker is unsafe.
+"""
+
+
+class Command(BaseCommand):
+    """Thin: arguments in, ``operations.drainers.drain`` out."""
+
+    help = HELP
+    requires_migrations_checks = True
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Keep the line breaks of the help."""
+        return super().create_parser(
+            prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options; the defaults are the project's settings."""
+        conf = settings()
+        parser.add_argument(
+            "--interval",
+            type=float,
+            default=conf.INTERVAL,
+            metavar="SECONDS",
+            help=f"pause between two looks at an empty outbox (default {conf.INTERVAL:g}). On PostgreSQL a commit "
+            "wakes the drainer at once; elsewhere this is the longest delay, and 0.1 is fine",
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=conf.BATCH_SIZE,
+            metavar="N",
+            help=f"rows moved at once (default {conf.BATCH_SIZE})",
+        )
+        parser.add_argument(
+            "--once",
+            action="store_true",
+            help="drain what is there, then stop: for cron and for tests",
+        )
+        parser.add_argument(
+            "--database",
+            default=conf.DATABASE,
+            metavar="ALIAS",
+            help="database alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
+        )
+        parser.add_argument(
+            "--processes",
+            type=int,
+            default=1,
+            metavar="N",
+            help="drainer processes; a second one helps when one core is not enough (default 1)",
+        )
+        parser.add_argument(
+            "--max-jobs",
+            type=int,
+            metavar="N",
+            help="stop after about N jobs, for example to let a supervisor start a fresh process",
+        )
+
+    def handle(self, **options: Any) -> None:
+        """Drain."""
+        code = drain(
+            using=options["database"],
+            interval=options["interval"],
+            batch_size=options["batch_size"],
+            once=options["once"],
+            processes=options["processes"],
+            max_jobs=options["max_jobs"],
+            write=self.stdout.write,
+        )
+        if code:
+            raise SystemExit(code)

@@ -1,0 +1,23 @@
+"""The database's clock, in UTC on every engine.
+
+Leases, held jobs and ages are compared by this clock only, because the clocks of application hosts
+disagree. Django's own ``Now`` is the local time of the *session* on MySQL; a server that does not
+run in UTC would then see every held job too early or too late. Migrations refer to this class by
+path: it stays here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.db.models.functions import Now
+
+
+class DatabaseNow(Now):
+    """Current time of the database server, in the time zone in which Django stores datetimes."""
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        """UTC instead of the session's zone, as Django stores UTC where ``USE_TZ`` is on."""
+        function = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
+        return self.as_sql(compiler, connection, template=function, **context)

@@ -1,0 +1,121 @@
+"""Jobs: ``StagedJob`` waits for the broker, ``DeadJob`` waits for a person.
+
+A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
+has
+not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the finished
+message as bytes; nothing here decodes it. Order, leases and publishing live in ``delivery``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+
+
+class JobMessage(models.Model):
+    """The columns that a job keeps for life, staged or dead."""
+
+    id = models.BigAutoField(primary_key=True)
+    shard = models.PositiveSmallIntegerField(_("shard"))
+    ordering_key = models.CharField(_("ordering key"), max_length=255, blank=True, default="")
+    app = models.CharField(_("Celery app"), max_length=255, blank=True, default="")
+    task = models.CharField(_("task"), max_length=255)
+    task_id = models.CharField(_("task id"), max_length=255)
+    queue = models.CharField(_("queue"), max_length=255, blank=True, default="")
+    #: The encoded body, exactly the bytes that the broker gets.
+    body = models.BinaryField(_("body"))
+    #: Everything else of the message, as kombu's JSON in ASCII: see ``intake.message.Message``.
+    envelope = models.TextField(_("envelope"))
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message: body and envelope."""
+        return len(self.body) + len(self.envelope)
+
+    def copied(self) -> dict[str, Any]:
+        """Return the columns to copy when the job changes its table, by name, without the id."""
+        names = [f.attname for f in JobMessage._meta.get_fields() if f.name != "id"]  # type: ignore[union-attr]
+        return {name: getattr(self, name) for name in names}
+
+
+class StagedJobQuerySet(models.QuerySet["StagedJob"]):
+    """States of staged jobs, by the database's clock."""
+
+    def ready(self) -> StagedJobQuerySet:
+        """Jobs that may leave now, in the order in which they leave."""
+        return self.filter(available_at=None).order_by("shard", "id")
+
+    def held(self) -> StagedJobQuerySet:
+        """Jobs that wait for their time, due or not."""
+        return self.filter(available_at__isnull=False)
+
+    def due(self) -> StagedJobQuerySet:
+        """Held jobs whose time has come."""
+        return self.filter(available_at__lte=DatabaseNow())
+
+
+class StagedJob(JobMessage):
+    """A committed job on its way to the broker."""
+
+    #: NULL: ready. Else held until then.
+    available_at = models.DateTimeField(_("held until"), null=True, blank=True)
+    staged_at = models.DateTimeField(_("staged at"), db_default=DatabaseNow(), editable=False)
+
+    objects = StagedJobQuerySet.as_manager()
+
+    class Meta:
+        db_table = "outbox_stagedjob"
+        verbose_name = _("staged job")
+        verbose_name_plural = _("staged jobs")
+        indexes = [
+            # One index serves ready rows (NULL, in id order) and held ones (by time), shard by
+            # shard: a million held rows cost the ready ones nothing.
+            models.Index(fields=["shard", "available_at", "id"], name="outbox_staged_ready"),
+        ]
+
+
+class DeadJobQuerySet(models.QuerySet["DeadJob"]):
+    """States of dead jobs."""
+
+    def since(self, age: timedelta) -> DeadJobQuerySet:
+        """Jobs that died at most ``age`` ago."""
+        return self.filter(died_at__gte=DatabaseNow() - age)
+
+
+class DeadJob(JobMessage):
+    """A job the system has given up on, kept with its reason until a person decides."""
+
+    #: The id that the row had as a staged job.
+    staged_id = models.BigIntegerField(_("staged id"))
+    staged_at = models.DateTimeField(_("staged at"), null=True)
+    died_at = models.DateTimeField(_("died at"), db_default=DatabaseNow(), db_index=True)
+    #: Class of the exception: the part of the reason that is the same for many rows.
+    error = models.CharField(_("error"), max_length=255)
+    #: The exception in its own words.
+    reason = models.TextField(_("reason"))
+
+    objects = DeadJobQuerySet.as_manager()
+
+    class Meta:
+        db_table = "outbox_deadjob"
+        verbose_name = _("dead job")
+        verbose_name_plural = _("dead jobs")
+        permissions = [
+            ("requeue_deadjob", _("Can requeue dead jobs")),
+            ("discard_deadjob", _("Can discard dead jobs")),
+        ]
+        indexes = [
+            models.Index(fields=["error", "task"], name="outbox_dead_error"),
+            models.Index(fields=["ordering_key"], name="outbox_dead_key"),
+        ]

@@ -1,0 +1,1 @@
+"""What commands and the admin call: loops, status, retention, log lines."""

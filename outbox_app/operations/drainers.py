@@ -1,0 +1,168 @@
+"""Running drainers: signals, several processes, progress lines. What ``manage.py drain_outbox`` calls."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ..conf import settings
+from ..delivery.drain import Drain
+from ..exceptions import UnsafeBroker
+from ..intake.rows import outbox_alias
+from .status import backlog
+
+logger = logging.getLogger("outbox_app.drain")
+
+EXIT_OK, EXIT_DIED, EXIT_UNSAFE = 0, 1, 3
+
+
+def drain(
+    *,
+    using: str | None = None,
+    interval: float | None = None,
+    batch_size: int | None = None,
+    once: bool = False,
+    processes: int = 1,
+    max_jobs: int | None = None,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Drain in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+        interval: Seconds between two polls while idle. Default: the setting.
+        batch_size: Rows of a batch. Default: the setting.
+        once: Stop when nothing is left.
+        processes: How many drainers, each a process of its own.
+        max_jobs: Stop after about so many jobs, in each process.
+        write: Takes progress lines.
+
+    Returns:
+        An exit code: 0, 1 where a drainer process died, 3 where the broker is unsafe.
+
+    Raises:
+        CommandError: An argument makes no sense.
+    """
+    for name, value, least in (
+        ("--batch-size", batch_size, 1),
+        ("--processes", processes, 1),
+        ("--max-jobs", max_jobs, 1),
+        ("--interval", interval, 0.01),
+    ):
+        if value is not None and value < least:
+            raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
+    using = using or outbox_alias()
+    if using not in connections:
+        raise CommandError(
+            f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
+        )
+    options: dict[str, Any] = {
+        "using": using,
+        "interval": interval,
+        "batch_size": batch_size,
+        "max_jobs": max_jobs,
+    }
+    if processes == 1:
+        return _drain_here(options, once=once, write=write)
+    return _drain_in_children(options, once=once, processes=processes, write=write)
+
+
+def _drain_here(options: dict[str, Any], *, once: bool, write: Callable[[str], Any]) -> int:
+    drainer = Drain(**options, on_turn=Progress(write))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: drainer.stop())
+    write(
+        f"drainer started database={drainer.using} batch_size={drainer.reader.batch_size} "
+        f"interval={drainer.interval:g}"
+    )
+    try:
+        tally = drainer.run(once=once)
+    except UnsafeBroker as error:
+        write(f"unsafe broker: {error}")
+        return EXIT_UNSAFE
+    write(f"drainer stopped published={tally.published} expired={tally.expired} dead={tally.dead}")
+    return EXIT_OK
+
+
+def _drain_in_children(
+    options: dict[str, Any], *, once: bool, processes: int, write: Callable[[str], Any]
+) -> int:
+    """Fork the drainers, pass a stop on, and start a new one for each that dies."""
+    connections.close_all()  # a forked child must not share a connection
+    context = multiprocessing.get_context("fork")
+    stopping = False
+
+    def start() -> Any:
+        child = context.Process(target=_child, args=(options, once, write))
+        child.start()
+        return child
+
+    children = [start() for _ in range(processes)]
+
+    def pass_on(number: int, frame: Any) -> None:
+        nonlocal stopping
+        stopping = True
+        for child in children:
+            if child.is_alive():
+                child.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    code = EXIT_OK
+    while children:
+        for child in list(children):
+            child.join(timeout=0.2)
+            if child.exitcode is None:
+                continue
+            children.remove(child)
+            if child.exitcode == EXIT_UNSAFE:
+                code = EXIT_UNSAFE
+            elif child.exitcode and not stopping:
+                write(f"drainer process died pid={child.pid} exit_code={child.exitcode}")
+                if once:
+                    code = code or EXIT_DIED
+                else:
+                    time.sleep(1)
+                    children.append(start())
+    return code
+
+
+def _child(options: dict[str, Any], once: bool, write: Callable[[str], Any]) -> None:
+    raise SystemExit(_drain_here(options, once=once, write=write))
+
+
+class Progress:
+    """Writes a line every PROGRESS_INTERVAL seconds: rate, backlog, age of the oldest row."""
+
+    def __init__(self, write: Callable[[str], Any]) -> None:
+        self.write = write
+        self.interval = settings().PROGRESS_INTERVAL
+        self.at = time.monotonic()
+        self.done = 0
+
+    def __call__(self, drainer: Drain) -> None:
+        """Write a line, if it is time."""
+        now = time.monotonic()
+        if not self.interval or now - self.at < self.interval:
+            return
+        done = drainer.tally.done
+        if done == self.done and not drainer.trouble:
+            self.at = now
+            return
+        rate = (done - self.done) / (now - self.at)
+        self.at, self.done = now, done
+        if drainer.trouble:
+            self.write(f"waiting published={drainer.tally.published} trouble={drainer.trouble}")
+            return
+        waiting = backlog(using=drainer.using)
+        self.write(
+            f"draining rate={rate:.0f}/s published={drainer.tally.published} backlog={waiting.shown} "
+            f"oldest={waiting.oldest_seconds:.1f}s dead={drainer.tally.dead}"
+        )

@@ -1,0 +1,34 @@
+"""Signals of the package. Logs and metrics hang off them; the core imports no vendor.
+
+A receiver that raises is logged by Django (``send_robust``) and disturbs nothing. Receivers run in
+the
+process in which the thing happened: ``jobs_staged`` in the caller's transaction, before its commit,
+all others in the drainer.
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+#: Sent after rows were written, before the commit. Arguments: ``using`` (str), ``jobs`` (list of
+#: StagedJob).
+jobs_staged = Signal()
+
+#: Sent after the broker took a batch. Arguments: ``using`` (str), ``count`` (int), ``seconds``
+#: (float: publish time of the batch), ``jobs`` (list of delivery.batch.Row).
+jobs_published = Signal()
+
+#: Sent after a row was moved to the dead table. Arguments: ``using`` (str), ``dead`` (DeadJob).
+job_dead = Signal()
+
+#: Sent after jobs were dropped because their ``expires`` had passed. Arguments: ``using``,
+#: ``jobs``.
+jobs_expired = Signal()
+
+#: Sent after an incident was recorded. Arguments: ``using`` (str), ``incident`` (Incident).
+incident_recorded = Signal()
+
+#: Sent when a drainer begins and ends. Arguments: ``using`` (str), ``drainer``
+#: (delivery.drain.Drain).
+drainer_started = Signal()
+drainer_stopped = Signal()

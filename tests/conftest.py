@@ -1,0 +1,138 @@
+"""Fixtures of all tiers: the three databases, the two brokers, Celery apps.
+
+A test that asks for ``alias`` runs once on each database, with the outbox on it. It gets the mark
+``django_db`` for that alias alone, so Django refuses whatever forgets its ``using``. To commit,
+mark it ``django_db(transaction=True)``; to reach several aliases, name them: ``databases=``.
+
+A service that is not there skips the test on a laptop and fails it in CI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections
+
+if TYPE_CHECKING:
+    from pytest_django.fixtures import Settings
+
+    from outbox_app.celery import OutboxCelery
+
+ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
+VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
+
+
+@pytest.fixture(params=[pytest.param(alias, id=name) for name, alias in ALIASES.items()])
+def alias(request: pytest.FixtureRequest, settings: Settings) -> str:
+    """The database alias under test; the setting OUTBOX["DATABASE"] names it."""
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": request.param}
+    return request.param
+
+
+@pytest.fixture
+def environment() -> Callable[[str], dict[str, str]]:
+    """``environment(alias)``: variables for a process that has to see the test's databases.
+
+    The process runs under ``tests.settings`` with its outbox on ``alias``. Only a test with
+    ``transaction=True`` commits anything that it could see.
+    """
+
+    def make(alias: str) -> dict[str, str]:
+        variables = {"DJANGO_SETTINGS_MODULE": "tests.settings", "OUTBOX_ALIAS": alias}
+        for name in django_settings.DATABASES:
+            database = str(connections[name].settings_dict["NAME"])
+            if name != "default":
+                url = urlsplit(os.environ[VARIABLES[name]])
+                database = urlunsplit(url._replace(path=f"/{database}"))
+            variables[VARIABLES[name]] = database
+        return {**os.environ, **variables}
+
+    return make
+
+
+@pytest.fixture
+def redis_url(worker_number: int) -> str:
+    """The database at REDIS_URL, emptied; one further on for each worker of pytest-xdist."""
+    import redis
+
+    parts = urlsplit(_service("REDIS_URL"))
+    number = int(parts.path.strip("/") or 0) + worker_number
+    url = urlunsplit(parts._replace(path=f"/{number}"))
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture
+def rabbitmq_url() -> str:
+    """The address of RabbitMQ. Tests share it: name queues uniquely, as ``make_app`` does."""
+    return _service("RABBITMQ_URL")
+
+
+@pytest.fixture
+def make_app() -> Iterator[Callable[..., OutboxCelery]]:
+    """``make_app(broker_url="memory://", **conf)``: an OutboxCelery that ends with the test.
+
+    Its name is unique, and so is its default queue, which has the same name. It does not become
+    the current app.
+    """
+    from kombu.transport import memory
+
+    from outbox_app.celery import OutboxCelery
+
+    apps: list[OutboxCelery] = []
+
+    def make(broker_url: str = "memory://", **conf: Any) -> OutboxCelery:
+        name = f"app-{uuid4().hex[:12]}"
+        app = OutboxCelery(name, broker=broker_url, set_as_current=False)
+        app.conf.update({"task_default_queue": name, **conf})
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        app.close()
+    memory.Transport.global_state.clear()
+    memory.Channel.queues.clear()
+
+
+@pytest.fixture(scope="session")
+def worker_number() -> int:
+    """0, or the number of this process under pytest-xdist."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if (alias := _alias(item)) in django_settings.DATABASES:
+            mark = item.get_closest_marker("django_db")
+            options = {"databases": [alias], **(mark.kwargs if mark else {})}
+            item.add_marker(pytest.mark.django_db(**options), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (alias := _alias(item)) and alias not in django_settings.DATABASES:
+        _missing(VARIABLES[alias])
+
+
+def _alias(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("alias") if callspec else None
+
+
+def _service(variable: str) -> str:
+    return os.environ.get(variable) or _missing(variable)
+
+
+def _missing(variable: str) -> NoReturn:
+    reason = f"{variable} is not set; try: python -m tests.servers run -- python -m pytest"
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

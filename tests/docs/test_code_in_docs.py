@@ -1,0 +1,58 @@
+"""The Python code of the README and of each page runs, in order, in one namespace per page.
+
+A block that cannot run says so to the reader, in its first line: ``# not run: REASON``. What is
+staged on a page is rolled back: the page runs inside one transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import _state
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.M)
+
+
+def blocks(page: Path) -> list[types.CodeType]:
+    """The compiled blocks; their line numbers are those of the page."""
+    text = page.read_text()
+    found = []
+    for match in BLOCK.finditer(text):
+        code = match["code"].replace(f"\n{match['indent']}", "\n").removeprefix(match["indent"])
+        if not re.match(r"# not run: \S", code):
+            line = text.count("\n", 0, match.start("code"))
+            found.append(compile("\n" * line + code, str(page), "exec"))
+    return found
+
+
+@pytest.fixture
+def keep_current_app() -> Iterator[None]:
+    """A page may define a Celery app; it does not stay the current one."""
+    default, current = _state.default_app, getattr(_state._tls, "current_app", None)
+    yield
+    _state.set_default_app(default)
+    _state._set_current_app(current)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("keep_current_app")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)]
+)
+def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A module inside an installed app, so that a page may define models.
+    module = types.ModuleType(f"tests.docs.{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks(page):
+        exec(block, module.__dict__)
+
+
+def test_pages_are_found() -> None:
+    assert ROOT / "docs" / "index.md" in PAGES

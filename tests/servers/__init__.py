@@ -1,0 +1,27 @@
+"""Private test servers, each in a temporary folder and on free ports.
+
+``python -m tests.servers run -- COMMAND`` runs a command with all of them; a test that wants to
+kill a server makes one of its own, for instance ``with Redis() as redis: ...``.
+"""
+
+from .base import PortTaken, Server, ServerFailed
+from .install import MissingPackages
+from .mariadb import MariaDB
+from .ports import free_port
+from .postgres import PostgreSQL
+from .proxy import Proxy
+from .rabbitmq import RabbitMQ
+from .redis import Redis
+
+__all__ = [
+    "MariaDB",
+    "MissingPackages",
+    "PortTaken",
+    "PostgreSQL",
+    "Proxy",
+    "RabbitMQ",
+    "Redis",
+    "Server",
+    "ServerFailed",
+    "free_port",
+]

@@ -1,0 +1,163 @@
+"""Command line of the test servers.
+
+``run [--only postgres,redis] -- COMMAND`` starts the servers in parallel, tells COMMAND their
+addresses in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and ends with its exit code.
+A server whose variable is set already is not started. SIGINT and SIGTERM are passed on to
+COMMAND; whatever happens, the servers end with the run.
+``install`` installs the packages that are missing, or names them and ends with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from . import MariaDB, MissingPackages, PostgreSQL, RabbitMQ, Redis, Server, ServerFailed, processes
+from .install import install
+
+SERVERS: dict[str, type[Server]] = {
+    "postgres": PostgreSQL,
+    "mariadb": MariaDB,
+    "redis": Redis,
+    "rabbitmq": RabbitMQ,
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS_TO_END = 20
+
+
+class Interrupted(BaseException):
+    def __init__(self, signal_number: int) -> None:
+        self.signal_number = signal_number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        if options.action == "install":
+            print("installed:", " ".join(install()) or "nothing, all is there")
+            return 0
+        return run(options.command, options.only)
+    except MissingPackages as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (ServerFailed, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Interrupted as interrupt:
+        return 128 + interrupt.signal_number
+
+
+def run(command: Sequence[str], names: Sequence[str]) -> int:
+    """Runs the command with the servers and returns its exit code."""
+    for signal_number in SIGNALS:
+        signal.signal(signal_number, _interrupt)
+    servers = {
+        f"{name.upper()}_URL": SERVERS[name]()
+        for name in names
+        if not os.environ.get(f"{name.upper()}_URL")
+    }
+    try:
+        _start_all(list(servers.values()))
+        urls = {variable: server.url for variable, server in servers.items()}
+        return _run_command(command, {**os.environ, **urls})
+    finally:
+        _ignore_signals()
+        for server in servers.values():
+            server.close()
+
+
+def _start_all(servers: Sequence[Server]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(SERVERS)) as pool:
+        starts = [pool.submit(_start, server) for server in servers]
+        try:
+            for start in concurrent.futures.as_completed(starts):
+                start.result()
+        except BaseException:
+            for server in servers:  # Or the pool would wait for the slowest of them.
+                server.close()
+            raise
+
+
+def _start(server: Server) -> None:
+    begin = time.monotonic()
+    server.start()
+    seconds = time.monotonic() - begin
+    print(f"{server.name} ready after {seconds:.1f} s: {server.url}", file=sys.stderr)
+
+
+def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        print(f"cannot run {command[0]}: {error}", file=sys.stderr)
+        return 127
+    processes.guard_process(process.pid, gently=True)
+    try:
+        return _exit_code(process.wait())
+    except Interrupted as interrupt:
+        # The terminal has sent its Ctrl-C to the command as well: two would break off pytest.
+        if not (interrupt.signal_number == signal.SIGINT and _is_in_foreground()):
+            process.send_signal(interrupt.signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
+        raise
+    finally:
+        if process.poll() is None:
+            processes.kill_trees([process.pid])
+            process.wait()
+        processes.forget_process(process.pid)
+
+
+def _exit_code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _is_in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    _ignore_signals()  # A second one must not break off the clean-up.
+    raise Interrupted(signal_number)
+
+
+def _ignore_signals() -> None:
+    for signal_number in SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.servers", usage="%(prog)s [--only NAME,NAME] {install,run -- COMMAND}"
+    )
+    parser.add_argument("--only", type=_names, default=list(SERVERS), metavar="NAME,NAME")
+    parser.add_argument("action", choices=("install", "run"))
+    options = parser.parse_args(given[:end])
+    options.command = given[end + 1 :]
+    if (options.action == "run") != bool(options.command):
+        parser.error("run needs a command after --, and install takes none")
+    return options
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if unknown := set(names) - set(SERVERS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

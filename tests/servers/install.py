@@ -1,0 +1,116 @@
+"""Installs the Debian packages that the test servers need.
+
+A package counts as missing when the program or file that we use of it cannot be found, so
+that a server which was installed by other means is left alone. As root the missing packages
+are installed through apt, without questions and without starting any system service. Anyone
+else gets a ``MissingPackages`` error that names the packages and the apt command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+POLICY_FILE = Path("/usr/sbin/policy-rc.d")
+EXTRA_FOLDERS = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/rabbitmq/bin")
+
+
+class MissingPackages(RuntimeError):
+    def __init__(self, packages: list[str]) -> None:
+        self.packages = packages
+        super().__init__(
+            f"missing packages: {' '.join(packages)}\n"
+            f"install them with: sudo apt-get install --no-install-recommends {' '.join(packages)}"
+        )
+
+
+def find_program(name: str, *, patterns: tuple[str, ...] = ()) -> str | None:
+    """The newest file that matches a pattern, else the program of that name, else None."""
+    for pattern in patterns:
+        found = sorted(glob.glob(pattern), key=_numbers_in)
+        if found:
+            return found[-1]
+    folders = [os.environ.get("PATH", os.defpath), *EXTRA_FOLDERS]
+    return shutil.which(name, path=os.pathsep.join(folders))
+
+
+def find_postgres_program(name: str) -> str | None:
+    return find_program(name, patterns=(f"/usr/lib/postgresql/*/bin/{name}",))
+
+
+def find_rabbitmq_program(name: str) -> str | None:
+    # /usr/sbin/rabbitmq-server of Debian is a wrapper that changes to the user "rabbitmq".
+    return find_program(name, patterns=(f"/usr/lib/rabbitmq/bin/{name}",))
+
+
+def missing_packages() -> list[str]:
+    return [package for package, is_present in _PRESENT.items() if not is_present()]
+
+
+def install() -> list[str]:
+    """Installs what is missing and returns the names of the packages."""
+    missing = missing_packages()
+    if not missing:
+        return []
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise MissingPackages(missing)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "-y", "-q", "-o", "Dpkg::Options::=--force-confold"]
+    with _no_service_starts():
+        subprocess.run(["apt-get", "-q", "update"], env=environment, check=True)
+        subprocess.run(
+            [*command, "install", "--no-install-recommends", *missing], env=environment, check=True
+        )
+    still_missing = missing_packages()
+    if still_missing:
+        raise MissingPackages(still_missing)
+    return missing
+
+
+@contextlib.contextmanager
+def _no_service_starts() -> Iterator[None]:
+    """Forbids service starts by package scripts; a policy that exists already is kept."""
+    try:
+        descriptor = os.open(POLICY_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o755)
+    except FileExistsError:
+        yield
+        return
+    try:
+        with open(descriptor, "w") as policy:
+            policy.write("#!/bin/sh\nexit 101\n")
+        POLICY_FILE.chmod(0o755)
+        yield
+    finally:
+        POLICY_FILE.unlink(missing_ok=True)
+
+
+def _numbers_in(path: str) -> list[int]:
+    return [int(part) for part in path.split("/") if part.isdigit()]
+
+
+def _program(name: str) -> Callable[[], bool]:
+    return lambda: find_program(name) is not None
+
+
+def _python_headers() -> bool:
+    return os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+
+
+_PRESENT: dict[str, Callable[[], bool]] = {
+    "postgresql": lambda: find_postgres_program("postgres") is not None,
+    "mariadb-server": lambda: find_program("mariadbd") is not None,
+    "redis-server": _program("redis-server"),
+    "rabbitmq-server": lambda: find_rabbitmq_program("rabbitmq-server") is not None,
+    "pgbouncer": _program("pgbouncer"),
+    "faketime": _program("faketime"),
+    "libmariadb-dev": _program("mariadb_config"),
+    "pkg-config": _program("pkg-config"),
+    "gcc": _program("gcc"),
+    "python3-dev": _python_headers,
+}

@@ -1,0 +1,113 @@
+"""A private RabbitMQ broker without plugins, with an epmd of its own.
+
+Node name, cookie, data, logs and all ports are private, so that it can neither disturb nor
+find another broker. ``kill`` and ``pause`` act upon the broker; the epmd goes on until
+``close``. Durable queues and persistent messages survive ``stop`` and ``kill``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from . import processes
+from .base import PortTaken, Server
+from .install import MissingPackages, find_program, find_rabbitmq_program
+from .ports import free_port
+
+_CONFIG = """\
+disk_free_limit.absolute = 1MB
+"""
+
+
+class RabbitMQ(Server):
+    name = "rabbitmq"
+    ready_text = "Server startup complete"
+
+    def __init__(self, *, extra_arguments: Sequence[str] = (), extra_config: str = "") -> None:
+        super().__init__(extra_arguments=extra_arguments)
+        self.extra_config = extra_config
+        self._distribution_port = 0
+        self._epmd_port = 0
+        self._epmd: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def control(self, *arguments: str) -> str:
+        """Runs rabbitmqctl for this broker and returns its output."""
+        command = [_rabbitmq_program("rabbitmqctl"), "--quiet", *arguments]
+        return subprocess.run(
+            command, env=self._environment(), check=True, capture_output=True, text=True
+        ).stdout
+
+    def _choose_ports(self) -> None:
+        self.port, self._distribution_port, self._epmd_port = (free_port() for _ in range(3))
+
+    def _create_data(self) -> None:
+        (self.folder / "rabbitmq.conf").write_text(_CONFIG + self.extra_config)
+        (self.folder / "enabled_plugins").write_text("[].\n")
+
+    def _command(self) -> list[str]:
+        return [_rabbitmq_program("rabbitmq-server"), *self.extra_arguments]
+
+    def _launch(self) -> None:
+        if self._epmd is None or self._epmd.poll() is not None:
+            # Ours, in the foreground: one that the broker starts would detach itself.
+            arguments = ("-address", "127.0.0.1", "-port", str(self._epmd_port))
+            self._epmd = self._spawn([_epmd_program(), *arguments])
+        super()._launch()
+
+    def _pause_between_looks(self) -> None:
+        super()._pause_between_looks()
+        if self._epmd is not None and self._epmd.poll() is not None:
+            raise PortTaken(f"epmd could not use its port {self._epmd_port}")
+
+    def _discard(self) -> None:
+        super()._discard()
+        epmd, self._epmd = self._epmd, None
+        if epmd is not None:
+            epmd.kill()
+            epmd.wait()
+            processes.forget_process(epmd.pid)
+
+    def _environment(self) -> dict[str, str]:
+        folder = str(self.folder)
+        return super()._environment() | {
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            # For all Erlang programs: the broker has a helper that would start a detached epmd.
+            "ERL_FLAGS": "-start_epmd false",
+            "RABBITMQ_NODENAME": f"outbox-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_MNESIA_BASE": f"{folder}/mnesia",
+            "RABBITMQ_LOG_BASE": f"{folder}/logs",
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/rabbitmq-env.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            # With this the script becomes the broker, so that we hold the pid of the broker.
+            "RABBITMQ_ALLOW_INPUT": "1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                "-noinput -kernel inet_dist_use_interface {127,0,0,1}"
+            ),
+        }
+
+
+def _rabbitmq_program(name: str) -> str:
+    program = find_rabbitmq_program(name)
+    if program is None:
+        raise MissingPackages(["rabbitmq-server"])
+    return program
+
+
+def _epmd_program() -> str:
+    program = find_program("epmd")
+    if program is None:
+        raise MissingPackages(["erlang-base"])
+    return program

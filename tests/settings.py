@@ -1,0 +1,97 @@
+"""Settings of the test suite: one alias for each supported database.
+
+``default`` is SQLite; ``postgres`` and ``mariadb`` exist when POSTGRES_URL and MARIADB_URL are
+set, as ``python -m tests.servers run`` does. Each test run works in databases of its own, named
+after its process, so that runs may go on side by side. A process that a test starts finds the
+databases of the test through the same variables (see the fixture ``environment``).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TEST_NAME = f"test_outbox_{os.getpid()}"
+
+SECRET_KEY = "tests"
+USE_TZ = True
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+INSTALLED_APPS = [
+    "outbox_app",
+    "tests",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+OUTBOX: dict[str, Any] = {"DATABASE": os.environ.get("OUTBOX_ALIAS", "default")}
+
+
+def _sqlite(name: str) -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": name,
+        "OPTIONS": {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 30,
+            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
+        },
+        # A file, as threads and other processes have to see the same rows.
+        "TEST": {"NAME": str(Path(tempfile.gettempdir(), f"{TEST_NAME}.sqlite3"))},
+    }
+
+
+def _server(engine: str, url: str, **settings: Any) -> dict[str, Any]:
+    parts = urlsplit(url)
+    return {
+        "ENGINE": f"django.db.backends.{engine}",
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname or "",
+        "PORT": str(parts.port or ""),
+        "TEST": {"NAME": TEST_NAME, **settings.pop("TEST", {})},
+        **settings,
+    }
+
+
+DATABASES = {"default": _sqlite(os.environ.get("SQLITE_FILE", ":memory:"))}
+if url := os.environ.get("POSTGRES_URL"):
+    DATABASES["postgres"] = _server("postgresql", url)
+if url := os.environ.get("MARIADB_URL"):
+    DATABASES["mariadb"] = _server(
+        "mysql",
+        url,
+        OPTIONS={"charset": "utf8mb4", "init_command": "SET sql_mode = 'STRICT_TRANS_TABLES'"},
+        TEST={"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_general_ci"},
+    )
