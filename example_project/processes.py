@@ -6,6 +6,7 @@ A child that does not end within the grace time is killed, and its exit code sho
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ WEB = [*MANAGE, "runserver", "--noreload"]
 class Child:
     """A process whose output goes to a file, or to the terminal with its name before each line."""
 
-    def __init__(self, name, command, log=None):
+    def __init__(self, name, command, log=None, environment=None):
         self.name = name
         self.log = log
         with contextlib.ExitStack() as files:
@@ -35,6 +36,7 @@ class Child:
             self._process = subprocess.Popen(
                 command,
                 cwd=settings.BASE_DIR,
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -52,6 +54,13 @@ class Child:
         """The exit code, or None while it runs."""
         return self._process.poll()
 
+    def is_frozen(self):
+        """Say whether it has been stopped by SIGSTOP since the last call."""
+        if self.exit_code is not None:
+            return False
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        return pid != 0 and os.WIFSTOPPED(status)
+
     def wait(self, timeout=None):
         """Wait for its end; return the exit code."""
         return self._process.wait(timeout)
@@ -60,14 +69,6 @@ class Child:
         """Send SIGTERM."""
         if self.exit_code is None:
             self._process.send_signal(signal.SIGTERM)
-
-    def freeze(self):
-        """Send SIGSTOP: it stands still where it is."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self):
-        """Send SIGCONT."""
-        self._process.send_signal(signal.SIGCONT)
 
     def kill(self):
         """Send SIGKILL and wait until it is gone."""

@@ -25,10 +25,11 @@ from .terminal import Progress, table
 PATIENCE = 30.0
 #: Seconds without another run after which the late duplicates have come in, too.
 QUIET = 2.0
-#: Seconds spent on finding the worst moment for the drainer to die.
+#: Seconds after which the drainer is killed wherever it is.
 WATCH = 15.0
-#: Seconds for which the drainer is frozen, so that the worker gets to what is in the broker.
-FROZEN = 0.3
+#: The first drainer freezes in its third batch, between publish and delete. That is the worst
+#: moment to be killed: the broker has the jobs, and their rows are still there.
+FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@3"}
 USER = PASSWORD = "demo"
 
 
@@ -94,7 +95,7 @@ class Demo:
 
     def start(self):
         """Start a drainer, a worker, and the writers."""
-        self.drainer = self._start("drainer-1", DRAINER)
+        self.drainer = self._start("drainer-1", DRAINER, FREEZE)
         self.worker = self._start("worker", [*WORKER, "--loglevel", "WARNING"])
         for number, share in enumerate(self.shares, 1):
             name = f"writer-{number}"
@@ -104,21 +105,17 @@ class Demo:
             self.writers.append(self._start(name, writer))
 
     def kill_drainer_in_flight(self):
-        """Kill the drainer between a publish and its delete, and start its successor.
-
-        That is the worst moment: the broker has the jobs, and their rows are still there.
-        """
-        self._wait(lambda: ledger.count(self.folder) >= self.orders // 4, "the first orders")
-        watched_until = time.monotonic() + WATCH
+        """Kill the drainer where it has frozen, with a batch in flight, and start its successor."""
+        until = time.monotonic() + WATCH
         self._wait(
-            lambda: self._freeze_in_flight() or time.monotonic() > watched_until,
-            "a batch in flight",
+            lambda: self.drainer.is_frozen() or time.monotonic() > until,
+            "the drainer's worst moment",
         )
         self.drainer.kill()
+        rows = StagedJob.objects.count()
         self.progress.say(
-            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL; "
-            f"{StagedJob.objects.count():,} rows are in the outbox, {self._sent_and_still_there():,} "
-            f"of them already executed. Its successor waits until the lease has run out."
+            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL. "
+            f"{rows:,} rows are in the outbox, and the broker has some of these jobs already."
         )
         self.children.remove(self.drainer)
         self.drainer = self._start("drainer-2", DRAINER)
@@ -126,7 +123,8 @@ class Demo:
     def wait_for_executions(self):
         """Wait until all that was committed has run and nothing more comes."""
         self._wait(lambda: all(w.exit_code is not None for w in self.writers), "the writers")
-        self._wait(lambda: self.count().finished, "the executions", pause=0.5)
+        expected = len(self.count().expected)
+        self._wait(lambda: self._runs() >= expected and self.count().finished, "the executions")
         self._wait(lambda: not StagedJob.objects.exists(), "an empty outbox")
         runs, since = self._runs(), time.monotonic()
         while time.monotonic() - since < QUIET:
@@ -153,31 +151,16 @@ class Demo:
             if lines:
                 print(f"--- {path.name}", *lines, sep="\n", file=sys.stderr)
 
-    def _start(self, name, command):
-        child = Child(name, command, log=settings.DATA_DIR / "logs" / f"{name}.log")
+    def _start(self, name, command, environment=None):
+        log = settings.DATA_DIR / "logs" / f"{name}.log"
+        child = Child(name, command, log=log, environment=environment)
         self.children.append(child)
         return child
-
-    def _freeze_in_flight(self):
-        """Stop the drainer where it stands; let it go on unless that is in the middle of a batch."""
-        if not StagedJob.objects.exists():
-            return False
-        self.drainer.freeze()
-        time.sleep(FROZEN)
-        if self._sent_and_still_there():
-            return True
-        self.drainer.go_on()
-        return False
-
-    def _sent_and_still_there(self):
-        """Return the number of rows in the outbox whose jobs the worker has already executed."""
-        staged = StagedJob.objects.order_by("pk").values_list("task_id", flat=True)[:1000]
-        return Execution.objects.filter(task_id__in=list(staged)).count()
 
     def _runs(self):
         return Execution.objects.filter(pk__gt=self.begun.execution).count()
 
-    def _wait(self, condition, what, pause=0.1):
+    def _wait(self, condition, what):
         """Show progress until the condition holds; fail if nothing moves or a process has ended."""
         before, moved = None, time.monotonic()
         while not condition():
@@ -194,7 +177,7 @@ class Demo:
                 tasks,
                 f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs",
             )
-            time.sleep(pause)
+            time.sleep(0.1)
 
     def _check_children(self):
         for child in self.children:

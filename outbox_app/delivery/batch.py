@@ -1,4 +1,4 @@
-"""Batches of the job table: select what is ready, delete what the broker took. Autocommit, no locks.
+"""Batches of the job table: select what is ready, delete what was taken. Autocommit, no locks.
 
 Each shard is read by its own index range of ``(shard, available_at, id)``, whatever the statistics
 say, so the cost of a batch does not depend on what lies in other shards, on held rows, or on the
@@ -36,6 +36,10 @@ class Row:
     body: bytes
     envelope: str
 
+    def __post_init__(self) -> None:
+        if type(self.body) is not bytes:  # psycopg2 gives a memoryview
+            object.__setattr__(self, "body", bytes(self.body))
+
     def __str__(self) -> str:
         return f"{self.task}[{self.task_id}]"
 
@@ -59,7 +63,7 @@ class BatchReader:
         self._deep: list[int] = []
 
     def read(self, shards: Iterable[int]) -> list[Row]:
-        """Return ready rows in id order, and due held ones after them; empty when there are none."""
+        """Return ready rows in id order, and due held ones after them; [] when there are none."""
         owned = sorted(shards)
         if not owned:
             return []
@@ -82,7 +86,7 @@ class BatchReader:
         sql, params = _sql(connection, shards, condition, share)
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
-            found = [Row(*r[:7], bytes(r[7]), r[8]) for r in cursor.fetchall()]
+            found = [Row(*r) for r in cursor.fetchall()]
         return sorted(found, key=lambda row: row.id)
 
     def _now(self) -> str:
@@ -116,9 +120,16 @@ def _sql(connection: Any, shards: list[int], condition: str, share: int) -> tupl
             f"ORDER BY t.shard, t.available_at, t.id LIMIT %s) j",
             [shards, share],
         )
-    hint = f"FORCE INDEX ({index})" if connection.vendor == "mysql" else f"INDEXED BY {index}"
-    part = (
-        f"SELECT * FROM (SELECT {columns} FROM {table} {hint} WHERE shard = %s AND {condition} "
-        f"ORDER BY shard, available_at, id LIMIT {int(share)}) t"
-    )
+    order = f"ORDER BY shard, available_at, id LIMIT {share:d}"
+    if connection.vendor == "mysql":
+        # Parentheses, not derived tables: those are written to disk for the sake of the BLOBs.
+        part = (
+            f"(SELECT {columns} FROM {table} FORCE INDEX ({index}) "
+            f"WHERE shard = %s AND {condition} {order})"
+        )
+    else:
+        part = (
+            f"SELECT * FROM (SELECT {columns} FROM {table} INDEXED BY {index} "
+            f"WHERE shard = %s AND {condition} {order})"
+        )
     return " UNION ALL ".join([part] * len(shards)), shards

@@ -60,8 +60,8 @@ def refuse_unsafe(connection: Any, channel: Any) -> None:
         capabilities = connection.connection.server_properties.get("capabilities", {})
         if not capabilities.get("publisher_confirms"):
             raise UnsafeBroker(
-                f"The broker at {connection.as_uri()} has no publisher confirms, so nobody can know what "
-                "it took. Use RabbitMQ, or another transport."
+                f"The broker at {connection.as_uri()} has no publisher confirms, so nobody "
+                "can know what it took. Use RabbitMQ, or another transport."
             )
 
 

@@ -39,6 +39,7 @@ from .lease import Membership
 from .publisher import Outcome, Publisher
 from .records import bury, bury_blocked, record_incident
 from .waiting import waiter
+from .watchdog import Watchdog
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -99,16 +100,17 @@ class Drain:
         self._failures = 0
         self._stop = threading.Event()
         self._waiter = waiter(self._stop, using=self.using)
+        self._watchdog = Watchdog(using=self.using, limit=self.membership.lease_seconds)
 
     def __str__(self) -> str:
         return f"{socket.gethostname()}:{self.membership.id}"
 
     def stop(self) -> None:
-        """Ask the drain to finish the batch in hand, hand its shards back and return. From any thread."""
+        """Ask the drain to finish the batch in hand and return. From any thread."""
         self._stop.set()
 
     def run(self, *, once: bool = False) -> Tally:
-        """Drain until ``stop()``, or, with ``once``, until nothing is left that this drainer could take.
+        """Drain until ``stop()``; with ``once``, until nothing is left that it could take.
 
         Returns:
             What was done.
@@ -117,27 +119,31 @@ class Drain:
             UnsafeBroker: The broker is configured to lose messages.
         """
         drainer_started.send_robust(Drain, using=self.using, drainer=self)
-        linger = False
-        started = time.monotonic()
         try:
-            while not self._stop.is_set():
-                busy = self._survive(self.turn)
-                if self.on_turn:
-                    self.on_turn(self)
-                if self.max_jobs is not None and self.tally.done >= self.max_jobs:
-                    break
-                if busy is None:
-                    self._back_off()
-                elif busy:
-                    linger = True
-                elif once and self._survive(self._nothing_left, started):
-                    break
-                else:
-                    linger = self._waiter.wait(LINGER if linger else self._pause())
+            with self._watchdog.watching():
+                self._loop(once=once)
         finally:
             self._leave()
             drainer_stopped.send_robust(Drain, using=self.using, drainer=self)
         return self.tally
+
+    def _loop(self, *, once: bool) -> None:
+        linger = False
+        started = time.monotonic()
+        while not self._stop.is_set():
+            busy = self._survive(self.turn)
+            if self.on_turn:
+                self._quietly(self.on_turn, self)
+            if self.max_jobs is not None and self.tally.done >= self.max_jobs:
+                break
+            if busy is None:
+                self._back_off()
+            elif busy:
+                linger = True
+            elif once and self._survive(self._nothing_left, started):
+                break
+            else:
+                linger = self._waiter.wait(LINGER if linger else self._pause())
 
     def turn(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
@@ -174,8 +180,8 @@ class Drain:
         app = celery_app(name)
         if app is None:
             error = UnknownApp(
-                f"No Celery app named {name!r} is loaded in the drainer's process. Import its module in the "
-                "project's __init__.py, then requeue the job."
+                f"No Celery app named {name!r} is loaded in the drainer's process. "
+                "Import its module in the project's __init__.py, then requeue the job."
             )
             self._settle(Outcome(refused=[(row, error) for row in rows]), 0.0)
             return
@@ -226,6 +232,7 @@ class Drain:
 
     def _still_owner(self) -> None:
         membership = self.membership
+        self._watchdog.touch()
         if membership.beat_is_due():
             self._beat()
         if not membership.holds(settings().PUBLISH_TIMEOUT):
@@ -240,7 +247,8 @@ class Drain:
     def _survive(self, step: Callable[..., Any], *args: Any) -> Any:
         """Run a step; return None where the database, the broker or the lease failed under it."""
         try:
-            result = step(*args)
+            with self._watchdog.busy():
+                result = step(*args)
         except LeaseLost as error:
             self._in_trouble(error)
             self.membership.joined = False
@@ -276,7 +284,7 @@ class Drain:
         return min(self.interval, self.membership.lease_seconds / 5)
 
     def _nothing_left(self, started: float) -> bool:
-        """Say whether all rows left belong to drainers that have shown since ``started`` that they live."""
+        """Say whether what is left belongs to live drainers: a dead one's lease is over."""
         ready = StagedJob.objects.using(self.using).filter(available_at=None)
         if not ready.exists():
             return not StagedJob.objects.using(self.using).due().exists()
@@ -317,9 +325,10 @@ class Drain:
         if self.membership.joined:
             self._quietly(self.membership.leave)
 
-    def _quietly(self, step: Callable[[], None]) -> None:
+    def _quietly(self, step: Callable[..., None], *args: Any) -> None:
         try:
-            step()
+            with self._watchdog.busy():
+                step(*args)
         except (django.db.Error, LeaseLost) as error:
-            logger.warning("Step failed drainer=%s step=%s error=%r", self, step.__name__, error)
+            logger.warning("Step failed drainer=%s step=%r error=%r", self, step, error)
             connections[self.using].close()

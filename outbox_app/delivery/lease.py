@@ -1,4 +1,4 @@
-"""Which drainer owns which shards: leases by heartbeat, shared evenly, judged by the database's clock.
+"""Which drainer owns which shards: leases by heartbeat, judged by the database's clock.
 
 One drainer owns a shard at a time. A live drainer rewrites only its own row. One that is silent for
 its lease is removed by whoever notices first, and its shards are free from then on; it learns that
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from ..conf import SHARDS
 from ..exceptions import LeaseLost
@@ -167,7 +167,7 @@ class Membership:
                 self._taken.setdefault(owner, []).append(part)
         return claimed
 
-    def _leases(self):  # type: ignore[no-untyped-def]
+    def _leases(self) -> QuerySet[Lease]:
         return Lease.objects.using(self.using).filter(resource=self.resource)
 
 

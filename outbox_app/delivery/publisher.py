@@ -96,7 +96,11 @@ class Publisher:
             raise
         self._returned: Exception | None = None
         on_return = self._on_return if hasattr(channel, "events") else None
-        self.producer = Producer(channel, auto_declare=False, on_return=on_return)
+        self.producer = Producer(
+            channel,
+            auto_declare=False,
+            on_return=on_return,  # type: ignore[arg-type]  # kombu gives the error first
+        )
 
     def close(self) -> None:
         """Drop the connection without a word to the broker."""
@@ -156,7 +160,7 @@ class Publisher:
         return prepared
 
     def _declare(self, prepared: list[Prepared], outcome: Outcome) -> None:
-        """Declare each queue once a connection; on RabbitMQ a message without a queue is unroutable."""
+        """Declare each queue once a connection: on RabbitMQ, no queue, no route."""
         for item in list(prepared):
             for declaration in item.message.declare:
                 key = repr(declaration)
@@ -276,7 +280,7 @@ class Publisher:
                     routing_key=message.routing_key,
                 )
                 try:
-                    self.app.amqp._event_dispatcher.publish(
+                    self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
                         "task-sent", event, self.producer, retry=False
                     )
                 except Exception as error:  # an event is a courtesy; the job has left

@@ -25,7 +25,7 @@ logger = logging.getLogger("outbox_app.drain")
 SLICE = 0.25
 #: Seconds in which a listener must hear its own test.
 TEST_SECONDS = 2.0
-#: Seconds after which a listener that failed is tried again.
+#: Seconds after which a listener is tested again, and one that failed is tried again.
 RETRY_SECONDS = 60.0
 
 
@@ -36,7 +36,7 @@ class Clock:
         self.stop = stop
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long, or until the drain is stopped. Says whether something woke it: never."""
+        """Wait for so long, or until the stop. Says whether something woke it: never."""
         self.stop.wait(seconds)
         return False
 
@@ -56,16 +56,17 @@ class Listener(Clock):
         super().__init__(stop)
         self.using = using
         self._connection: Any = None
-        self._retry_at = 0.0
+        #: When to test the listener (again).
+        self._test_at = 0.0
 
     def wait(self, seconds: float) -> bool:
         """Wait for a wake-up, for at most so many seconds. Says whether one came."""
         until = time.monotonic() + seconds
         try:
-            if self._connection is None:
-                if time.monotonic() < self._retry_at:
-                    return super().wait(seconds)
+            if time.monotonic() >= self._test_at:
                 self._listen()
+            if self._connection is None:
+                return super().wait(seconds)
             while not self.stop.is_set():
                 left = until - time.monotonic()
                 if left <= 0:
@@ -84,6 +85,8 @@ class Listener(Clock):
             connection.close()
 
     def _listen(self) -> None:
+        self.close()
+        self._test_at = time.monotonic() + RETRY_SECONDS
         connection = connections.create_connection(self.using)
         connection.connect()
         self._connection = connection
@@ -99,7 +102,7 @@ class Listener(Clock):
                 return
             if time.monotonic() > until:
                 self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
-                raise django.db.OperationalError("LISTEN hears nothing")
+                return
 
     def _hears(self, seconds: float) -> bool:
         return bool(self._notices(seconds))
@@ -108,14 +111,12 @@ class Listener(Clock):
         return list(self._connection.connection.notifies(timeout=seconds, stop_after=1))
 
     def _give_up(self, why: str) -> None:
-        if self._connection is not None:
-            logger.warning(
-                "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s",
-                self.using,
-                RETRY_SECONDS,
-                why,
-            )
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        logger.warning(
+            "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s",
+            self.using,
+            RETRY_SECONDS,
+            why,
+        )
         self.close()
 
     @staticmethod

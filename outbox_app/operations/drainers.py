@@ -1,4 +1,8 @@
-"""Running drainers: signals, several processes, progress lines. What ``manage.py drain_outbox`` calls."""
+"""Running drainers in the foreground: what ``manage.py drain_outbox`` calls.
+
+SIGTERM and SIGINT finish the batch in hand and hand the shards back. With several processes the
+parent passes a stop on, and starts a new drainer for each that dies.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +67,7 @@ def drain(
         raise CommandError(
             f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
         )
+    _bound_waits(using)
     options: dict[str, Any] = {
         "using": using,
         "interval": interval,
@@ -72,6 +77,15 @@ def drain(
     if processes == 1:
         return _drain_here(options, once=once, write=write)
     return _drain_in_children(options, once=once, processes=processes, write=write)
+
+
+def _bound_waits(using: str) -> None:
+    """Bound connecting, and answers where the driver can: its default is to wait for ever."""
+    timeout = int(settings().LEASE_SECONDS) or 1
+    bounds = {"postgresql": ("connect_timeout",)}
+    bounds["mysql"] = ("connect_timeout", "read_timeout", "write_timeout")
+    for name in bounds.get(connections[using].vendor, ()):
+        connections[using].settings_dict.setdefault("OPTIONS", {}).setdefault(name, timeout)
 
 
 def _drain_here(options: dict[str, Any], *, once: bool, write: Callable[[str], Any]) -> int:
@@ -163,6 +177,7 @@ class Progress:
             return
         waiting = backlog(using=drainer.using)
         self.write(
-            f"draining rate={rate:.0f}/s published={drainer.tally.published} backlog={waiting.shown} "
-            f"oldest={waiting.oldest_seconds:.1f}s dead={drainer.tally.dead}"
+            f"draining rate={rate:.0f}/s published={drainer.tally.published} "
+            f"backlog={waiting.shown} oldest={waiting.oldest_seconds:.1f}s "
+            f"dead={drainer.tally.dead}"
         )

@@ -45,8 +45,9 @@ class Command(BaseCommand):
             type=float,
             default=conf.INTERVAL,
             metavar="SECONDS",
-            help=f"pause between two looks at an empty outbox (default {conf.INTERVAL:g}). On PostgreSQL a commit "
-            "wakes the drainer at once; elsewhere this is the longest delay, and 0.1 is fine",
+            help=f"pause between two looks at an empty outbox (default {conf.INTERVAL:g}). On "
+            "PostgreSQL a commit wakes the drainer at once; elsewhere this is the "
+            "longest delay, and 0.1 is fine",
         )
         parser.add_argument(
             "--batch-size",
@@ -58,13 +59,14 @@ class Command(BaseCommand):
         parser.add_argument(
             "--once",
             action="store_true",
-            help="drain what is there, then stop: for cron and for tests",
+            help="drain what is there, then stop (cron, tests)",
         )
         parser.add_argument(
             "--database",
             default=conf.DATABASE,
             metavar="ALIAS",
-            help="database alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
+            help="database alias of the outbox (default: OUTBOX['DATABASE'], else what the "
+            "routers say)",
         )
         parser.add_argument(
             "--processes",
