@@ -17,6 +17,7 @@ from django.conf import settings
 
 #: Seconds between SIGTERM and SIGKILL.
 GRACE = 20.0
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PYTHON = [sys.executable, "-u"]
 MANAGE = [*PYTHON, str(settings.BASE_DIR / "manage.py")]
@@ -89,11 +90,29 @@ class Child:
 
 def stop(children):
     """Stop all of them, at the same time and gently; kill what is left after the grace time."""
-    for child in children:
-        child.ask_to_stop()
-    deadline = time.monotonic() + GRACE
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
+    with uninterrupted():
+        for child in children:
+            child.ask_to_stop()
+        deadline = time.monotonic() + GRACE
+        for child in children:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Take no Ctrl-C inside: an impatient second one would leave children behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupt_on_termination():
+    """Have every signal that asks this program to end raise KeyboardInterrupt, as Ctrl-C does."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.default_int_handler)

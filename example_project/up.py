@@ -11,7 +11,6 @@ on Ctrl-C, all are stopped with SIGTERM.
 """
 
 import argparse
-import signal
 import sys
 import time
 
@@ -19,7 +18,7 @@ import django
 from django.core.management import call_command
 
 from . import data_folder
-from .processes import DRAINER, WEB, WORKER, Child, stop
+from .processes import DRAINER, WEB, WORKER, Child, interrupt_on_termination, stop
 
 
 def main():
@@ -42,8 +41,7 @@ def main():
 
 def run(address):
     """Start the three processes and wait for a signal, or for one of them to end."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    interrupt_on_termination()
     commands = {
         "drainer": DRAINER,
         "worker": [*WORKER, "--loglevel", "INFO"],
@@ -61,7 +59,6 @@ def run(address):
         print("\nStopping.")
         return 0
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop(children)
 
 

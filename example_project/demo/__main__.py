@@ -7,6 +7,7 @@ import sys
 import django
 
 from example_project import data_folder, demo
+from example_project.processes import interrupt_on_termination
 
 
 def main():
@@ -20,6 +21,9 @@ def main():
     parser.add_argument("--writers", type=int, default=4, help="processes that place them (4)")
     parser.add_argument("--keep", action="store_true", help="keep what an earlier run has left")
     options = parser.parse_args()
+    if options.orders < 1 or options.writers < 1:
+        parser.error("--orders and --writers must be at least 1")
+    interrupt_on_termination()
     # A short lease, so that nobody waits long for the killed drainer's successor.
     os.environ.setdefault("LEASE_SECONDS", "4")
     django.setup()
@@ -34,6 +38,8 @@ def main():
             return run(options.orders, options.writers)
     except (data_folder.InUseError, Failed) as error:
         return f"demo: {error}"
+    except KeyboardInterrupt:
+        return "demo: interrupted"
 
 
 if __name__ == "__main__":

@@ -25,11 +25,9 @@ from .terminal import Progress, table
 PATIENCE = 30.0
 #: Seconds without another run after which the late duplicates have come in, too.
 QUIET = 2.0
-#: Seconds after which the drainer is killed wherever it is.
-WATCH = 15.0
-#: The first drainer freezes in its third batch, between publish and delete. That is the worst
+#: The first drainer freezes in one of its batches, between publish and delete. That is the worst
 #: moment to be killed: the broker has the jobs, and their rows are still there.
-FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@3"}
+FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@5"}
 USER = PASSWORD = "demo"
 
 
@@ -46,11 +44,12 @@ def run(orders, writers):
         demo.start()
         demo.kill_drainer_in_flight()
         demo.wait_for_executions()
-    except BaseException:
+    except Failed:
         demo.stop()
         demo.show_logs()
         raise
-    demo.stop()
+    finally:
+        demo.stop()
     count = demo.count()
     print(f"\n{table(count)}\n")
     if not count.passed:
@@ -71,12 +70,12 @@ def make_superuser():
 
 def how_to_look():
     """Return what to type to see the result in the admin."""
-    given = [f"{n}={os.environ[n]}" for n in ("DATABASE_URL", "BROKER_URL") if n in os.environ]
-    up = " ".join([*given, "make up"])
+    given = [name for name in ("DATABASE_URL", "BROKER_URL") if name in os.environ]
+    same = f" with the same {' and '.join(given)}" if given else ""
     return (
-        f"To look around: {up}\n"
-        f"then http://127.0.0.1:8000/ for the shop and http://127.0.0.1:8000/admin/ "
-        f"for the outbox (user {USER}, password {PASSWORD})."
+        f"To look around: make up{same},\n"
+        "then http://127.0.0.1:8000/ for the shop and http://127.0.0.1:8000/admin/ for the outbox "
+        f"(user {USER}, password {PASSWORD})."
     )
 
 
@@ -106,23 +105,18 @@ class Demo:
 
     def kill_drainer_in_flight(self):
         """Kill the drainer where it has frozen, with a batch in flight, and start its successor."""
-        until = time.monotonic() + WATCH
-        self._wait(
-            lambda: self.drainer.is_frozen() or time.monotonic() > until,
-            "the drainer's worst moment",
-        )
+        self._wait(lambda: self.drainer.is_frozen() or self._is_all_sent(), "the worst moment")
         self.drainer.kill()
-        rows = StagedJob.objects.count()
         self.progress.say(
-            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL. "
-            f"{rows:,} rows are in the outbox, and the broker has some of these jobs already."
+            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL. Jobs in the "
+            f"outbox: {StagedJob.objects.count():,}, and the broker has some of them already."
         )
         self.children.remove(self.drainer)
         self.drainer = self._start("drainer-2", DRAINER)
 
     def wait_for_executions(self):
         """Wait until all that was committed has run and nothing more comes."""
-        self._wait(lambda: all(w.exit_code is not None for w in self.writers), "the writers")
+        self._wait(self._is_all_placed, "the writers")
         expected = len(self.count().expected)
         self._wait(lambda: self._runs() >= expected and self.count().finished, "the executions")
         self._wait(lambda: not StagedJob.objects.exists(), "an empty outbox")
@@ -133,7 +127,7 @@ class Demo:
                 runs, since = self._runs(), time.monotonic()
 
     def stop(self):
-        """Stop what still runs, the worker last."""
+        """Stop what still runs, the worker last. Harmless when nothing does."""
         stop([child for child in self.children if child is not self.worker])
         stop([self.worker])
         failed = [c.name for c in self.children if c.exit_code != 0]
@@ -156,6 +150,12 @@ class Demo:
         child = Child(name, command, log=log, environment=environment)
         self.children.append(child)
         return child
+
+    def _is_all_placed(self):
+        return all(writer.exit_code is not None for writer in self.writers)
+
+    def _is_all_sent(self):
+        return self._is_all_placed() and not StagedJob.objects.exists()
 
     def _runs(self):
         return Execution.objects.filter(pk__gt=self.begun.execution).count()

@@ -7,7 +7,8 @@ back as they were. Nothing here decodes a body: a pickled job passes through unt
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json as stdlib_json
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -24,14 +25,14 @@ Declaration = str | dict[str, Any]
 class Message:
     """What one publish needs besides the body."""
 
-    exchange: str
-    routing_key: str
-    headers: dict[str, Any]
+    exchange: str = ""
+    routing_key: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
     #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and whatever else the caller gave.
-    properties: dict[str, Any]
-    priority: int
-    content_type: str
-    content_encoding: str
+    properties: dict[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    content_type: str = ""
+    content_encoding: str = ""
     declare: list[Declaration] = field(default_factory=list)
     #: ISO 8601; the TTL is computed from it when the message is published.
     expires: str | None = None
@@ -44,7 +45,8 @@ class Message:
         Raises:
             TypeError: A header or property cannot be encoded.
         """
-        return json.dumps({name: value for name, value in asdict(self).items() if value})
+        values = ((name, getattr(self, name)) for name in self.__slots__)
+        return json.dumps({name: value for name, value in values if value})
 
     @classmethod
     def loads(cls, envelope: str) -> Message:
@@ -53,18 +55,9 @@ class Message:
         Raises:
             ValueError, TypeError: The envelope was damaged.
         """
-        return cls(**{**_EMPTY, **json.loads(envelope)})
-
-
-_EMPTY: dict[str, Any] = {
-    "exchange": "",
-    "routing_key": "",
-    "headers": {},
-    "properties": {},
-    "priority": 0,
-    "content_type": "",
-    "content_encoding": "",
-}
+        # kombu's decoder costs three times the standard one; only its marked values need it.
+        loads = json.loads if '"__type__"' in envelope else stdlib_json.loads
+        return cls(**loads(envelope))
 
 
 def moment(value: Any, app: Celery) -> datetime | None:
