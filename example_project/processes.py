@@ -76,11 +76,6 @@ class Child:
         self._process.kill()
         self._process.wait()
 
-    def last_lines(self, count=25):
-        """Return the end of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-count:])
-
     def _prefix_output(self):
         for line in self._process.stdout:
             text = line.decode(errors="replace")

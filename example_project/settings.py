@@ -82,7 +82,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 16
-# A worker keeps its database connection for so many tasks; Celery's default is one connection a task.
+# Tasks for which a worker keeps a database connection. Celery's default is a new one for each task.
 CELERY_DB_REUSE_MAX = 500
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 

@@ -28,7 +28,7 @@ def main():
     os.environ.setdefault("LEASE_SECONDS", "4")
     django.setup()
 
-    from .run import Failed, run
+    from .run import run
 
     try:
         with data_folder.in_use():
@@ -36,7 +36,7 @@ def main():
                 data_folder.empty()
             data_folder.make()
             return run(options.orders, options.writers)
-    except (data_folder.InUseError, Failed) as error:
+    except data_folder.InUseError as error:
         return f"demo: {error}"
     except KeyboardInterrupt:
         return "demo: interrupted"

@@ -41,19 +41,20 @@ def run(orders, writers):
     make_superuser()
     demo = Demo(orders, writers)
     try:
-        demo.start()
-        demo.kill_drainer_in_flight()
-        demo.wait_for_executions()
-    except Failed:
-        demo.stop()
-        demo.show_logs()
-        raise
-    finally:
-        demo.stop()
+        try:
+            demo.start()
+            demo.kill_drainer_in_flight()
+            demo.wait_for_executions()
+        finally:
+            demo.stop()
+    except Failed as failure:
+        show_logs()
+        print(f"\n{table(demo.count())}\n\nFAILED: {failure}")
+        return 1
     count = demo.count()
     print(f"\n{table(count)}\n")
     if not count.passed:
-        demo.show_logs()
+        show_logs()
         print("FAILED: the table above says what is wrong.")
         return 1
     print("Nothing was lost and nothing leaked.")
@@ -73,10 +74,18 @@ def how_to_look():
     given = [name for name in ("DATABASE_URL", "BROKER_URL") if name in os.environ]
     same = f" with the same {' and '.join(given)}" if given else ""
     return (
-        f"To look around: make up{same},\n"
+        f"To look around: make up{same}\n"
         "then http://127.0.0.1:8000/ for the shop and http://127.0.0.1:8000/admin/ for the outbox "
         f"(user {USER}, password {PASSWORD})."
     )
+
+
+def show_logs():
+    """Write the end of every log to standard error."""
+    for path in sorted((settings.DATA_DIR / "logs").glob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()[-25:]
+        if lines:
+            print(f"--- {path.name}", *lines, sep="\n", file=sys.stderr)
 
 
 class Demo:
@@ -90,6 +99,7 @@ class Demo:
         self.folder.mkdir(parents=True)
         self.children = []
         self.writers = []
+        self.drainer = self.worker = None
         self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
 
     def start(self):
@@ -108,8 +118,9 @@ class Demo:
         self._wait(lambda: self.drainer.is_frozen() or self._is_all_sent(), "the worst moment")
         self.drainer.kill()
         self.progress.say(
-            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL. Jobs in the "
-            f"outbox: {StagedJob.objects.count():,}, and the broker has some of them already."
+            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL, and replaced. "
+            f"{StagedJob.objects.count():,} jobs are in the outbox; whichever of them the broker has "
+            "already will go a second time."
         )
         self.children.remove(self.drainer)
         self.drainer = self._start("drainer-2", DRAINER)
@@ -127,9 +138,10 @@ class Demo:
                 runs, since = self._runs(), time.monotonic()
 
     def stop(self):
-        """Stop what still runs, the worker last. Harmless when nothing does."""
+        """Stop what still runs, the worker last."""
+        self.progress.say("Stopping the processes.")
         stop([child for child in self.children if child is not self.worker])
-        stop([self.worker])
+        stop(self.children)
         failed = [c.name for c in self.children if c.exit_code != 0]
         if failed:
             self.progress.say(f"did not end with exit code 0: {', '.join(failed)}")
@@ -137,13 +149,6 @@ class Demo:
     def count(self):
         """Compare the ledgers with the worker's notes."""
         return Count(ledger.read(self.folder), self.begun)
-
-    def show_logs(self):
-        """Write the end of every log to standard error."""
-        for path in sorted((settings.DATA_DIR / "logs").glob("*.log")):
-            lines = path.read_text(errors="replace").splitlines()[-25:]
-            if lines:
-                print(f"--- {path.name}", *lines, sep="\n", file=sys.stderr)
 
     def _start(self, name, command, environment=None):
         log = settings.DATA_DIR / "logs" / f"{name}.log"

@@ -48,7 +48,7 @@ def table(count):
             "duplicated",
             _orders(count.duplicated),
             len(count.duplicated),
-            f"{explained} of them explained by an incident" if count.duplicated else "",
+            f"{explained:,} of them explained by an incident" if count.duplicated else "",
         ),
     ]
     if count.unknown:

@@ -8,6 +8,7 @@ inside a transaction that commits the order before it. The call is always the sh
 import argparse
 import itertools
 import random
+import time
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ import django
 from django.db import DatabaseError, connection, transaction
 
 from .ledger import COMMITTED, ROLLED_BACK, Entry, Ledger
+
+#: Seconds between two transactions. Without it four writers leave SQLite's lock to nobody else.
+PAUSE = 0.004
 
 
 class ChangedMyMind(Exception):
@@ -41,6 +45,7 @@ def main():
         if customer.placed >= options.orders:
             break
         transact()
+        time.sleep(PAUSE)
 
 
 class Customer:

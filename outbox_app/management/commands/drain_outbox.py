@@ -91,7 +91,11 @@ class Command(BaseCommand):
             once=options["once"],
             processes=options["processes"],
             max_jobs=options["max_jobs"],
-            write=self.stdout.write,
+            write=self._write,
         )
         if code:
             raise SystemExit(code)
+
+    def _write(self, line: str) -> None:
+        self.stdout.write(line)
+        self.stdout.flush()  # a log collector reads a pipe
