@@ -17,7 +17,7 @@ import time
 import django
 from django.core.management import call_command
 
-from . import data_folder
+from . import data_folder, demo_user
 from .processes import DRAINER, WEB, WORKER, Child, interrupt_on_termination, stop
 
 
@@ -34,6 +34,7 @@ def main():
     try:
         with data_folder.in_use():
             call_command("migrate", verbosity=0)
+            demo_user.make()
             return run(options.address)
     except data_folder.InUseError as error:
         return f"up: {error}"
@@ -50,7 +51,10 @@ def run(address):
     children = []
     try:
         children.extend(Child(name, command) for name, command in commands.items())
-        print(f"The shop: http://{address}/   The admin: http://{address}/admin/   Stop: Ctrl-C")
+        print(
+            f"The shop: http://{address}/   The admin: http://{address}/admin/ "
+            f"(user {demo_user.NAME}, password {demo_user.PASSWORD})   Stop: Ctrl-C"
+        )
         while all(child.exit_code is None for child in children):
             time.sleep(0.2)
         ended = [f"{c.name} ended with {c.exit_code}" for c in children if c.exit_code is not None]

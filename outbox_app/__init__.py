@@ -11,14 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .delivery.inbox import idempotent as idempotent
+    from .intake.declaration import on_create as on_create
+    from .intake.declaration import on_delete as on_delete
+    from .intake.declaration import on_update as on_update
+    from .intake.model import OutboxMixin as OutboxMixin
     from .intake.stage import stage as stage
     from .intake.stage import stage_many as stage_many
-    from .models.mixin import OutboxMixin as OutboxMixin
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "OutboxMixin": "outbox_app.models.mixin",
+    "OutboxMixin": "outbox_app.intake.model",
+    "idempotent": "outbox_app.delivery.inbox",
+    "on_create": "outbox_app.intake.declaration",
+    "on_delete": "outbox_app.intake.declaration",
+    "on_update": "outbox_app.intake.declaration",
     "stage": "outbox_app.intake.stage",
     "stage_many": "outbox_app.intake.stage",
 }

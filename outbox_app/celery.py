@@ -19,22 +19,22 @@ from .intake.sending import StagingMixin, celery_app
 __all__ = ["OutboxCelery", "OutboxTask", "celery_app"]
 
 
-class OutboxTask(DjangoTask):  # type: ignore[misc]
-    """Task class of ``OutboxCelery``: the ``…_on_commit`` calls stage, durable where Celery's only hope."""
+class OutboxTask(DjangoTask[Any, Any]):
+    """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget."""
 
-    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Stage inside a transaction of the outbox's alias; elsewhere as Celery does."""
         if connections[outbox_alias()].in_atomic_block:
             self.apply_async(*args, **kwargs)
         else:
             super().apply_async_on_commit(*args, **kwargs)
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Stage inside a transaction of the outbox's alias; elsewhere as Celery does."""
         self.apply_async_on_commit(args, kwargs)
 
 
-class OutboxCelery(StagingMixin, Celery):  # type: ignore[misc]
+class OutboxCelery(StagingMixin, Celery):
     """A drop-in for ``celery.Celery``; takes the same arguments."""
 
-    task_cls = OutboxTask
+    task_cls: Any = OutboxTask

@@ -10,7 +10,8 @@
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── OutcomeUnknown          the broker may or may not have taken the jobs
     ├── UnsafeBroker            the broker is configured to lose messages
-    └── LeaseLost               this drainer's shards belong to somebody else by now
+    ├── LeaseLost               this drainer's shards belong to somebody else by now
+    └── InboxError              an idempotent task cannot be noted; nothing of it is committed
 
 All of them are raised before a statement has failed, so none of them breaks a transaction.
 """
@@ -52,3 +53,7 @@ class UnsafeBroker(OutboxError):
 
 class LeaseLost(OutboxError):
     """The lease ran out: the shards may have been taken over."""
+
+
+class InboxError(OutboxError):
+    """An idempotent task's id or result cannot be kept, so its effects are not committed."""

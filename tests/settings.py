@@ -18,6 +18,7 @@ TEST_NAME = f"test_outbox_{os.getpid()}"
 
 SECRET_KEY = "tests"
 USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "static/"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -25,6 +26,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 INSTALLED_APPS = [
     "outbox_app",
     "tests",
+    "tests.mixin",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -80,7 +82,8 @@ def _server(engine: str, url: str, **settings: Any) -> dict[str, Any]:
         "PASSWORD": unquote(parts.password or ""),
         "HOST": parts.hostname or "",
         "PORT": str(parts.port or ""),
-        "TEST": {"NAME": TEST_NAME, **settings.pop("TEST", {})},
+        # No dependency on "default": a run may need this database alone.
+        "TEST": {"NAME": TEST_NAME, "DEPENDENCIES": [], **settings.pop("TEST", {})},
         **settings,
     }
 

@@ -3,12 +3,18 @@
 *Lost* is a task of a committed order that never succeeded. *Leaked* is a run for an order that was
 rolled back, or that is not in the table of orders. *Duplicated* is a task of an order that ran
 again; it is explained if an incident names the shard and the id of the row from which it came.
+However often a task ran, its effects must be there once: what left the stock is what the orders
+reserved.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 
-from example_project.shop.models import Execution, Order
+from django.db.models import Sum
+from django.utils import timezone
+
+from example_project.shop.models import Execution, Order, Stock
 from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
@@ -28,15 +34,24 @@ class Start:
 
     execution: int
     incident: int
+    on_hand: int
+    time: datetime
 
     @classmethod
     def now(cls):
-        return cls(execution=last_id(Execution), incident=last_id(Incident))
+        return cls(
+            last_id(Execution), last_id(Incident), total("on_hand", Stock.objects), timezone.now()
+        )
 
 
 def last_id(model):
     """Return the highest id of a table, 0 if it is empty."""
     return model.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def total(field, rows):
+    """Return the sum of a column, 0 without rows."""
+    return rows.aggregate(total=Sum(field, default=0))["total"]
 
 
 class Count:
@@ -53,6 +68,8 @@ class Count:
 
         runs = Execution.objects.filter(pk__gt=start.execution, task__in=STAGED_AS)
         self.runs = list(runs.values_list("subject", "task", "state"))
+        self.taken = start.on_hand - total("on_hand", Stock.objects)
+        self.reserved = total("quantity", Order.objects.filter(reserved_at__gte=start.time))
         self.incidents = list(Incident.objects.filter(pk__gt=start.incident))
 
         self.expected = {(order, task) for order in self.committed for task in STAGED_AS}
@@ -70,7 +87,8 @@ class Count:
 
     @property
     def passed(self):
-        return not (self.lost or self.leaked or self.unexplained)
+        wrong = self.lost or self.leaked or self.unexplained
+        return not wrong and self.taken == self.reserved
 
     def orders_done(self):
         """Return the number of committed orders with all the rows that their tasks write."""

@@ -10,9 +10,9 @@ import sys
 import time
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.core.management import call_command
 
+from example_project import demo_user
 from example_project.processes import DRAINER, PYTHON, WORKER, Child, stop
 from example_project.shop.models import Execution
 from outbox_app.models import StagedJob
@@ -25,10 +25,9 @@ from .terminal import Progress, table
 PATIENCE = 30.0
 #: Seconds without another run after which the late duplicates have come in, too.
 QUIET = 2.0
-#: The first drainer freezes in one of its batches, between publish and delete. That is the worst
-#: moment to be killed: the broker has the jobs, and their rows are still there.
-FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@5"}
-USER = PASSWORD = "demo"
+#: Freezes a drainer in its second batch, between publish and delete. That is the worst moment to be
+#: killed: the broker has the jobs, and their rows are still there.
+FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@2"}
 
 
 class Failed(Exception):
@@ -38,12 +37,12 @@ class Failed(Exception):
 def run(orders, writers):
     """Carry out the demo; return the exit code."""
     call_command("migrate", verbosity=0)
-    make_superuser()
+    demo_user.make()
     demo = Demo(orders, writers)
     try:
         try:
             demo.start()
-            demo.kill_drainer_in_flight()
+            demo.kill_a_drainer()
             demo.wait_for_executions()
         finally:
             demo.stop()
@@ -62,13 +61,6 @@ def run(orders, writers):
     return 0
 
 
-def make_superuser():
-    """Make the user for the admin, on first use."""
-    users = get_user_model().objects
-    if not users.filter(username=USER).exists():
-        users.create_superuser(USER, f"{USER}@example.com", PASSWORD)
-
-
 def how_to_look():
     """Return what to type to see the result in the admin."""
     given = [name for name in ("DATABASE_URL", "BROKER_URL") if name in os.environ]
@@ -76,7 +68,7 @@ def how_to_look():
     return (
         f"To look around: make up{same}\n"
         "then http://127.0.0.1:8000/ for the shop and http://127.0.0.1:8000/admin/ for the outbox "
-        f"(user {USER}, password {PASSWORD})."
+        f"(user {demo_user.NAME}, password {demo_user.PASSWORD})."
     )
 
 
@@ -99,13 +91,12 @@ class Demo:
         self.folder.mkdir(parents=True)
         self.children = []
         self.writers = []
-        self.drainer = self.worker = None
         self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
 
     def start(self):
         """Start a drainer, a worker, and the writers."""
-        self.drainer = self._start("drainer-1", DRAINER, FREEZE)
-        self.worker = self._start("worker", [*WORKER, "--loglevel", "WARNING"])
+        self._start("drainer-1", DRAINER)
+        self._start("worker", [*WORKER, "--loglevel", "WARNING"])
         for number, share in enumerate(self.shares, 1):
             name = f"writer-{number}"
             ledger_file = self.folder / f"{name}.jsonl"
@@ -113,17 +104,17 @@ class Demo:
             writer += ["--orders", str(share), "--ledger", str(ledger_file)]
             self.writers.append(self._start(name, writer))
 
-    def kill_drainer_in_flight(self):
-        """Kill the drainer where it has frozen, with a batch in flight, and start its successor."""
-        self._wait(lambda: self.drainer.is_frozen() or self._is_all_sent(), "the worst moment")
-        self.drainer.kill()
+    def kill_a_drainer(self):
+        """Start a second drainer, and kill it where it has frozen, with a batch in flight."""
+        self._wait(lambda: ledger.count(self.folder) >= self.orders // 4, "the first orders")
+        victim = self._start("drainer-2", DRAINER, FREEZE)
+        self._wait(lambda: victim.is_frozen() or self._is_all_sent(), "the worst moment")
+        victim.kill()
+        self.children.remove(victim)
         self.progress.say(
-            f"{self.drainer.name} (process {self.drainer.pid}) killed with SIGKILL, and replaced. "
-            f"{StagedJob.objects.count():,} jobs are in the outbox; whichever of them the broker has "
-            "already will go a second time."
+            f"{victim.name} (process {victim.pid}) killed with SIGKILL. Its shards wait until its "
+            "lease has run out; what it has published already will go a second time."
         )
-        self.children.remove(self.drainer)
-        self.drainer = self._start("drainer-2", DRAINER)
 
     def wait_for_executions(self):
         """Wait until all that was committed has run and nothing more comes."""
@@ -140,7 +131,7 @@ class Demo:
     def stop(self):
         """Stop what still runs, the worker last."""
         self.progress.say("Stopping the processes.")
-        stop([child for child in self.children if child is not self.worker])
+        stop([child for child in self.children if child.name != "worker"])
         stop(self.children)
         failed = [c.name for c in self.children if c.exit_code != 0]
         if failed:
@@ -168,20 +159,18 @@ class Demo:
     def _wait(self, condition, what):
         """Show progress until the condition holds; fail if nothing moves or a process has ended."""
         before, moved = None, time.monotonic()
-        while not condition():
+        while True:
+            self._check_children()
+            if condition():
+                return
             now = (ledger.count(self.folder), self._runs(), StagedJob.objects.count())
             if now != before:
                 before, moved = now, time.monotonic()
             elif time.monotonic() - moved > PATIENCE:
                 raise Failed(f"nothing has happened for {PATIENCE:.0f} s, waiting for {what}.")
-            self._check_children()
             placed, ran, waiting = now
-            tasks = 2 * self.orders
-            self.progress.show(
-                ran,
-                tasks,
-                f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs",
-            )
+            text = f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs"
+            self.progress.show(ran, 2 * self.orders, text)  # two of three orders, three runs each
             time.sleep(0.1)
 
     def _check_children(self):

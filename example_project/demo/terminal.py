@@ -54,6 +54,9 @@ def table(count):
     if count.unknown:
         rows.append(("unknown", len(count.unknown), "", "the connection broke at COMMIT"))
     lines = [f"{a:12}{_number(b):>10}{_number(c):>10}   {d}".rstrip() for a, b, c, d in rows]
+    lines.append(
+        f"Articles reserved by orders: {count.reserved:,}, taken from the stock: {count.taken:,}"
+    )
     lines += [f"Incident: {_incident(incident)}" for incident in count.incidents]
     return "\n".join(lines)
 

@@ -19,7 +19,7 @@ from django.db import DatabaseError, connection, transaction
 from .ledger import COMMITTED, ROLLED_BACK, Entry, Ledger
 
 #: Seconds between two transactions. Without it four writers leave SQLite's lock to nobody else.
-PAUSE = 0.004
+PAUSE = 0.01
 
 
 class ChangedMyMind(Exception):

@@ -1,13 +1,16 @@
 """The work that follows an order. Ordinary Celery tasks: nothing in them knows of the outbox.
 
-A job is delivered at least once, so each task must bear being run twice: it looks for what it made
-the first time, and everything it writes is in one transaction.
+A job is delivered at least once, so each task must bear being run twice. Taking from the stock
+would count twice, so ``idempotent`` notes the job's id in the same transaction. The others can be
+made only once anyway: an order has one payment and one receipt, and a full stock is full.
 """
 
 from celery import shared_task
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
+
+from outbox_app import idempotent
 
 from .models import Order, Payment, Receipt, Stock
 
@@ -16,16 +19,13 @@ FULL = 1000
 
 
 @shared_task
-@transaction.atomic
+@idempotent
 def reserve_stock(order_id):
     """Take the ordered articles from the stock."""
     order = Order.objects.get(pk=order_id)
-    # The condition is part of the UPDATE: of two runs at the same moment only one changes the row.
-    first_time = Order.objects.filter(pk=order_id, reserved_at=None).update(
-        reserved_at=timezone.now()
-    )
-    if first_time:
-        Stock.objects.filter(pk=order.stock_id).update(on_hand=F("on_hand") - order.quantity)
+    Stock.objects.filter(pk=order.stock_id).update(on_hand=F("on_hand") - order.quantity)
+    order.reserved_at = timezone.now()
+    order.save(update_fields=["reserved_at"])
 
 
 @shared_task

@@ -1,13 +1,14 @@
 """Batches of the job table: select what is ready, delete what was taken. Autocommit, no locks.
 
-Each shard is read by its own index range of ``(shard, available_at, id)``, whatever the statistics
-say, so the cost of a batch does not depend on what lies in other shards, on held rows, or on the
-length of the backlog. There is no floor under the ranges: a row that commits late with a low id is
-the first of its shard.
+Each shard is read by its own index range of ``(app, shard, available_at, id)``, whatever the
+statistics say, so the cost of a batch does not depend on what lies in other shards, on held rows,
+on the length of the backlog, or on another Celery app whose broker is away. There is no floor under
+the ranges: a row that commits late with a low id is the first of its shard.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Row(NamedTuple):
 
 
 class BatchReader:
-    """Reads batches of the shards that a drainer owns.
+    """Reads batches of one Celery app's jobs, from the shards that a drainer owns.
 
     A sweep takes an equal share of every shard; where that leaves rows behind, the next batch is
     spent on the shards that had more, and then comes a sweep again. So one deep shard gets whole
@@ -47,11 +48,13 @@ class BatchReader:
 
     Args:
         using: Database alias.
+        app: Name of the Celery app, as in the rows.
         batch_size: Rows of a batch, at most (up to one a shard more in a sweep).
     """
 
-    def __init__(self, *, using: str, batch_size: int) -> None:
+    def __init__(self, *, using: str, app: str, batch_size: int) -> None:
         self.using = using
+        self.app = app
         self.batch_size = batch_size
         self._allowed = min(batch_size, 100)
         self._deep: list[int] = []
@@ -62,22 +65,27 @@ class BatchReader:
         if not owned:
             return []
         deep = [shard for shard in self._deep if shard in owned]
-        wanted = deep or owned
-        share = max(1, ceil(self._allowed / len(wanted)))
-        rows = self._select(wanted, "available_at IS NULL", share)
-        counts = dict.fromkeys(wanted, 0)
-        for row in rows:
-            counts[row.shard] += 1
-        self._deep = [] if deep else [s for s, count in counts.items() if count == share]
-        if not deep:
-            room = max(1, ceil(self._allowed / len(owned) / 4))
-            rows += self._select(owned, f"available_at <= {self._now()}", room)
+        self._deep = []
+        rows = self._select(deep, "available_at IS NULL", self._share(deep)) if deep else []
+        if not rows:
+            rows = self._sweep(owned)
         self._adapt(rows)
         return rows
 
+    def _sweep(self, shards: list[int]) -> list[Row]:
+        share = self._share(shards)
+        rows = self._select(shards, "available_at IS NULL", share)
+        counts = Counter(row.shard for row in rows)
+        self._deep = [shard for shard, count in counts.items() if count == share]
+        room = self._share(shards * 4)
+        return rows + self._select(shards, f"available_at <= {self._now()}", room)
+
+    def _share(self, shards: list[int]) -> int:
+        return max(1, ceil(self._allowed / len(shards)))
+
     def _select(self, shards: list[int], condition: str, share: int) -> list[Row]:
         connection = connections[self.using]
-        sql, params = _sql(connection, shards, condition, share)
+        sql, params = _sql(connection, self.app, shards, condition, share)
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             found = list(map(Row._make, cursor.fetchall()))
@@ -95,6 +103,17 @@ class BatchReader:
         self._allowed = max(1, min(grown, fitting))
 
 
+def apps_with_rows(*, using: str) -> list[str]:
+    """Return the Celery apps that have rows, held ones too: one seek in the index for each."""
+    found: list[str] = []
+    names = StagedJob.objects.using(using).order_by("app").values_list("app", flat=True)
+    while True:
+        name = (names.filter(app__gt=found[-1]) if found else names).first()
+        if name is None:
+            return found
+        found.append(name)
+
+
 def delete(ids: list[int], *, using: str) -> None:
     """Delete rows that the broker took, by id, whoever owns their shards by now."""
     if ids:
@@ -105,7 +124,9 @@ def delete(ids: list[int], *, using: str) -> None:
             cursor.execute(f"DELETE FROM {table} WHERE id IN ({','.join(map(str, ids))})")
 
 
-def _sql(connection: Any, shards: list[int], condition: str, share: int) -> tuple[str, list[Any]]:
+def _sql(
+    connection: Any, app: str, shards: list[int], condition: str, share: int
+) -> tuple[str, list[Any]]:
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     columns = ", ".join(_COLUMNS)
     index = StagedJob._meta.indexes[0].name
@@ -114,20 +135,22 @@ def _sql(connection: Any, shards: list[int], condition: str, share: int) -> tupl
         # it.
         return (
             f"SELECT j.* FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ("
-            f"SELECT {columns} FROM {table} t WHERE t.shard = s.shard AND {condition} "
-            f"ORDER BY t.shard, t.available_at, t.id LIMIT %s) j",
-            [shards, share],
+            f"SELECT {columns} FROM {table} t "
+            f"WHERE t.app = %s AND t.shard = s.shard AND {condition} "
+            f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT %s) j",
+            [shards, app, share],
         )
-    order = f"ORDER BY shard, available_at, id LIMIT {share:d}"
+    order = f"ORDER BY app, shard, available_at, id LIMIT {share:d}"
     if connection.vendor == "mysql":
         # Parentheses, not derived tables: those are written to disk for the sake of the BLOBs.
         part = (
             f"(SELECT {columns} FROM {table} FORCE INDEX ({index}) "
-            f"WHERE shard = %s AND {condition} {order})"
+            f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
     else:
         part = (
             f"SELECT * FROM (SELECT {columns} FROM {table} INDEXED BY {index} "
-            f"WHERE shard = %s AND {condition} {order})"
+            f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
-    return " UNION ALL ".join([part] * len(shards)), shards
+    params = [value for shard in shards for value in (app, shard)]
+    return " UNION ALL ".join([part] * len(shards)), params

@@ -6,42 +6,46 @@
 
 Every step is a statement of its own in autocommit; no transaction is open while the broker is
 spoken to. A crash between publish and delete publishes a batch again (recorded as an incident by
-whoever takes the shards over); nothing is ever lost. The
-database or the broker may go away at any point: the same process backs off and goes on when they
-    are back.
+whoever takes the shards over); nothing is ever lost. The database or a broker may go away at any
+point: the same process rests, and goes on when it is back.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import django.db
 from django.db import connections
-from django.db.models import Max, Min
+from django.db.models import Max
+from django.utils import timezone
 
 from ..conf import settings
-from ..exceptions import BrokerUnavailable, LeaseLost, OutboxError
+from ..exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ..intake.rows import outbox_alias
-from ..intake.sending import celery_app
 from ..intake.wake import LINGER
-from ..models import Incident, StagedJob
+from ..models import StagedJob
 from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
-from .batch import BatchReader, Row, delete
+from .batch import apps_with_rows
+from .debts import Debts
 from .failpoints import failpoint
+from .lane import Lane, staging_apps
 from .lease import Membership
-from .publisher import Outcome, Publisher
-from .records import bury, bury_blocked, record_incident
-from .waiting import waiter
+from .outgoing import Outcome
+from .records import bury, bury_blocked, record_takeover
+from .trouble import Trouble
+from .waiting import Stop, waiter
 from .watchdog import Watchdog
 
 logger = logging.getLogger("outbox_app.drain")
+
+#: Seconds for which a drainer that was told to stop goes on with the batch in hand.
+FINISH_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -58,8 +62,8 @@ class Tally:
         return self.published + self.expired + self.dead
 
 
-class UnknownApp(OutboxError, LookupError):
-    """The row names a Celery app that is not loaded in the drainer's process."""
+class Stopping(OutboxError):
+    """The rest of the batch is left, because the drainer was told to stop."""
 
 
 class Drain:
@@ -87,30 +91,52 @@ class Drain:
         conf = settings()
         self.using = using or outbox_alias()
         self.interval = conf.INTERVAL if interval is None else interval
+        self.batch_size = batch_size or conf.BATCH_SIZE
         self.max_jobs = max_jobs
         self.on_turn = on_turn
         self.tally = Tally()
-        self.trouble = ""
         self.membership = Membership(
-            using=self.using, lease_seconds=lease_seconds or conf.LEASE_SECONDS
+            using=self.using,
+            lease_seconds=lease_seconds or conf.LEASE_SECONDS,
+            on_takeover=self._record_takeover,
         )
-        self.reader = BatchReader(using=self.using, batch_size=batch_size or conf.BATCH_SIZE)
-        self._publishers: dict[str, Publisher] = {}
-        self._undeleted: list[int] = []
-        self._failures = 0
-        self._stop = threading.Event()
-        self._waiter = waiter(self._stop, using=self.using)
+        self._lanes: dict[str, Lane] = {}
+        self._debts = Debts(using=self.using)
+        self._trouble = Trouble(self)
+        #: With ``once``: the last row that was there at the start, and since when nothing was done.
+        self._last: int | None = None
+        self._idle_since = 0.0
+        self._stop = Stop()
         self._watchdog = Watchdog(using=self.using, limit=self.membership.lease_seconds)
+        self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog)
 
     def __str__(self) -> str:
         return f"{socket.gethostname()}:{self.membership.id}"
 
+    @property
+    def trouble(self) -> str:
+        """What it is waiting for, in the exceptions' own words; empty when all is well."""
+        troubles = [self._trouble, *(lane.trouble for lane in self._lanes.values())]
+        return "; ".join(trouble.text for trouble in troubles if trouble.text)
+
+    def open_brokers(self) -> None:
+        """Connect to the brokers of the apps of this process. One that is away is no error.
+
+        Raises:
+            UnsafeBroker: One is configured to lose messages.
+        """
+        for app in staging_apps():
+            self._lane(app).open()
+
     def stop(self) -> None:
-        """Ask the drain to finish the batch in hand and return. From any thread."""
+        """Have it finish the batch in hand and return. From any thread or signal handler."""
         self._stop.set()
 
     def run(self, *, once: bool = False) -> Tally:
-        """Drain until ``stop()``; with ``once``, until nothing is left that it could take.
+        """Drain until ``stop()``; with ``once``, until what is there now has left.
+
+        With ``once`` it leaves to live drainers what is in their shards, and takes over from dead
+        ones. A broker that is away is waited for.
 
         Returns:
             What was done.
@@ -129,89 +155,101 @@ class Drain:
 
     def _loop(self, *, once: bool) -> None:
         linger = False
-        started = time.monotonic()
         while not self._stop.is_set():
-            busy = self._survive(self.turn)
+            busy = self._survive(self._turn_once if once else self.turn)
             if self.on_turn:
                 self._quietly(self.on_turn, self)
             if self.max_jobs is not None and self.tally.done >= self.max_jobs:
                 break
             if busy is None:
-                self._back_off()
+                self._stop.wait(min(self._trouble.rest, self.membership.lease_seconds / 5))
             elif busy:
                 linger = True
-            elif once and self._survive(self._nothing_left, started):
+            elif once and self._survive(self._nothing_left):
                 break
             else:
                 linger = self._waiter.wait(LINGER if linger else self._pause())
 
     def turn(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
-        self._keep_lease()
-        self._delete()
-        rows = self.reader.read(self.membership.owned)
+        beaten = self._beat_if_due()
+        # Before shards may be given up: whoever gets them must not find what was published.
+        self._debts.pay()
+        if beaten:
+            self._share_shards()
+        busy = False
+        for lane in list(self._lanes.values()):
+            if not lane.trouble.rest:
+                busy |= self._drain(lane)
+        return busy or self._find_lanes()
+
+    def _beat_if_due(self) -> bool:
+        if not self.membership.joined:
+            return True
+        if not self.membership.beat_is_due():
+            return False
+        tally = self.tally
+        self.membership.beat(
+            published=tally.published, expired=tally.expired, dead=tally.dead, trouble=self.trouble
+        )
+        return True
+
+    def _share_shards(self) -> None:
+        """Share the shards with the other drainers, and look for apps that are new."""
+        if self.membership.joined:
+            self.membership.rebalance()
+        else:
+            self.membership.join()
+        self._find_lanes()
+
+    def _find_lanes(self) -> bool:
+        new = [app for app in apps_with_rows(using=self.using) if app not in self._lanes]
+        for app in new:
+            self._lane(app)
+        return bool(new)
+
+    def _lane(self, app: str) -> Lane:
+        if app not in self._lanes:
+            self._lanes[app] = Lane(app, using=self.using, batch_size=self.batch_size)
+        return self._lanes[app]
+
+    def _drain(self, lane: Lane) -> bool:
+        """Move one batch of a lane."""
+        rows = lane.read(self.membership.owned)
+        if self._last is not None:
+            rows = [row for row in rows if row.id <= self._last]
         if not rows:
             return False
         failpoint("claimed")
-        rows = bury_blocked(rows, using=self.using)
-        error: Exception | None = None
-        for name in dict.fromkeys(row.app for row in rows):
-            try:
-                self._publish(name, [row for row in rows if row.app == name])
-            except BrokerUnavailable as unavailable:
-                error = unavailable  # another app's broker may be well
-        if error is not None:
-            raise error
-        return True
-
-    def _keep_lease(self) -> None:
-        """Beat, share the shards with the others, and write down what was taken over."""
-        membership = self.membership
-        if not membership.joined:
-            membership.join()
-        elif membership.beat_is_due():
-            self._beat()
-            membership.rebalance()
-        for owner, shards in membership.taken_over().items():
-            self._record_takeover(str(owner), shards)
-
-    def _publish(self, name: str, rows: list[Row]) -> None:
-        """Publish rows of one app, and settle each of them."""
-        app = celery_app(name)
-        if app is None:
-            error = UnknownApp(
-                f"No Celery app named {name!r} is loaded in the drainer's process. "
-                "Import its module in the project's __init__.py, then requeue the job."
-            )
-            self._settle(Outcome(refused=[(row, error) for row in rows]), 0.0)
-            return
-        publisher = self._publishers.get(name)
-        if publisher is None:
-            publisher = Publisher(app, timeout=settings().PUBLISH_TIMEOUT)
-            self._publishers[name] = publisher
+        free = bury_blocked(rows, using=self.using)
+        self.tally.dead += len(rows) - len(free)
+        if not free:
+            return True
         started = time.monotonic()
-        outcome = publisher.publish(rows, still_owner=self._still_owner)
+        with self._watchdog.elsewhere():
+            outcome = lane.publish(free, now=self._now(), may_send=self._may_send)
         self._settle(outcome, time.monotonic() - started)
-        if outcome.error is not None:
-            raise (
-                outcome.error
-                if isinstance(outcome.error, OutboxError)
-                else BrokerUnavailable(
-                    f"The broker of Celery app {name!r} failed: {outcome.error!r}"
-                )
-            )
+        error = outcome.error
+        if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
+            raise error
+        if error is None or isinstance(error, Stopping):
+            lane.trouble.over()
+            return True
+        lane.trouble.note(error)
+        return False
 
     def _settle(self, outcome: Outcome, seconds: float) -> None:
         """Delete what was taken, bury what was refused, and write down what is unknown."""
-        self._undeleted += [row.id for row in outcome.accepted + outcome.expired]
+        self._debts.delete(outcome.accepted + outcome.expired)
+        if outcome.unknown:
+            detail = repr(outcome.error) if outcome.error else "One of a batch was refused."
+            self._debts.record_unknown(outcome.unknown, drainer=str(self), detail=detail)
         self.tally.published += len(outcome.accepted)
         self.tally.expired += len(outcome.expired)
         if outcome.accepted:
             failpoint("published_not_deleted")
-        self._delete()
+        self._debts.pay()
         failpoint("deleted")
-        if outcome.unknown:
-            self._record_unknown(outcome)
         for row, error in outcome.refused:
             self.tally.dead += bury(row, error, using=self.using) is not None
         if outcome.accepted:
@@ -225,110 +263,84 @@ class Drain:
         if outcome.expired:
             jobs_expired.send_robust(Drain, using=self.using, jobs=outcome.expired)
 
-    def _delete(self) -> None:
-        # Kept until it succeeds: rows that were published must not be read again.
-        delete(self._undeleted, using=self.using)
-        self._undeleted = []
-
-    def _still_owner(self) -> None:
-        membership = self.membership
-        self._watchdog.touch()
-        if membership.beat_is_due():
-            self._beat()
-        if not membership.holds(settings().PUBLISH_TIMEOUT):
+    def _may_send(self) -> None:
+        if self._stop.is_set_for(FINISH_SECONDS):
+            raise Stopping("The rest of the batch is left, because the drainer was told to stop.")
+        with self._watchdog.busy():
+            self._beat_if_due()
+        if not self.membership.holds(settings().PUBLISH_TIMEOUT):
             raise LeaseLost("The lease is about to end; the batch is left to whoever owns it next.")
 
-    def _beat(self) -> None:
-        tally = self.tally
-        self.membership.beat(
-            published=tally.published, expired=tally.expired, dead=tally.dead, trouble=self.trouble
-        )
+    def _now(self) -> Any:
+        now = self.membership.now()
+        return timezone.now() if now is None else _aware(now)
 
     def _survive(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Run a step; return None where the database, the broker or the lease failed under it."""
+        """Run a step; return None where the database or the lease failed under it."""
         try:
             with self._watchdog.busy():
                 result = step(*args)
         except LeaseLost as error:
-            self._in_trouble(error)
-            self.membership.joined = False
-        except BrokerUnavailable as error:
-            self._in_trouble(error)
+            self._trouble.note(error)
         except django.db.Error as error:
-            self._in_trouble(error)
+            self._trouble.note(error)
             connections[self.using].close()
         else:
-            if self._failures:
-                logger.warning(
-                    "Drainer goes on again drainer=%s after_failures=%d", self, self._failures
-                )
-            self._failures, self.trouble = 0, ""
+            self._trouble.over()
             return result
         return None
 
-    def _in_trouble(self, error: Exception) -> None:
-        if not self._failures:
-            logger.warning("Drainer is in trouble drainer=%s error=%r", self, error)
-        self._failures += 1
-        self.trouble = f"{type(error).__name__}: {error}".replace("\x00", "\\x00")
-
-    def _back_off(self) -> None:
-        longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self._failures, 16))
-        until = time.monotonic() + longest * random.uniform(0.5, 1)
-        while not self._stop.is_set() and time.monotonic() < until:
-            self._stop.wait(min(self._pause(), until - time.monotonic()))
-            if self.membership.joined and self.membership.beat_is_due():
-                self._quietly(self._beat)
-
     def _pause(self) -> float:
-        return min(self.interval, self.membership.lease_seconds / 5)
+        rests = [lane.trouble.rest for lane in self._lanes.values() if lane.trouble.rest]
+        return min(self.interval, self.membership.lease_seconds / 5, *rests)
 
-    def _nothing_left(self, started: float) -> bool:
-        """Say whether what is left belongs to live drainers: a dead one's lease is over."""
-        ready = StagedJob.objects.using(self.using).filter(available_at=None)
-        if not ready.exists():
-            return not StagedJob.objects.using(self.using).due().exists()
-        if self.reader.read(self.membership.owned):
+    def _turn_once(self) -> bool:
+        if self._last is None:
+            newest = StagedJob.objects.using(self.using).aggregate(id=Max("id"))["id"]
+            self._last = newest or 0
+        busy = self.turn()
+        if busy or not self._idle_since:
+            self._idle_since = time.monotonic()
+        return busy
+
+    def _nothing_left(self) -> bool:
+        """Say whether what was there has left, or belongs to drainers that have proved to live."""
+        left = StagedJob.objects.using(self.using).filter(id__lte=self._last)
+        if not left.filter(available_at=None).exists() and not left.due().exists():
+            return True
+        if any(lane.trouble.text for lane in self._lanes.values()):
             return False
-        return time.monotonic() - started > self.membership.lease_seconds * 1.5
+        # Our own shards are empty. By this time a dead drainer's are ours.
+        return time.monotonic() - self._idle_since > self.membership.lease_seconds * 1.5
 
-    def _record_takeover(self, owner: str, shards: list[int]) -> None:
-        ids = StagedJob.objects.using(self.using).aggregate(first=Min("id"), last=Max("id"))
-        if ids["first"] is not None:
-            record_incident(
-                Incident.Kind.TAKEOVER,
-                using=self.using,
-                shards=shards,
-                first_id=ids["first"],
-                last_id=ids["last"],
-                drainer=owner,
-                detail=f"Taken over by {self} after the lease of drainer {owner} had run out.",
-            )
-
-    def _record_unknown(self, outcome: Outcome) -> None:
-        ids = [row.id for row in outcome.unknown]
-        record_incident(
-            Incident.Kind.UNKNOWN,
-            using=self.using,
-            shards=sorted({row.shard for row in outcome.unknown}),
-            first_id=min(ids),
-            last_id=max(ids),
-            drainer=str(self),
-            detail=repr(outcome.error) if outcome.error else "One of a batch was refused.",
-        )
+    def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
+        record_takeover(str(owner), shards, using=self.using, by=str(self))
 
     def _leave(self) -> None:
-        for publisher in self._publishers.values():
-            publisher.close()
+        for lane in self._lanes.values():
+            lane.close()
         self._waiter.close()
-        self._quietly(self._delete)
-        if self.membership.joined:
-            self._quietly(self.membership.leave)
+        # With debts the shards are not handed back, but taken over: that is recorded. A connection
+        # may have died while it was idle; a database that is away is not waited for.
+        for _ in range(1 if self._trouble.text else 2):
+            if self._quietly(self._hand_back):
+                break
 
-    def _quietly(self, step: Callable[..., None], *args: Any) -> None:
+    def _hand_back(self) -> None:
+        self._debts.pay()
+        if self.membership.joined:
+            self.membership.leave()
+
+    def _quietly(self, step: Callable[..., None], *args: Any) -> bool:
         try:
             with self._watchdog.busy():
                 step(*args)
         except (django.db.Error, LeaseLost) as error:
             logger.warning("Step failed drainer=%s step=%r error=%r", self, step, error)
             connections[self.using].close()
+            return False
+        return True
+
+
+def _aware(moment: Any) -> Any:
+    return moment if timezone.is_aware(moment) else timezone.make_aware(moment)

@@ -3,7 +3,7 @@
 The task runs in one transaction with an INSERT of its job id (Celery's task id), so the id is there
 if and only if the effects are. A second delivery finds the id, does nothing and returns the first
 result. Of two at the same moment the second waits at the primary key; where the database makes it
-give up, Celery retries it. A task that raises, ``retry()`` and ``replace()`` included, leaves no id.
+give up, Celery retries it. A task that raises leaves no id: ``retry()`` and ``replace()`` work.
 Not covered: mail, HTTP and other databases, and ids older than the retention.
 """
 
@@ -18,8 +18,9 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
+from celery import Task
 from celery._state import get_current_task
-from celery.app.task import Task, get_actual_ignore_result
+from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
 from celery.backends.base import DisabledBackend
 from celery.local import Proxy
 from django.db import OperationalError, connections, transaction
@@ -76,26 +77,31 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
     return _idempotent(function, using)
 
 
+def inbox_alias() -> str:
+    """Return the alias that the inbox lives on: the setting, else the alias of the outbox."""
+    return settings().INBOX_DATABASE or outbox_alias()
+
+
 def _idempotent(function: Any, using: str | None) -> Any:
     if isinstance(function, Proxy | Task):
         raise TypeError("@idempotent stands above the task decorator. Write it directly below.")
     if not callable(function):
-        raise TypeError(f"@idempotent takes a function; got {function!r}. Write using={function!r}?")
+        raise TypeError(f"@idempotent takes a function; got {function!r}. An alias goes to using=.")
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        alias = using or settings().INBOX_DATABASE or outbox_alias()
+        alias = using or inbox_alias()
         task = get_current_task()
         job_id = str(task.request.id or "") if task else ""
-        # Called by the worker's task again, or standing in for it (replace() where tasks are eager).
+        # In progress: the task calls itself, or an eager replace() stands in for it.
         if not job_id or job_id in _in_progress.get():
             with transaction.atomic(using=alias):
                 return function(*args, **kwargs)
         if not _is_body(run, task):
             raise InboxError(
-                f"{function.__qualname__} is idempotent, but {task.name}[{job_id}] is what this "
-                f"worker executes: it would note the id of a job that is not its own. Call the task, "
-                "not its run(). If it is the task, have decorators in between use functools.wraps."
+                f"The idempotent function {function.__qualname__} was called inside {task.name}"
+                f"[{job_id}], of which it is not the body, so that id is not its own. Call a task "
+                "itself, not its run(); let decorators in between use functools.wraps."
             )
         return _once(task, job_id, lambda: function(*args, **kwargs), using=alias)
 
@@ -135,8 +141,8 @@ def _note(job_id: str, task: str, *, using: str) -> bool:
     """Insert the id; return False where it is there already.
 
     The INSERT comes first, before any read: it waits for another delivery that holds the id, and
-    whatever is read after it (at REPEATABLE READ too) sees what that one committed. A conflict is no
-    error, so it breaks no transaction; on MySQL the same word also cuts what is too long.
+    whatever is read after it, at REPEATABLE READ too, is what that one committed. A conflict is no
+    error, so it breaks no transaction. On MySQL the same IGNORE would cut a long id in silence.
     """
     from ..models import InboxEntry
 
@@ -170,12 +176,13 @@ def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
 def _first_result(job_id: str, *, using: str) -> Any:
     from ..models import InboxEntry
 
-    text = InboxEntry.objects.using(using).filter(pk=job_id).values_list("result", flat=True).first()
+    results = InboxEntry.objects.using(using).filter(pk=job_id).values_list("result", flat=True)
+    text = results.first()
     return json.loads(text) if text else None
 
 
 def _is_asked_for(task: Any) -> bool:
-    """Say whether anybody may see the result: a further task, an eager caller, the result backend."""
+    """Say whether anybody may see the result: a further task, an eager caller, a result backend."""
     request = task.request
     if request.chain or request.callbacks or request.chord or request.is_eager:
         return True
@@ -184,7 +191,7 @@ def _is_asked_for(task: Any) -> bool:
 
 
 def _is_body(run: Any, task: Any) -> bool:
-    """Say whether ``task`` executes ``run``, below whatever else wraps it (autoretry, pydantic, tracing)."""
+    """Say whether ``task`` executes ``run``, below wrappers of autoretry, pydantic or tracing."""
     for body in (task.run, getattr(task, "__wrapped__", None)):
         while body is not None:
             if getattr(body, "__func__", body) is run:
@@ -204,7 +211,7 @@ def _progress(job_id: str) -> Iterator[None]:
 
 def _is_race(error: OperationalError) -> bool:
     cause = error.__cause__
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
     if isinstance(cause, sqlite3.Error):
-        code = cause.sqlite_errorcode & 0xFF
-    return (code or error.args[0]) in _RACES
+        codes = [cause.sqlite_errorcode & 0xFF]
+    return not _RACES.isdisjoint(codes)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Container
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from django.db.models import Q, QuerySet
+from django.db import transaction
+from django.db.models import QuerySet
 
 from ..conf import SHARDS
 from ..exceptions import LeaseLost
@@ -37,6 +38,8 @@ class Membership:
         resource: What is shared.
         parts: Number of parts of the resource.
         clock: Monotonic clock, in seconds.
+        on_takeover: Called with the id of a drainer that died and parts that were its own, inside
+            the transaction that takes them: there is no takeover without its record.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Membership:
         resource: str = "jobs",
         parts: int = SHARDS,
         clock: Callable[[], float] = time.monotonic,
+        on_takeover: Callable[[UUID, list[int]], None] = lambda owner, parts: None,
     ) -> None:
         self.using = using
         self.lease_seconds = lease_seconds
@@ -56,16 +60,14 @@ class Membership:
         self.id = uuid4()
         self.joined = False
         self.owned: frozenset[int] = frozenset()
-        #: Shards taken from drainers that died, since the last call of ``taken_over``.
-        self._taken: dict[UUID, list[int]] = {}
+        self.on_takeover = on_takeover
         self._beaten_at = float("-inf")
+        #: A moment on the database's clock and on ours.
+        self._same_moment: tuple[datetime, float] | None = None
 
     def join(self) -> None:
         """Enter the row that makes this drainer visible, and take a share of the parts."""
-        leases = Lease.objects.using(self.using)
-        if leases.filter(resource=self.resource).count() < self.parts:
-            rows = [Lease(resource=self.resource, part=part) for part in range(self.parts)]
-            leases.bulk_create(rows, ignore_conflicts=True)
+        self.owned = frozenset()
         started = self.clock()
         self.id = uuid4()
         Drainer.objects.using(self.using).create(
@@ -81,9 +83,9 @@ class Membership:
     def leave(self) -> None:
         """Hand the parts back and go."""
         self.owned = frozenset()
-        self.joined = False
         self._leases().filter(owner=self.id).update(owner=None)
         Drainer.objects.using(self.using).filter(id=self.id).delete()
+        self.joined = False
 
     def beat_is_due(self) -> bool:
         """Say whether it is time for a heartbeat."""
@@ -98,51 +100,70 @@ class Membership:
         started = self.clock()
         row = Drainer.objects.using(self.using).filter(id=self.id)
         if not row.update(heartbeat_at=DatabaseNow(), **columns):
-            self.owned = frozenset()
-            raise LeaseLost(
-                f"Drainer {self.id} was silent for {self.lease_seconds} s; its shards are taken."
-            )
+            raise self._removed()
         self._beaten_at = started
 
     def holds(self, seconds: float) -> bool:
         """Say whether the lease is certain to hold for so many seconds more."""
         return self.clock() + seconds <= self._beaten_at + self.lease_seconds * TRUST
 
+    def now(self) -> datetime | None:
+        """Return the time by the database's clock without asking it; None before the first look."""
+        if self._same_moment is None:
+            return None
+        then, at = self._same_moment
+        return then + timedelta(seconds=self.clock() - at)
+
     def rebalance(self) -> None:
         """Give up what is more than a fair share, and take what is free. Only between batches."""
         # The leases are read before the drainers. The other way round, a drainer that joins and
         # claims between the two reads would look like an owner without a row, and be robbed.
         owners = dict(self._leases().values_list("part", "owner"))
+        if len(owners) < self.parts:
+            owners |= self._enter_missing(owners)
         live = self._bury_the_silent()
         if self.id not in live:
-            self.owned = frozenset()
-            raise LeaseLost(f"Drainer {self.id} was removed by another one.")
-        mine = {part for part, owner in owners.items() if owner == self.id}
+            raise self._removed()
+        mine = sorted(part for part, owner in owners.items() if owner == self.id)
         share = self._fair_share(live)
         if len(mine) > share:
-            surplus = sorted(mine)[share:]
-            self._leases().filter(owner=self.id, part__in=surplus).update(owner=None)
-            mine -= set(surplus)
-        elif len(mine) < share:
-            free = {p: o for p, o in owners.items() if o is None or o not in live}
-            mine |= self._claim(dict(sorted(free.items())[: share - len(mine)]))
+            # Ours no longer from before the statement on, whatever becomes of it.
+            self.owned = frozenset(mine[:share])
+            self._leases().filter(owner=self.id, part__in=mine[share:]).update(owner=None)
+            return
+        free = sorted(p for p, o in owners.items() if o is None or o not in live)
+        if free and len(mine) < share:
+            self._claim({part: owners[part] for part in free[: share - len(mine)]})
+            mine = list(self._leases().filter(owner=self.id).values_list("part", flat=True))
         self.owned = frozenset(mine)
 
-    def taken_over(self) -> dict[UUID, list[int]]:
-        """Return the parts taken from dead drainers since the last call, by their former owner."""
-        taken, self._taken = self._taken, {}
-        return taken
+    def _removed(self) -> LeaseLost:
+        self.owned = frozenset()
+        self.joined = False
+        return LeaseLost(
+            f"Drainer {self.id} was silent for {self.lease_seconds:g} s, so others have removed it "
+            "and take its shards."
+        )
+
+    def _enter_missing(self, owners: Container[int]) -> dict[int, UUID | None]:
+        missing = [part for part in range(self.parts) if part not in owners]
+        rows = [Lease(resource=self.resource, part=part) for part in missing]
+        Lease.objects.using(self.using).bulk_create(rows, ignore_conflicts=True)
+        return dict.fromkeys(missing)
 
     def _bury_the_silent(self) -> set[UUID]:
         live = set()
+        asked = self.clock()
         seen = Drainer.objects.using(self.using).annotate(now=DatabaseNow())
         for id, heartbeat_at, lease_seconds, now in seen.values_list(
             "id", "heartbeat_at", "lease_seconds", "now"
         ):
+            self._same_moment = now, asked
             if id != self.id and _age(heartbeat_at, now) > lease_seconds:
-                # Only if it has not come back since: then its own heartbeat wins.
+                # Only if it has not come back since: then its own heartbeat wins. The millisecond
+                # is for SQLite, which compares texts: "12:00:00.000" comes after "12:00:00".
                 silent = Drainer.objects.using(self.using).filter(
-                    id=id, heartbeat_at__lte=heartbeat_at
+                    id=id, heartbeat_at__lt=heartbeat_at + timedelta(milliseconds=1)
                 )
                 if silent.delete()[0]:
                     continue
@@ -153,19 +174,18 @@ class Membership:
         share, rest = divmod(self.parts, len(live))
         return share + (sorted(live).index(self.id) < rest)
 
-    def _claim(self, free: dict[int, UUID | None]) -> set[int]:
-        # The condition on the owner settles the race: of two claims for a part the second finds it
-        # taken.
-        unowned = Q(owner=None) | Q(owner__in={owner for owner in free.values() if owner})
-        self._leases().filter(unowned, part__in=free).update(owner=self.id)
-        claimed = set(
-            self._leases().filter(owner=self.id, part__in=free).values_list("part", flat=True)
-        )
-        for part in claimed:
-            owner = free[part]
-            if owner is not None:
-                self._taken.setdefault(owner, []).append(part)
-        return claimed
+    def _claim(self, free: dict[int, UUID | None]) -> None:
+        # The condition on the owner settles every race: of two claims for a part the second finds
+        # it taken, and what a drainer handed back before it went is not taken over from it.
+        for owner in set(free.values()):
+            parts = [part for part in free if free[part] == owner]
+            leases = self._leases().filter(owner=owner, part__in=parts)
+            if owner is None:
+                leases.update(owner=self.id)
+                continue
+            with transaction.atomic(using=self.using):
+                if leases.update(owner=self.id):
+                    self.on_takeover(owner, parts)
 
     def _leases(self) -> QuerySet[Lease]:
         return Lease.objects.using(self.using).filter(resource=self.resource)

@@ -12,44 +12,31 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from celery import Celery
-from celery.signals import after_task_publish
-from django.utils import timezone
-from kombu import Producer, serialization
+from kombu import Producer
 from kombu.exceptions import OperationalError
 
-from ..exceptions import BrokerUnavailable, LeaseLost
-from ..intake.message import Message, moment, restore
+from ..conf import settings
+from ..exceptions import BrokerUnavailable
+from ..intake.message import Declaration, restore
 from .batch import Row
-from .brokers import broker_at_fault, refuse_unsafe, transport_options
+from .brokers import (
+    broker_at_fault,
+    check_route,
+    probe,
+    refuse_unsafe,
+    row_at_fault,
+    transport_options,
+)
+from .outgoing import Outcome, Prepared, announce, prepare
 
 logger = logging.getLogger("outbox_app.drain")
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What became of the rows of one call. A row in none of the lists was not sent."""
-
-    accepted: list[Row] = field(default_factory=list)
-    refused: list[tuple[Row, Exception]] = field(default_factory=list)
-    expired: list[Row] = field(default_factory=list)
-    #: The broker may have taken these.
-    unknown: list[Row] = field(default_factory=list)
-    #: Why the broker stopped taking rows; None when it took all it was given.
-    error: Exception | None = None
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A row, decoded and ready for ``Producer.publish``."""
-
-    row: Row
-    message: Message
-    options: dict[str, Any]
+def _nothing() -> None: ...
 
 
 class Publisher:
@@ -66,9 +53,18 @@ class Publisher:
         self.connection: Any = None
         self.producer: Any = None
         self._declared: set[str] = set()
+        self._returned: Exception | None = None
+        #: A send was not answered: see ``brokers.probe``.
+        self._doubtful = False
+        #: A batch met a broker that answers but refuses, out of memory for example: one by one, as
+        #: of a batch nobody knows which rows it took.
+        self._careful = False
 
-    def open(self) -> None:
+    def open(self, keep_alive: Callable[[], None] = _nothing) -> None:
         """Connect, unless connected.
+
+        Args:
+            keep_alive: Called between two attempts (of several brokers one may answer).
 
         Raises:
             BrokerUnavailable: The broker cannot be reached.
@@ -77,24 +73,30 @@ class Publisher:
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout
-        self.connection = app.connection_for_write(connect_timeout=timeout)
-        self.connection = app.connection_for_write(
-            connect_timeout=timeout,
-            transport_options=transport_options(self.connection.transport.driver_type, timeout),
+        driver_type = app.connection_for_write().transport.driver_type
+        self.connection = connection = app.connection_for_write(
+            connect_timeout=timeout, transport_options=transport_options(driver_type, timeout)
         )
         try:
-            self.connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-            channel = self.connection.channel()
-            refuse_unsafe(self.connection, channel)
-        except self._broker_errors() as error:
+            connection.ensure_connection(
+                errback=lambda *_: keep_alive(),
+                max_retries=max(0, len(connection.alt) - 1),
+                interval_start=0,
+                interval_step=0,
+            )
+            channel = connection.channel()
+            refuse_unsafe(connection, channel)
+            if self._doubtful:
+                probe(connection, channel, timeout=timeout)
+            self._doubtful = False
+        except BaseException as error:
+            unavailable = self._is_lost(error)
             self.close()
-            raise BrokerUnavailable(
-                f"The broker of Celery app {app.main!r} cannot be reached: {error!r}"
-            ) from error
-        except BaseException:
-            self.close()
+            if unavailable:
+                raise BrokerUnavailable(
+                    f"The broker of Celery app {app.main!r} cannot be reached: {error!r}"
+                ) from error
             raise
-        self._returned: Exception | None = None
         on_return = self._on_return if hasattr(channel, "events") else None
         self.producer = Producer(
             channel,
@@ -109,128 +111,131 @@ class Publisher:
         if connection is not None:
             try:
                 connection.collect()
-            except (
-                Exception
-            ) as error:  # a broken connection may fail in any way while it is dropped
+            except Exception as error:  # a broken one may fail in any way while it is dropped
                 logger.debug("Dropping a connection failed error=%r", error)
 
-    def publish(self, rows: Sequence[Row], *, still_owner: Callable[[], None]) -> Outcome:
+    def publish(
+        self, rows: Sequence[Row], *, now: datetime, may_send: Callable[[], None] = _nothing
+    ) -> Outcome:
         """Publish rows in the given order.
 
         Args:
             rows: Rows of this publisher's app.
-            still_owner: Called before each send; raises ``LeaseLost`` when the rows belong to
-                somebody else.
+            now: Time by which rows expire.
+            may_send: Called before each send; raises what then ends up in ``Outcome.error``.
 
         Returns:
-            The outcome of every row that was sent.
-
-        Raises:
-            BrokerUnavailable, UnsafeBroker: Nothing was sent.
+            The outcome of every row that was sent. Whatever failed is in there, never raised: what
+            the broker has taken by then has to be settled.
         """
-        self.open()
         outcome = Outcome()
-        prepared = self._prepare(rows, outcome)
-        self._declare(prepared, outcome)
-        if self.producer is not None and self.producer.supports_batch_publish:
-            self._publish_batch(prepared, outcome, still_owner)
-        else:
-            self._publish_singly(prepared, outcome, still_owner)
-        self._announce(prepared, outcome)
+        prepared: list[Prepared] = []
+        try:
+            self.open(may_send)
+            prepared = prepare(rows, self.app, now=now, outcome=outcome)
+            prepared = self._declare(prepared, outcome, may_send)
+            self.open(may_send)
+            if self.producer.supports_batch_publish and not self._careful:
+                self._publish_batch(prepared, outcome, may_send)
+            else:
+                self._publish_singly(prepared, outcome, may_send)
+                self._careful = False
+        except Exception as error:
+            outcome.error = error
+        announce(prepared, outcome.accepted)
+        self._send_events(prepared, outcome)
         return outcome
 
-    def _prepare(self, rows: Sequence[Row], outcome: Outcome) -> list[Prepared]:
-        prepared = []
-        now = timezone.now()
-        for row in rows:
+    def _declare(
+        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
+    ) -> list[Prepared]:
+        """Declare each queue once a connection, and check the route where no broker does."""
+        ready = []
+        checked = set()
+        for item in prepared:
+            route = item.message.exchange, item.message.routing_key
             try:
-                message = Message.loads(row.envelope)
-                options = _publish_options(message)
-                expires = moment(message.expires, self.app)
-                if expires is not None:
-                    options["expiration"] = _seconds(expires, now)
-                if expires is not None and options["expiration"] <= 0:
-                    outcome.expired.append(row)
-                    continue
-                options["exchange"] = message.exchange
-            except Exception as error:  # a damaged row may fail in any way
-                outcome.refused.append((row, error))
-            else:
-                prepared.append(Prepared(row, message, options))
-        return prepared
-
-    def _declare(self, prepared: list[Prepared], outcome: Outcome) -> None:
-        """Declare each queue once a connection: on RabbitMQ, no queue, no route."""
-        for item in list(prepared):
-            for declaration in item.message.declare:
-                key = repr(declaration)
-                if key in self._declared:
-                    continue
-                try:
+                for declaration in item.message.declare:
+                    self._declare_once(declaration, may_send)
+                if route not in checked:
                     self.open()
-                    restore(declaration, self.app)(self.producer.channel).declare()
-                except Exception as error:
-                    if isinstance(error, self._broker_errors()):
-                        self.close()
-                        raise BrokerUnavailable(f"Declaring {key} failed: {error!r}") from error
-                    if not isinstance(error, self._channel_errors()):
-                        prepared.remove(item)
-                        outcome.refused.append((item.row, error))
-                        break
-                    # The queue exists with other arguments, say. It can still be published to:
-                    # whether a queue takes the message, the broker says of each.
-                    logger.warning(
-                        "Declaring failed, publishing all the same queue=%s error=%r", key, error
-                    )
-                    self.close()
-                self._declared.add(key)
-        self.open()
-
-    def _publish_batch(
-        self, prepared: list[Prepared], outcome: Outcome, still_owner: Callable[[], None]
-    ) -> None:
-        waiting = prepared
-        while waiting:
-            sick: tuple[Prepared, Exception] | None = None
-            still_owner()
-            try:
-                with self.producer.batch(max_size=sys.maxsize):
-                    for item in waiting:
-                        try:
-                            self._send(item)
-                        except Exception as error:
-                            sick = (item, error)
-                            raise
+                    check_route(self.producer.channel, *route)
+                    checked.add(route)
             except Exception as error:
-                if sick is not None and not self._broker_failed(error):
-                    # Nothing has left yet: go on without the row that cannot be encoded.
-                    outcome.refused.append((sick[0].row, sick[1]))
-                    waiting = [item for item in waiting if item is not sick[0]]
+                if self._is_row_error(error):
+                    outcome.refuse(item.row, error)
                     continue
                 self.close()
-                cause = error.__cause__ or error
-                outcome.unknown = [item.row for item in waiting]
-                if self._broker_failed(cause):
-                    outcome.error = cause  # type: ignore[assignment]
-                else:
-                    # One command of many was refused, and which others were taken is not known:
-                    # they go again, one by one.
-                    self.open()
-                    self._publish_singly(waiting, outcome, still_owner)
-                return
-            outcome.accepted += [item.row for item in waiting]
+                raise self._unavailable(error) from error
+            ready.append(item)
+        return ready
+
+    def _declare_once(self, declaration: Declaration, may_send: Callable[[], None]) -> None:
+        key = repr(declaration)
+        if key in self._declared:
             return
+        may_send()
+        self.open(may_send)
+        try:
+            restore(declaration, self.app)(self.producer.channel).declare()
+        except self.connection.channel_errors as error:
+            if broker_at_fault(error):
+                raise
+            # The queue exists with other arguments, say, or we may not declare it. It can still be
+            # published to: whether a queue takes the message, the broker says of each.
+            logger.warning(
+                "Declaring failed, publishing all the same queue=%s error=%r", key, error
+            )
+            declared = set(self._declared)
+            self.close()
+            self._declared = declared
+        self._declared.add(key)
+
+    def _publish_batch(
+        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
+    ) -> None:
+        may_send()
+        sent: list[Prepared] = []
+        collected = False
+        try:
+            with self.producer.batch(max_size=sys.maxsize):
+                for item in prepared:
+                    if self._is_blocked(item.row, outcome):
+                        continue
+                    try:
+                        self._send(item)
+                    except Exception as error:
+                        if not self._is_row_error(error):
+                            raise
+                        outcome.refuse(item.row, error)  # nothing of it is in the batch
+                    else:
+                        sent.append(item)
+                collected = True
+        except Exception as error:
+            self.close()
+            if not collected:  # nothing has left
+                raise self._unavailable(error) from error
+            cause = error.__cause__ or error
+            outcome.unknown = [item.row for item in sent]
+            self._careful = not self._is_lost(cause)
+            if not self._careful:
+                raise self._unavailable(cause) from cause
+            # One command of many was refused, and which others were taken is not known: they go
+            # again, one by one.
+            self.open(may_send)
+            self._publish_singly(sent, outcome, may_send)
+            self._careful = False
+        else:
+            outcome.accepted += [item.row for item in sent]
 
     def _publish_singly(
-        self, prepared: list[Prepared], outcome: Outcome, still_owner: Callable[[], None]
+        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
     ) -> None:
         for item in prepared:
-            try:
-                still_owner()
-                self.open()
-            except (LeaseLost, BrokerUnavailable) as error:
-                outcome.error = error
-                return
+            if self._is_blocked(item.row, outcome):
+                continue
+            may_send()
+            self.open(may_send)
             self._returned = None
             try:
                 self._send(item, mandatory=True)
@@ -239,13 +244,15 @@ class Publisher:
             except Exception as error:
                 if self._returned is None:
                     self.close()
-                if self._broker_failed(error):
+                if self._is_row_error(error):
+                    outcome.refuse(item.row, error)
+                    continue
+                self._doubtful = self._is_lost(error)
+                # A broker that refused has not taken it; of several queues one may have.
+                if not broker_at_fault(error) or item.message.exchange:
                     outcome.unknown.append(item.row)
-                    outcome.error = error
-                    return
-                outcome.refused.append((item.row, error))
-            else:
-                outcome.accepted.append(item.row)
+                raise self._unavailable(error) from error
+            outcome.accepted.append(item.row)
 
     def _send(self, item: Prepared, **extra: Any) -> None:
         self.producer.publish(
@@ -256,75 +263,47 @@ class Publisher:
             **extra,
         )
 
-    def _announce(self, prepared: list[Prepared], outcome: Outcome) -> None:
-        """Fire what plain Celery fires after a publish."""
-        if not after_task_publish.receivers and not any(p.message.sent_event for p in prepared):
-            return
-        accepted = {row.id for row in outcome.accepted}
-        for item in prepared:
-            if item.row.id not in accepted:
+    def _send_events(self, prepared: Sequence[Prepared], outcome: Outcome) -> None:
+        """Send the ``task-sent`` events that plain Celery sends after a publish."""
+        wanted = [item for item in prepared if item.message.sent_event]
+        accepted = {row.id for row in outcome.accepted} if wanted else set()
+        for item in wanted:
+            if item.row.id not in accepted or self.producer is None:
                 continue
-            message = item.message
-            after_task_publish.send(
-                sender=item.row.task,
-                body=_decoded(item),
-                headers=message.headers,
-                exchange=message.exchange,
-                routing_key=message.routing_key,
-            )
-            if message.sent_event and self.producer is not None:
-                event = dict(
-                    message.sent_event,
-                    queue=item.row.queue,
-                    exchange=message.exchange,
-                    routing_key=message.routing_key,
+            event = {
+                **(item.message.sent_event or {}),
+                "queue": item.row.queue,
+                "exchange": item.message.exchange,
+                "routing_key": item.message.routing_key,
+            }
+            try:
+                self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
+                    "task-sent", event, self.producer, retry=False
                 )
-                try:
-                    self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
-                        "task-sent", event, self.producer, retry=False
-                    )
-                except Exception as error:  # an event is a courtesy; the job has left
-                    logger.warning(
-                        "Event task-sent was not sent task_id=%s error=%r", item.row.task_id, error
-                    )
-                    self.close()
+            except Exception as error:  # an event is a courtesy; the job has left
+                logger.warning(
+                    "Event task-sent was not sent task_id=%s error=%r", item.row.task_id, error
+                )
+                self.close()
+
+    def _is_blocked(self, row: Row, outcome: Outcome) -> bool:
+        return settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.
         self._returned = error
 
-    def _broker_failed(self, error: BaseException) -> bool:
-        return isinstance(error, self._broker_errors()) or broker_at_fault(error)
+    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
+        if isinstance(error, BrokerUnavailable):
+            return error
+        return BrokerUnavailable(f"The broker of Celery app {self.app.main!r} failed: {error!r}")
 
-    def _broker_errors(self) -> tuple[type[BaseException], ...]:
+    def _is_row_error(self, error: BaseException) -> bool:
+        """Say whether the row is to blame: the broker is there, and in a state to take others."""
+        return row_at_fault(error) or not (self._is_lost(error) or broker_at_fault(error))
+
+    def _is_lost(self, error: BaseException) -> bool:
         connection = self.connection or self.app.connection_for_write()
-        return (*connection.connection_errors, OperationalError, BrokerUnavailable)
-
-    def _channel_errors(self) -> tuple[type[BaseException], ...]:
-        connection = self.connection or self.app.connection_for_write()
-        return tuple(connection.channel_errors)
-
-
-def _publish_options(message: Message) -> dict[str, Any]:
-    return {
-        **message.properties,
-        "routing_key": message.routing_key,
-        "headers": message.headers,
-        "priority": message.priority,
-        "content_type": message.content_type,
-        "content_encoding": message.content_encoding,
-    }
-
-
-def _seconds(until: datetime, now: datetime) -> float:
-    return (until - now).total_seconds()
-
-
-def _decoded(item: Prepared) -> Any:
-    """Return the body as receivers of ``after_task_publish`` expect it, where decoding is safe."""
-    message = item.message
-    if message.content_type != "application/json" or message.headers.get("compression"):
-        return item.row.body
-    return serialization.loads(
-        item.row.body, message.content_type, message.content_encoding, accept=["json"]
-    )
+        # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
+        lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
+        return isinstance(error, (*lost, OperationalError, BrokerUnavailable))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.db import transaction
+from django.db.models import Max, Min
 
 from ..conf import settings
 from ..models import DeadJob, Incident, StagedJob
 from ..signals import incident_recorded, job_dead
 from .batch import Row
+from .trouble import readable
 
 
 def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -30,7 +32,7 @@ def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
             staged_id=found.pk,
             staged_at=found.staged_at,
             error=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255],
-            reason=str(error).replace("\x00", "\\x00") or repr(error),
+            reason=readable(str(error)) or repr(error),
         )
     job_dead.send_robust(DeadJob, using=using, dead=dead)
     return dead
@@ -68,6 +70,26 @@ class KeyBlocked(Exception):
         )
 
 
+def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -> None:
+    """Write down that shards were taken from a drainer whose lease had run out.
+
+    It may have published any row of theirs that is there now, and may yet do so with those in its
+    hand. It never saw one that commits later.
+    """
+    ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
+    if ids["first"] is None:
+        return
+    record_incident(
+        Incident.Kind.TAKEOVER,
+        using=using,
+        shards=shards,
+        first_id=ids["first"],
+        last_id=ids["last"],
+        drainer=owner,
+        detail=f"Taken over by {by} after the lease of drainer {owner} had run out.",
+    )
+
+
 def record_incident(
     kind: str,
     *,
@@ -85,7 +107,7 @@ def record_incident(
         shards=sorted(shards),
         first_id=first_id,
         last_id=last_id,
-        detail=detail.replace("\x00", "\\x00"),
+        detail=readable(detail),
     )
     incident_recorded.send_robust(Incident, using=using, incident=incident)
     return incident

@@ -1,16 +1,17 @@
 """How an idle drainer waits: by LISTEN on PostgreSQL, by the clock elsewhere.
 
 LISTEN needs a session of its own; behind a pooler in transaction mode it hears nothing and says
-nothing. So a
-listener tests itself with a NOTIFY of its own, and one that hears nothing is given up for a while:
-    the drain then polls at its interval. A wake-up is a hint; what is read does not depend on it.
+nothing. So a listener tests itself with a NOTIFY of its own, and one that hears nothing is given up
+for a while: the drain then polls at its interval. A wake-up is a hint; what is read does not depend
+on it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import queue
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -18,10 +19,11 @@ import django.db
 from django.db import connections
 
 from ..intake.wake import CHANNEL
+from .watchdog import Watchdog
 
 logger = logging.getLogger("outbox_app.drain")
 
-#: Longest uninterrupted wait, in seconds: a stop is noticed within it.
+#: Longest uninterrupted wait for a NOTIFY, in seconds: a stop is noticed within it.
 SLICE = 0.25
 #: Seconds in which a listener must hear its own test.
 TEST_SECONDS = 2.0
@@ -29,10 +31,42 @@ TEST_SECONDS = 2.0
 RETRY_SECONDS = 60.0
 
 
+class Stop:
+    """A flag to wait for that a signal handler may set.
+
+    ``threading.Event`` may not: its ``set()`` takes the lock that the interrupted thread may hold.
+    """
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        """Set it, from any thread or signal handler."""
+        if self._at is None:
+            self._at = time.monotonic()
+        self._bell.put(None)
+
+    def is_set(self) -> bool:
+        """Say whether it is set."""
+        return self._at is not None
+
+    def is_set_for(self, seconds: float) -> bool:
+        """Say whether it has been set for so long."""
+        return self._at is not None and time.monotonic() - self._at >= seconds
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, for at most so long. Says whether it is."""
+        if not self.is_set():
+            with suppress(queue.Empty):
+                self._bell.get(timeout=max(0.0, seconds))
+        return self.is_set()
+
+
 class Clock:
     """Waits by the clock."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: Stop) -> None:
         self.stop = stop
 
     def wait(self, seconds: float) -> bool:
@@ -50,65 +84,70 @@ class Listener(Clock):
     Args:
         stop: Ends every wait.
         using: Alias whose connection settings are used.
+        watchdog: Bounds what is asked of the database.
     """
 
-    def __init__(self, stop: threading.Event, *, using: str) -> None:
+    def __init__(self, stop: Stop, *, using: str, watchdog: Watchdog) -> None:
         super().__init__(stop)
         self.using = using
-        self._connection: Any = None
+        self.watchdog = watchdog
         #: When to test the listener (again).
         self._test_at = 0.0
+        #: What the test in progress has to hear, and until when; empty once heard.
+        self._token = ""
+        self._hear_until = 0.0
 
     def wait(self, seconds: float) -> bool:
         """Wait for a wake-up, for at most so many seconds. Says whether one came."""
         until = time.monotonic() + seconds
         try:
             if time.monotonic() >= self._test_at:
-                self._listen()
-            if self._connection is None:
-                return super().wait(seconds)
-            while not self.stop.is_set():
+                with self.watchdog.busy():
+                    self._test()
+            while self._connection is not None and not self.stop.is_set():
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                if self._hears(min(left, SLICE)):
+                if self._is_woken(min(left, SLICE)):
                     return True
         except (django.db.Error, self._driver_error()) as error:
             self._give_up(repr(error))
-            return super().wait(max(0.0, until - time.monotonic()))
-        return False
+        return super().wait(until - time.monotonic())
 
     def close(self) -> None:
         """Close the listening connection."""
-        connection, self._connection = self._connection, None
+        connection, self.watchdog.listener = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _listen(self) -> None:
+    @property
+    def _connection(self) -> Any:
+        return self.watchdog.listener
+
+    def _test(self) -> None:
+        """Listen anew, and send what has to be heard."""
         self.close()
         self._test_at = time.monotonic() + RETRY_SECONDS
         connection = connections.create_connection(self.using)
+        self.watchdog.listener = connection
         connection.connect()
-        self._connection = connection
-        token = uuid4().hex
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
+        self._token = uuid4().hex
+        self._hear_until = time.monotonic() + TEST_SECONDS
         # Sent by another session: a pooler may well show a session its own notices.
         with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, token])
-        until = time.monotonic() + TEST_SECONDS
-        while not self.stop.is_set():
-            if token in [notice.payload for notice in self._notices(SLICE)]:
-                return
-            if time.monotonic() > until:
-                self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
-                return
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, self._token])
 
-    def _hears(self, seconds: float) -> bool:
-        return bool(self._notices(seconds))
-
-    def _notices(self, seconds: float) -> list[Any]:
-        return list(self._connection.connection.notifies(timeout=seconds, stop_after=1))
+    def _is_woken(self, seconds: float) -> bool:
+        notices = self._connection.connection.notifies(timeout=seconds, stop_after=1)
+        heard = [notice.payload for notice in notices]
+        if self._token in heard:
+            self._token = ""
+        elif self._token and time.monotonic() > self._hear_until:
+            self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
+        # Tests, of other drainers too, have a payload; a commit has none.
+        return "" in heard
 
     def _give_up(self, why: str) -> None:
         logger.warning(
@@ -117,6 +156,7 @@ class Listener(Clock):
             RETRY_SECONDS,
             why,
         )
+        self._token = ""
         self.close()
 
     @staticmethod
@@ -126,11 +166,11 @@ class Listener(Clock):
         return Error
 
 
-def waiter(stop: threading.Event, *, using: str) -> Clock:
+def waiter(stop: Stop, *, using: str, watchdog: Watchdog) -> Clock:
     """Return the way of waiting that the database of ``using`` offers."""
     if connections[using].vendor == "postgresql":
         from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
         if is_psycopg3:
-            return Listener(stop, using=using)
+            return Listener(stop, using=using, watchdog=watchdog)
     return Clock(stop)

@@ -1,10 +1,9 @@
 """A bound for every statement: a database that stops answering must not stop the drain.
 
 Brokers have socket timeouts; most database drivers have none for the answer to a statement, and a
-network that swallows packets would hold a drainer for many minutes. While a turn runs, a thread
-watches that it gets on. When a statement takes longer than the lease (by then the shards are lost
-anyway) the connection's socket is shut
-down: the driver raises, and the drain reconnects.
+network that swallows packets would hold a drainer for many minutes. A thread watches that whoever
+uses the database gets on. When a statement takes longer than the lease (by then the shards are lost
+anyway) the sockets are shut down: the driver raises, and the drain reconnects.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ logger = logging.getLogger("outbox_app.drain")
 
 
 class Watchdog:
-    """Watches the connection that the calling thread has to ``using``.
+    """Watches the connection to ``using`` of the thread that calls ``watching``.
 
     Args:
         using: Database alias.
@@ -32,14 +31,19 @@ class Watchdog:
     """
 
     def __init__(self, *, using: str, limit: float) -> None:
-        self.connection = connections[using]
+        self.using = using
+        self.connection: Any = None
+        #: Another connection to cut: the one that listens.
+        self.listener: Any = None
         self.limit = limit
-        self._touched: float | None = None
+        self._since: float | None = None
         self._ended = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch for as long as the block runs."""
+        self.connection = connections[self.using]
+        self._ended.clear()
         threading.Thread(target=self._watch, name="outbox-watchdog", daemon=True).start()
         try:
             with self.connection.execute_wrapper(self._around_statement):
@@ -49,36 +53,45 @@ class Watchdog:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Expect progress inside the block."""
-        self.touch()
+        """Expect the database to answer inside the block."""
+        before, self._since = self._since, time.monotonic()
         try:
             yield
         finally:
-            self._touched = None
+            self._since = None if before is None else time.monotonic()
 
-    def touch(self) -> None:
-        """Note that something got on."""
-        self._touched = time.monotonic()
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Expect nothing of the database inside the block, but of its statements."""
+        self._since = None
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
-        if self._touched is not None:
-            self.touch()
-        return execute(*args)
+        with self.busy():
+            return execute(*args)
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self.limit / 4)):
-            touched = self._touched
-            if touched is not None and time.monotonic() - touched > self.limit:
-                self._touched = None
-                self._cut()
+            since = self._since
+            if since is not None and time.monotonic() - since > self.limit:
+                self._since = None
+                logger.error("Database does not answer, cutting connections after=%.1f", self.limit)
+                for connection in (self.connection, self.listener):
+                    if connection is not None:
+                        _cut(connection)
 
-    def _cut(self) -> None:
-        logger.error("Database does not answer, cutting its connection seconds=%.1f", self.limit)
-        raw = self.connection.connection
+
+def _cut(connection: Any) -> None:
+    try:
+        duplicate = socket.socket(fileno=os.dup(connection.connection.fileno()))
+    except Exception as error:  # not connected, or a driver without a socket (SQLite)
+        logger.warning("No socket to cut error=%r", error)
+        return
+    with duplicate:
         try:
-            duplicate = socket.socket(fileno=os.dup(raw.fileno()))
-        except Exception as error:  # not connected, or a driver without a socket (SQLite)
-            logger.warning("No socket to cut error=%r", error)
-            return
-        with duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
+        except OSError as error:  # somebody else was faster
+            logger.debug("Socket was cut already error=%r", error)

@@ -1,4 +1,4 @@
-"""What a row refuses, before any SQL: on PostgreSQL a failed INSERT breaks the caller's transaction.
+"""What a row refuses, before any SQL: a failed INSERT would break the caller's transaction.
 
 Jobs keep Celery's own rules: only what could never be sent, or would be cut or aliased on the way,
 is refused. The limits are AMQP's (short strings of at most 255 bytes, priority one octet) and the
@@ -68,6 +68,7 @@ def check_headers(headers: Any, *, name: str, task_id: str | None) -> None:
     for key, value in headers.items():
         if not isinstance(key, str):
             raise InvalidJob(f"headers: the key {key!r} must be a string.")
+        check_name("headers: a key", key)
         if any(c in text for text in (key, value) if isinstance(text, str) for c in "\r\n"):
             raise InvalidJob(f"headers: {key!r} has a line break. Remove CR and LF.")
     for key, own in (("id", task_id), ("task", name)):
@@ -78,17 +79,18 @@ def check_headers(headers: Any, *, name: str, task_id: str | None) -> None:
 
 
 def check_task(name: str, app: Celery) -> None:
-    """Refuse a task that the app does not know, in strict mode and where the app's tasks are loaded.
+    """Refuse a task that the app does not know, in strict mode and where its tasks are loaded.
 
     Raises:
         UnknownTask: See above.
         InvalidJob: The name cannot be sent.
     """
     check_name("task name", name)
-    if settings().STRICT_TASK_NAMES and app.finalized and name not in app.tasks:
+    loaded: bool = app.finalized  # type: ignore[attr-defined]
+    if settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
         raise UnknownTask(
-            f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the name, "
-            "or turn OUTBOX['STRICT_TASK_NAMES'] off."
+            f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the "
+            "name, or turn OUTBOX['STRICT_TASK_NAMES'] off."
         )
 
 
@@ -106,17 +108,16 @@ def check_eta(eta: datetime | None) -> None:
         )
 
 
-def check_priority(priority: Any) -> int:
-    """Return the priority as AMQP carries it.
+def check_priority(priority: Any) -> None:
+    """Refuse a priority that AMQP does not carry.
 
     Raises:
-        InvalidJob: Not an integer from 0 to 255.
+        InvalidJob: Not an integer from 0 to 255, and not None.
     """
     if priority is None:
-        return 0
+        return
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
         raise InvalidJob(f"priority must be an integer from 0 to 255; got {priority!r}.")
-    return priority
 
 
 def check_job(job: StagedJob, message: Message) -> None:
@@ -132,7 +133,7 @@ def check_job(job: StagedJob, message: Message) -> None:
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
     check_name("reply_to", message.properties.get("reply_to") or "", empty=True)
-    if job.queue.startswith("amq."):
+    if message.declare and job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     limit = settings().MAX_MESSAGE_BYTES
     if job.size > limit:

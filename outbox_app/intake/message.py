@@ -30,7 +30,8 @@ class Message:
     headers: dict[str, Any] = field(default_factory=dict)
     #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and whatever else the caller gave.
     properties: dict[str, Any] = field(default_factory=dict)
-    priority: int = 0
+    #: None: without one, as the queue's default.
+    priority: int | None = None
     content_type: str = ""
     content_encoding: str = ""
     declare: list[Declaration] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Message:
             TypeError: A header or property cannot be encoded.
         """
         values = ((name, getattr(self, name)) for name in self.__slots__)
-        return json.dumps({name: value for name, value in values if value})
+        return json.dumps({name: value for name, value in values if value or value == 0})
 
     @classmethod
     def loads(cls, envelope: str) -> Message:
@@ -79,9 +80,13 @@ def describe(entity: Any, app: Celery) -> Declaration:
 
     A queue that the app declares is kept by name, so that the drain declares it as the app does by
     then.
+
+    Raises:
+        TypeError: It is neither a queue nor an exchange.
     """
     if isinstance(entity, Queue):
-        if app.amqp.queues.get(entity.name) == entity:
+        own = app.amqp.queues.get(entity.name)
+        if own is entity or own == entity:
             return str(entity.name)
         return {"queue": entity.as_dict(recurse=True)}
     if isinstance(entity, Exchange):

@@ -1,34 +1,34 @@
-"""The boundary: the stand-in for kombu's producer, at which Celery's finished message becomes a row.
+"""The boundary: the stand-ins for kombu's producer, at which a finished message becomes a row.
 
 Celery ends every send in ``producer.publish(body, exchange=…, headers=…, …)``. ``StagingProducer``
 is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
 then, where kombu would write to a channel, writes a row. It contacts nothing. ``Staged`` is raised
-at that point, so that nothing after it
-runs: ``after_task_publish`` and the ``task-sent`` event belong to the drain, which really
-    publishes.
+at that point, so that nothing after it runs: ``after_task_publish`` and the ``task-sent`` event
+belong to the drain, which really publishes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
 from django.utils import timezone
 from kombu import Producer
 
-from ..exceptions import InvalidJob
+from ..exceptions import InvalidJob, NotAtomic
 from . import limits, rows
 from .message import Message, describe, moment
 
 
 class Staged(Exception):
-    """Control flow: the message is a row now. Caught by ``unless_staged``; never leaves the package."""
+    """Control flow: the message is a row now. Caught by ``unless_staged``, so it never gets out."""
 
 
-class StagingProducer(Producer):  # type: ignore[misc]
+class StagingProducer(Producer):
     """Stages the one message that is published through it.
 
     Args:
@@ -41,22 +41,21 @@ class StagingProducer(Producer):  # type: ignore[misc]
     auto_declare = False
 
     def __init__(self, app: Celery, *, using: str, ordering_key: str, hold: float) -> None:
-        super().__init__(None)
+        super().__init__(None)  # type: ignore[arg-type]
         self.app = app
         self.using = using
         self.ordering_key = ordering_key
         self.hold = hold
         self.task = ""
         self.sent_event: dict[str, Any] | None = None
-        self.eta: Any = None
-        self.expires: Any = None
+        #: Queues that the drain declares beside the job's own.
+        self.also_declare: list[Any] = []
+        self._times: dict[str, Any] = {}
 
-    @property
-    def connection(self) -> Any:
-        """What Celery touches of a connection while it sends: the wrapping of errors."""
-        return _NoConnection
+    #: What Celery touches of a connection while it sends: the wrapping of errors.
+    connection: Any = SimpleNamespace(_reraise_as_library_errors=nullcontext)
 
-    def publish(self, body: Any, **options: Any) -> None:
+    def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
         """Stage one message; takes what ``kombu.Producer.publish`` takes.
 
         Raises:
@@ -64,18 +63,15 @@ class StagingProducer(Producer):  # type: ignore[misc]
             InvalidJob: The job could never be sent.
             kombu.exceptions.EncodeError: The body cannot be encoded.
         """
-        times = options.get("headers") or {}
-        if not times and isinstance(body, dict):  # task protocol 1
-            times = body
-        self.eta, self.expires = times.get("eta"), times.get("expires")
-        options["priority"] = limits.check_priority(options.get("priority"))
-        options.update(retry=False, retry_policy=None)
+        # Task protocol 1 has them in the body.
+        self._times = body if isinstance(body, dict) else options.get("headers") or {}
+        limits.check_priority(options.get("priority"))
         super().publish(body, **options)
 
     def _publish(  # type: ignore[override]
         self,
         body: Any,
-        priority: int,
+        priority: int | None,
         content_type: str,
         content_encoding: str,
         headers: dict[str, Any],
@@ -89,33 +85,35 @@ class StagingProducer(Producer):  # type: ignore[misc]
     ) -> None:
         from ..models import StagedJob
 
-        app = self.app
         message = Message(
             exchange=exchange,
             routing_key=routing_key,
             headers=headers,
-            properties={k: v for k, v in properties.items() if v is not None},
+            properties=properties,
             priority=priority,
             content_type=content_type,
             content_encoding=content_encoding,
-            declare=[describe(entity, app) for entity in declare],
-            expires=self.expires,
+            expires=self._times.get("expires"),
             sent_event=self.sent_event,
         )
-        if self.expires:
-            message.properties.pop("expiration", None)
+        if message.expires:
+            properties.pop("expiration", None)
+        elif "expiration" in properties:  # kombu has made text of the seconds, and does so again
+            properties["expiration"] = int(properties["expiration"]) / 1000
         task_id = headers.get("id") or properties.get("correlation_id") or ""
         job = StagedJob(
-            app=app.main or "",
+            app=self.app.main or "",
             task=self.task,
             task_id=task_id,
-            queue=_queue_of(declare) or routing_key,
             ordering_key=self.ordering_key,
-            body=body.encode() if isinstance(body, str) else bytes(body),
+            body=_encoded(body, content_encoding),
         )
         try:
+            message.declare = [describe(each, self.app) for each in [*declare, *self.also_declare]]
+            job.queue = declare[0].name if declare else routing_key
             job.envelope = message.dumps()
-            eta = moment(self.eta, app)
+            eta = moment(self._times.get("eta"), self.app)
+            moment(message.expires, self.app)
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
         limits.check_eta(eta)
@@ -127,10 +125,6 @@ class StagingProducer(Producer):  # type: ignore[misc]
         raise Staged
 
 
-class _NoConnection:
-    _reraise_as_library_errors = staticmethod(nullcontext)
-
-
 def unless_staged(send: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``app.amqp.send_task_message`` so that it ends where the message became a row."""
 
@@ -138,6 +132,7 @@ def unless_staged(send: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(producer, StagingProducer):
             return send(producer, name, message, **options)
         producer.task, producer.sent_event = name, message.sent_event
+        options["retry"] = False  # or a follow-up of a task would be retried by its connection
         try:
             return send(producer, name, message, **options)
         except Staged:
@@ -147,5 +142,42 @@ def unless_staged(send: Callable[..., Any]) -> Callable[..., Any]:
     return send_or_stage
 
 
-def _queue_of(declare: list[Any]) -> str:
-    return str(declare[0].name) if declare and declare[0].name else ""
+class Postponed:
+    """What ``producer_or_acquire()`` gives while staging: a group hands it to each of its tasks.
+
+    The tasks of the block are staged together when it ends. For anything else it is a real producer
+    of the app's pool, acquired at first use; with ``strict`` there is no such use.
+    """
+
+    #: Read by Celery where tasks are eager. None: the app's.
+    serializer = None
+
+    def __init__(self, app: Any, *, strict: bool) -> None:
+        self._app = app
+        self._strict = strict
+        self._stack = ExitStack()
+        self._real: Any = None
+
+    def __enter__(self) -> Postponed:
+        self._stack.enter_context(rows.collecting())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if self._strict:
+            raise NotAtomic(
+                f"stage() was given a canvas of Celery app {self._app.main!r} with a task of "
+                "another app, which would be sent at once. Stage the tasks of each app apart."
+            )
+        if self._real is None:
+            pool = self._app.amqp.producer_pool
+            self._real = self._stack.enter_context(pool.acquire(block=True))
+        return getattr(self._real, name)
+
+
+def _encoded(body: Any, encoding: str | None) -> bytes:
+    if isinstance(body, str):
+        return body.encode("utf-8" if encoding in (None, "", "binary") else encoding)
+    return bytes(body)

@@ -2,9 +2,9 @@
 
 Celery subscribes to a task's result when it sends the task, builds a group or freezes a chain; with
 Redis each opens a connection. A job that was just staged has no result yet, so the subscription is
-put off until
-somebody waits: ``get()`` and ``join()`` subscribe first to everything that was put off and is still
-    referenced. With ``rpc://`` the reply queue is declared by then as well, not before.
+put off until somebody waits: ``get()`` and ``join()`` subscribe first to everything that was put
+off and is still referenced. With ``rpc://`` the drain declares the reply queue before it publishes
+the job, so that an early result is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
+
+from celery._state import task_join_will_block  # type: ignore[attr-defined]
+
+from .producer import StagingProducer
 
 
 def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
@@ -27,10 +31,15 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
     if hasattr(backend, "_outbox_put_off"):
         return backend
     backend._outbox_put_off = put_off = WeakValueDictionary[int, Any]()
+    reply_queue = hasattr(backend, "binding")
     on_task_call, subscribe = backend.on_task_call, backend.add_pending_result
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
-        return {} if staging() else on_task_call(producer, task_id)
+        if not staging():
+            return on_task_call(producer, task_id)
+        if reply_queue and isinstance(producer, StagingProducer) and not task_join_will_block():
+            producer.also_declare.append(backend.binding)
+        return {}
 
     def add_pending_result(result: Any, *args: Any, **kwargs: Any) -> Any:
         if staging():
@@ -39,8 +48,10 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
         return subscribe(result, *args, **kwargs)
 
     def wait_for_pending(result: Any, **kwargs: Any) -> Any:
-        while put_off:
-            subscribe(put_off.popitem()[1], weak=True)
+        results = list(put_off.values())
+        put_off.clear()
+        for each in results:
+            subscribe(each, weak=True)
         return wait(result, **kwargs)
 
     backend.on_task_call = on_task_call_unless_staging

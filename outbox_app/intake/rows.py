@@ -1,11 +1,10 @@
 """Rows on their way into the caller's transaction.
 
 Rows of one call (a group, ``stage_many``) are collected and written by one INSERT a chunk, at the
-end of the
-outermost block: if anything of the call is refused, nothing of it is written. A row is written
-    inside the transaction that is open on its alias; where the INSERT fails (a lock timeout, say)
-    Django marks that transaction for rollback, so the business row cannot be committed without the
-    job.
+end of the outermost block: if anything of the call is refused, nothing of it is written. A row that
+is staged in a savepoint inside such a block is written there at once, to share its fate. Where an
+INSERT fails (a lock timeout, say) Django marks the open transaction for rollback, so the business
+row cannot be committed without the job.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ from ..signals import jobs_staged
 from .wake import wake_after_commit
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from ..models import StagedJob
 
 #: A multi-row INSERT ends at this many rows or bytes, whichever comes first.
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1024 * 1024
+#: Up to so many bytes fit the packet of any MySQL server, however small it was configured.
+ASK_BYTES = 256 * 1024
 
 
 class Rows:
@@ -43,22 +46,32 @@ class Rows:
         self.streaming = streaming
         self.waiting: dict[str, list[StagedJob]] = {}
         self.bytes = 0
+        self._places = {c.alias: _place(c) for c in connections.all(initialized_only=True)}
 
     def add(self, job: StagedJob, *, using: str) -> None:
         """Take one row for the alias ``using``."""
-        waiting = self.waiting.setdefault(using, [])
-        waiting.append(job)
-        self.bytes += job.size
-        if self.streaming and (len(waiting) >= CHUNK_ROWS or self.bytes >= CHUNK_BYTES):
+        if _place(connections[using]) != self._places.get(using, _OUTSIDE):
+            write([job], using=using)
+            return
+        full = len(self.waiting.get(using, ())) >= CHUNK_ROWS or self.bytes + job.size > CHUNK_BYTES
+        if self.streaming and full:
             self.write()
+        self.waiting.setdefault(using, []).append(job)
+        self.bytes += job.size
 
     def write(self) -> None:
         """Write what was taken, all of it or none."""
         waiting, self.waiting, self.bytes = self.waiting, {}, 0
         for using, jobs in waiting.items():
-            with transaction.atomic(using=using, savepoint=False):
-                for chunk in _chunks(jobs):
-                    write(chunk, using=using)
+            write(jobs, using=using)
+
+
+_OUTSIDE: tuple[bool, list[str]] = (False, [])
+
+
+def _place(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
+    """Return where the transaction of a connection stands: inside which savepoints, if at all."""
+    return connection.in_atomic_block, [sid for sid in connection.savepoint_ids if sid]
 
 
 _collecting: ContextVar[Rows | None] = ContextVar("outbox_app_rows", default=None)
@@ -90,16 +103,17 @@ def add(job: StagedJob, *, using: str) -> None:
 
 
 def write(jobs: list[StagedJob], *, using: str) -> None:
-    """Write rows by one INSERT into the open transaction, and have the drainers woken after its commit.
+    """Write rows into the open transaction, by an INSERT a chunk, and wake the drainers after it.
 
     Raises:
         InvalidJob: A row is larger than the database's packet.
     """
     from ..models import StagedJob
 
-    _check_packet(jobs, using=using)
+    limit = _chunk_bytes(jobs, using=using)
     with transaction.atomic(using=using, savepoint=False):
-        StagedJob.objects.using(using).bulk_create(jobs, batch_size=CHUNK_ROWS)
+        for chunk in _chunks(jobs, limit):
+            StagedJob.objects.using(using).bulk_create(chunk)
         wake_after_commit(using)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
 
@@ -112,15 +126,15 @@ def outbox_alias() -> str:
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:
-    """Return the shard of a job: CRC-32 (as in zlib) of its key, or of its task id where it has none."""
+    """Return the shard of a job: CRC-32 (as in zlib) of its key, else of its task id."""
     return crc32((ordering_key or task_id).encode()) % SHARDS
 
 
-def _chunks(jobs: list[StagedJob]) -> Iterator[list[StagedJob]]:
+def _chunks(jobs: list[StagedJob], limit: int) -> Iterator[list[StagedJob]]:
     chunk: list[StagedJob] = []
     size = 0
     for job in jobs:
-        if chunk and (len(chunk) >= CHUNK_ROWS or size + job.size > CHUNK_BYTES):
+        if chunk and (len(chunk) >= CHUNK_ROWS or size + job.size > limit):
             yield chunk
             chunk, size = [], 0
         chunk.append(job)
@@ -129,19 +143,26 @@ def _chunks(jobs: list[StagedJob]) -> Iterator[list[StagedJob]]:
         yield chunk
 
 
-def _check_packet(jobs: list[StagedJob], *, using: str) -> None:
-    # MySQL cuts the connection, and with it the caller's transaction, when a statement is larger
-    # than its packet. Escaping may double the bytes. Only large rows are worth the question.
+def _chunk_bytes(jobs: list[StagedJob], *, using: str) -> int:
+    """Return how many bytes one INSERT may hold.
+
+    MySQL cuts the connection, and with it the caller's transaction, when a statement is larger than
+    its packet. Escaping may double the bytes. Only much data is worth the question.
+
+    Raises:
+        InvalidJob: A row does not fit.
+    """
     connection = connections[using]
-    largest = max(job.size for job in jobs)
-    if connection.vendor != "mysql" or largest <= CHUNK_BYTES:
-        return
+    if connection.vendor != "mysql" or sum(job.size for job in jobs) <= ASK_BYTES:
+        return CHUNK_BYTES
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@max_allowed_packet")
-        packet = cursor.fetchone()[0]
-    if 2 * largest + 64 * 1024 > packet:
+        packet: int = cursor.fetchone()[0]
+    largest = max(jobs, key=lambda job: job.size)
+    if 2 * largest.size + 16 * 1024 > packet:
         raise InvalidJob(
-            f"A message of {largest} bytes may not fit max_allowed_packet={packet} of database "
-            f"{using!r}, which must hold twice its size. Raise the server's setting, or store the data "
-            "elsewhere and pass its key."
+            f"The message of {largest} is {largest.size} bytes, and the packet of database "
+            f"{using!r}, which must hold twice its size, {packet} (max_allowed_packet). Raise the "
+            "server's setting, or store the data elsewhere and pass its key."
         )
+    return min(CHUNK_BYTES, packet // 5)

@@ -1,4 +1,4 @@
-"""Which calls stage and which go straight out: the mixin that replaces ``send_task`` of a Celery app.
+"""Which calls stage and which go straight out: the mixin that replaces ``Celery.send_task``.
 
 =====================================================  ==========================================
 where the call happens                                 what happens
@@ -14,21 +14,29 @@ explicit ``producer=`` or ``connection=``              sent: the caller asked fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
+from celery.app import amqp as celery_amqp
 from celery.utils.quorum_queues import detect_quorum_queues
 from django.db import connections
 
 from ..conf import settings
 from ..exceptions import NotAtomic
 from . import limits
-from .producer import StagingProducer, unless_staged
+from .producer import Postponed, StagingProducer, unless_staged
 from .results import put_off_subscriptions
-from .rows import collecting, outbox_alias
+from .rows import outbox_alias
+
+#: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
+#: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
+_follow_up: ContextVar[bool] = getattr(
+    celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +99,12 @@ class StagingMixin:
             InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
         """
         producer = producer or options.pop("publisher", None)
-        given = connection or (producer and not isinstance(producer, Postponed))
-        alias = None if given else self._alias_to_stage(name, using, options)
+        if isinstance(producer, Postponed):
+            producer = None
         call = (name, args, kwargs, countdown, eta, task_id)
+        sent_by_hand = producer or connection
+        alias = None if sent_by_hand else self._alias_to_stage(name, args, using, options)
         if alias is None:
-            if isinstance(producer, Postponed):
-                producer = None
             return super().send_task(*call, producer, connection, *rest, **options)  # type: ignore[misc]
 
         limits.check_task(name, self)  # type: ignore[arg-type]
@@ -108,8 +116,9 @@ class StagingMixin:
             ordering_key=ordering_key or (explicit.ordering_key if explicit else ""),
             hold=self._hold_horizon() if eta or countdown else 0,
         )
-        if not hasattr(self.amqp.send_task_message, "stages"):  # type: ignore[attr-defined]
-            self.amqp.send_task_message = unless_staged(self.amqp.send_task_message)  # type: ignore[attr-defined]
+        amqp: Any = self.amqp  # type: ignore[attr-defined]
+        if not hasattr(amqp.send_task_message, "stages"):
+            amqp.send_task_message = unless_staged(amqp.send_task_message)
         before = _staging_now.get()
         _staging_now.set(True)
         try:
@@ -119,37 +128,37 @@ class StagingMixin:
 
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """As Celery's; while staging, a stand-in whose tasks are staged together."""
-        if producer is None and not _staging_now.get() and self._may_stage():
-            return Postponed(self)
+        if producer is None and self._may_stage():
+            return Postponed(self, strict=_explicit.get() is not None)
         return super().producer_or_acquire(producer)  # type: ignore[misc]
 
     default_producer = producer_or_acquire
 
     @property
     def producer_pool(self) -> Any:
-        """As Celery's; while staging, one whose transport knows no native delayed delivery.
+        """As Celery's; while staging, one that seems to have no native delayed delivery.
 
         Celery would freeze the delay into the routing key, and a job that was held would wait
         twice.
         """
-        return _NoNativeDelay if _staging_now.get() else super().producer_pool  # type: ignore[misc]
+        return _NoNativeDelay(self) if _staging_now.get() else super().producer_pool  # type: ignore[misc]
 
     @property
     def backend(self) -> Any:
         """As Celery's, with subscriptions to results put off while staging."""
         return put_off_subscriptions(super().backend, self._stages_here)  # type: ignore[misc]
 
-    def _alias_to_stage(self, name: str, using: str | None, options: dict[str, Any]) -> str | None:
+    def _alias_to_stage(
+        self, name: str, args: Any, using: str | None, options: dict[str, Any]
+    ) -> str | None:
         """Return the alias to stage on, or None to send."""
-        if options.get("retries") or options.get("replaced_task_nesting"):
-            return None
         explicit = _explicit.get()
-        if explicit is not None:
-            return using or explicit.using
-        if not self.stages_by_itself:
+        if explicit is None and (
+            not self.stages_by_itself or _comes_before_an_error(name, args, options)
+        ):
             return None
-        alias = using or outbox_alias()
-        if connections[alias].in_atomic_block:
+        alias = using or (explicit.using if explicit else outbox_alias())
+        if connections[alias].in_atomic_block or (explicit and alias == explicit.using):
             return alias
         others = open_transactions()
         if others:
@@ -159,16 +168,15 @@ class StagingMixin:
                 f"using={others[0]!r} if that database has the outbox's tables and a drainer."
             )
         outside = settings().OUTSIDE
-        # What a worker sends for a chain or a link carries its parent; a chord's callback does not,
-        # so inside a worker nothing is refused.
-        if outside == "send" or options.get("parent_id"):
+        worker = self.current_worker_task  # type: ignore[attr-defined]
+        if outside == "send" or options.get("parent_id") or (worker and _follow_up.get()):
             return None
-        if outside == "refuse" and self.current_worker_task is None:  # type: ignore[attr-defined]
+        if outside == "refuse":
             raise NotAtomic(
                 f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
                 f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
             )
-        return alias if outside == "stage" else None
+        return alias
 
     def _may_stage(self) -> bool:
         return _explicit.get() is not None or (
@@ -184,34 +192,10 @@ class StagingMixin:
         )
 
     def _hold_horizon(self) -> float:
-        transport = super().producer_pool.connections.connection.transport  # type: ignore[misc]
-        native_delay, _ = detect_quorum_queues(self, transport.driver_type)
+        pool = self.amqp.producer_pool  # type: ignore[attr-defined]
+        driver_type = pool.connections.connection.transport.driver_type
+        native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
         return 0 if native_delay else settings().HOLD_HORIZON
-
-
-class Postponed:
-    """What ``producer_or_acquire()`` gives while staging: a group passes it on to each of its tasks.
-
-    The tasks of the block are staged together when it ends. For anything else it is a real producer
-    of the app's pool, acquired at first use.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._stack = ExitStack()
-        self._real: Any = None
-
-    def __enter__(self) -> Postponed:
-        self._stack.enter_context(collecting())
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        if self._real is None:
-            self._real = self._stack.enter_context(self._app.producer_pool.acquire(block=True))
-        return getattr(self._real, name)
 
 
 def open_transactions() -> list[str]:
@@ -220,7 +204,7 @@ def open_transactions() -> list[str]:
 
 
 def adopt(app: Any) -> None:
-    """Make a plain Celery app able to stage what ``stage()`` is given; its own calls go on sending."""
+    """Make a plain app able to stage what ``stage()`` is given; its own calls go on sending."""
     if not isinstance(app, StagingMixin):
         cls = type(app)
         app.__class__ = type(
@@ -228,15 +212,28 @@ def adopt(app: Any) -> None:
         )
 
 
+def _comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:
+    # retry() and replace() raise after they have sent, so a row would be rolled back with the
+    # caller's transaction. Where a task is replaced by a chord that is polled, the body tells.
+    if name == "celery.chord_unlock" and not options.get("retries"):
+        options = args[1]["options"]
+    return bool(options.get("retries") or options.get("replaced_task_nesting"))
+
+
 class _NoNativeDelay:
-    class connections:
-        class connection:
-            class transport:
-                driver_type = "outbox"
+    connections = SimpleNamespace(
+        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="outbox"))
+    )
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app.amqp.producer_pool, name)
 
 
 def celery_app(name: str) -> Celery | None:
     """Return the Celery app of this process whose ``main`` is ``name``, or None."""
-    from celery._state import _get_active_apps
+    from celery._state import _get_active_apps  # type: ignore[attr-defined]
 
     return next((app for app in list(_get_active_apps()) if (app.main or "") == name), None)

@@ -21,7 +21,7 @@ from .sending import adopt, explicitly
 
 
 def stage(
-    task: Task | Signature | str,
+    task: Task[Any, Any] | Signature[Any] | str,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -51,9 +51,9 @@ def stage(
     """
     using = using or outbox_alias()
     require_atomic(using)
-    with explicitly(using=using, ordering_key=ordering_key):
+    with explicitly(using=using, ordering_key=ordering_key), collecting():
         if isinstance(task, str):
-            sender = app or current_app._get_current_object()
+            sender: Any = _unproxied(app or current_app)
             adopt(sender)
             return sender.send_task(task, args, kwargs, **options)
         if not isinstance(task, Task | Signature):
@@ -61,12 +61,16 @@ def stage(
                 f"stage() takes a Celery task, a signature or a task name; got {task!r}. "
                 "Decorate the function with @shared_task."
             )
-        adopt(_app_of(task))
-        return task.apply_async(args, kwargs, **options)
+        adopt(_unproxied(task.app))
+        return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type]
 
 
 def stage_many(
-    jobs: Iterable[Signature], *, using: str | None = None, ordering_key: str = "", **options: Any
+    jobs: Iterable[Signature[Any]],
+    *,
+    using: str | None = None,
+    ordering_key: str = "",
+    **options: Any,
 ) -> int:
     """Stage many signatures, all of them or none.
 
@@ -96,12 +100,11 @@ def require_atomic(using: str) -> None:
     """Raise ``NotAtomic`` unless a transaction is open on ``using`` (or the settings open one)."""
     if not connections[using].in_atomic_block and settings().OUTSIDE != "stage":
         raise NotAtomic(
-            f"stage() was called outside a transaction on {using!r}. Wrap the work and the staging in "
-            f"transaction.atomic(using={using!r})."
+            f"stage() was called outside a transaction on {using!r}. Wrap the work and the staging "
+            f"in transaction.atomic(using={using!r})."
         )
 
 
-def _app_of(task: Task | Signature) -> Any:
-    app = task.app
+def _unproxied(app: Any) -> Any:
     get = getattr(app, "_get_current_object", None)
     return get() if get else app

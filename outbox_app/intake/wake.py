@@ -1,11 +1,10 @@
-"""Waking the drainers after a commit. Nothing depends on it: a lost wake-up costs one polling interval.
+"""Waking the drainers after a commit. Nothing depends on it: a lost wake-up costs one interval.
 
 On PostgreSQL a NOTIFY goes out in a statement of its own, after the commit: inside the business
-    transaction it would take a lock on the whole database at commit. A process sends at most one in
-    ``DEBOUNCE`` seconds. What is left
-out in that time is not lost: a drainer that was woken looks again after ``LINGER`` seconds, which
-    is longer, before it goes back to its interval. Elsewhere nothing is sent, and the drainers
-    poll.
+transaction it would take a lock on the whole database at commit. A process sends at most one in
+``DEBOUNCE`` seconds. What is left out in that time is not lost: a drainer that was woken looks
+again after ``LINGER`` seconds, which is longer, before it goes back to its interval. Elsewhere
+nothing is sent, and the drainers poll.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Migration(migrations.Migration):
                         verbose_name="handled at",
                     ),
                 ),
-                ("result", models.JSONField(null=True, verbose_name="result")),
+                ("result", models.TextField(blank=True, default="", verbose_name="result")),
             ],
             options={
                 "verbose_name": "inbox entry",
@@ -227,7 +227,14 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "staged jobs",
                 "db_table": "outbox_stagedjob",
                 "indexes": [
-                    models.Index(fields=["shard", "available_at", "id"], name="outbox_staged_ready")
+                    models.Index(
+                        fields=["app", "shard", "available_at", "id"], name="outbox_staged_ready"
+                    )
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("shard__lt", 128)), name="outbox_staged_shard"
+                    )
                 ],
             },
         ),

@@ -18,8 +18,8 @@ class InboxEntry(models.Model):
     job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
     task = models.CharField(_("task"), max_length=255)
     handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
-    #: What the task returned, where the task asked to keep it.
-    result = models.JSONField(_("result"), null=True)
+    #: What the task returned, in kombu's JSON, where somebody may ask for it; empty for None.
+    result = models.TextField(_("result"), blank=True, default="")
 
     class Meta:
         db_table = "outbox_inbox"

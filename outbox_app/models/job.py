@@ -14,6 +14,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import SHARDS
 from .clock import DatabaseNow
 
 
@@ -79,9 +80,15 @@ class StagedJob(JobMessage):
         verbose_name = _("staged job")
         verbose_name_plural = _("staged jobs")
         indexes = [
-            # One index serves ready rows (NULL, in id order) and held ones (by time), shard by
-            # shard: a million held rows cost the ready ones nothing.
-            models.Index(fields=["shard", "available_at", "id"], name="outbox_staged_ready"),
+            # One index serves ready rows (NULL, in id order) and held ones (by time), app by app
+            # and shard by shard: a million held rows cost the ready ones nothing.
+            models.Index(fields=["app", "shard", "available_at", "id"], name="outbox_staged_ready"),
+        ]
+        constraints = [
+            # Nobody owns a shard beyond the last: such a row would wait for ever, unseen.
+            models.CheckConstraint(
+                condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard"
+            ),
         ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def drain(
         ("--max-jobs", max_jobs, 1),
         ("--interval", interval, 0.01),
     ):
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # NaN too
             raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
     using = using or outbox_alias()
     if using not in connections:
@@ -81,22 +82,39 @@ def drain(
 
 def _bound_waits(using: str) -> None:
     """Bound connecting, and answers where the driver can: its default is to wait for ever."""
-    timeout = int(settings().LEASE_SECONDS) or 1
-    bounds = {"postgresql": ("connect_timeout",)}
-    bounds["mysql"] = ("connect_timeout", "read_timeout", "write_timeout")
-    for name in bounds.get(connections[using].vendor, ()):
-        connections[using].settings_dict.setdefault("OPTIONS", {}).setdefault(name, timeout)
+    timeout = max(1, int(settings().LEASE_SECONDS))
+    bounds = {
+        "postgresql": ["connect_timeout"],
+        "mysql": ["connect_timeout", "read_timeout", "write_timeout"],
+    }
+    options = connections[using].settings_dict.setdefault("OPTIONS", {})
+    for name in bounds.get(connections[using].vendor, []):
+        options.setdefault(name, timeout)
 
 
-def _drain_here(options: dict[str, Any], *, once: bool, write: Callable[[str], Any]) -> int:
-    drainer = Drain(**options, on_turn=Progress(write))
+def _drain_here(
+    options: dict[str, Any],
+    *,
+    once: bool,
+    write: Callable[[str], Any],
+    parent: int | None = None,
+) -> int:
+    progress = Progress(write)
+
+    def on_turn(drainer: Drain) -> None:
+        progress(drainer)
+        if parent is not None and os.getppid() != parent:
+            drainer.stop()  # killed: nobody is left to pass a stop on
+
+    drainer = Drain(**options, on_turn=on_turn)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: drainer.stop())
     write(
-        f"drainer started database={drainer.using} batch_size={drainer.reader.batch_size} "
+        f"drainer started database={drainer.using} batch_size={drainer.batch_size} "
         f"interval={drainer.interval:g}"
     )
     try:
+        drainer.open_brokers()
         tally = drainer.run(once=once)
     except UnsafeBroker as error:
         write(f"unsafe broker: {error}")
@@ -113,27 +131,27 @@ def _drain_in_children(
     context = multiprocessing.get_context("fork")
     stopping = False
 
+    def stop(number: int, frame: Any) -> None:
+        nonlocal stopping
+        stopping = True
+
+    # Before the first fork: a signal that comes too early must not leave orphans behind.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
     def start() -> Any:
-        child = context.Process(target=_child, args=(options, once, write))
+        child = context.Process(target=_child, args=(options, once, write, os.getpid()))
         child.start()
         return child
 
     children = [start() for _ in range(processes)]
-
-    def pass_on(number: int, frame: Any) -> None:
-        nonlocal stopping
-        stopping = True
-        for child in children:
-            if child.is_alive():
-                child.terminate()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
     code = EXIT_OK
     while children:
         for child in list(children):
-            child.join(timeout=0.2)
+            child.join(timeout=0.1)
             if child.exitcode is None:
+                if stopping:  # again and again: a new child may not listen yet
+                    child.terminate()
                 continue
             children.remove(child)
             if child.exitcode == EXIT_UNSAFE:
@@ -148,8 +166,8 @@ def _drain_in_children(
     return code
 
 
-def _child(options: dict[str, Any], once: bool, write: Callable[[str], Any]) -> None:
-    raise SystemExit(_drain_here(options, once=once, write=write))
+def _child(options: dict[str, Any], once: bool, write: Callable[[str], Any], parent: int) -> None:
+    raise SystemExit(_drain_here(options, once=once, write=write, parent=parent))
 
 
 class Progress:

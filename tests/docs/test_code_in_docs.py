@@ -11,9 +11,11 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from celery import _state
+from django.test.utils import isolate_apps
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,8 +35,10 @@ def blocks(page: Path) -> list[types.CodeType]:
 
 
 @pytest.fixture
-def keep_current_app() -> Iterator[None]:
-    """A page may define a Celery app; it does not stay the current one."""
+def keep_current_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A page may define a Celery app and shared tasks; nothing of them stays."""
+    monkeypatch.setattr(_state, "_apps", WeakSet())
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     default, current = _state.default_app, getattr(_state._tls, "current_app", None)
     yield
     _state.set_default_app(default)
@@ -50,8 +54,9 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module inside an installed app, so that a page may define models.
     module = types.ModuleType(f"tests.docs.{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for block in blocks(page):
-        exec(block, module.__dict__)
+    with isolate_apps("tests"):
+        for block in blocks(page):
+            exec(block, module.__dict__)
 
 
 def test_pages_are_found() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery import Celery
 from django.db import transaction
+from django.utils import timezone
 from kombu import Queue
 
+from outbox_app.celery import OutboxCelery
 from outbox_app.delivery.drain import Drain
 from outbox_app.models import StagedJob
-from tests.intake import twins
+from tests.intake import tasks, twins
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -21,12 +26,19 @@ def broker_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def assert_equal(broker_url: str) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+def inbox(broker_url: str) -> Iterator[twins.Inbox]:
+    """A look into the broker."""
+    made = (twins.RedisInbox if broker_url.startswith("redis") else twins.RabbitInbox)(broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict[str, Any]]]:
     """``assert_equal(send, using=…, **conf)``: staged and drained, it is what plain Celery sends.
 
     ``send`` is called with each twin. Returns the messages, in order.
     """
-    inbox = (twins.RedisInbox if broker_url.startswith("redis") else twins.RabbitInbox)(broker_url)
 
     def check(
         send: Callable[[twins.Twin], Any],
@@ -35,25 +47,73 @@ def assert_equal(broker_url: str) -> Iterator[Callable[..., list[dict[str, Any]]
         queues: tuple[Queue, ...] = (),
         **conf: Any,
     ) -> list[dict[str, Any]]:
-        name = f"app-{uuid4().hex[:12]}"
-        app = twins.plain(broker_url, name, **conf)
-        inbox.prepare([*app.app.amqp.queues.values(), *queues])
-        send(app)
+        options = {"name": f"app-{uuid4().hex[:12]}", "now": timezone.now(), **conf}
+        twin = twins.twin(Celery, broker_url, **options)
+        inbox.declare([*twin.app.amqp.queues.values(), *queues])
+        send(twin)
         expected = twins.normalised(inbox.received())
         assert expected, "plain Celery sent nothing"
-        app.app.close()
+        twin.close()
 
-        app = twins.staging(broker_url, name, **conf)
+        twin = twins.twin(OutboxCelery, broker_url, **options)
         with transaction.atomic(using=using):
-            send(app)
+            send(twin)
         assert not inbox.received()
-        assert StagedJob.objects.using(using).count() == len(expected)
+        jobs = StagedJob.objects.using(using).order_by("id")
+        ids = list(jobs.values_list("task_id", flat=True))
+        assert len(ids) == len(expected)
         tally = Drain(using=using).run(once=True)
         assert (tally.published, tally.dead, tally.expired) == (len(expected), 0, 0)
-        got = twins.normalised(inbox.received())
-        app.app.close()
+        received = inbox.received()  # without a key they may overtake one another
+        received.sort(key=lambda message: ids.index(message["properties"]["correlation_id"]))
+        got = twins.normalised(received)
+        twin.close()
         assert got == expected
         return got
 
-    yield check
-    inbox.close()
+    return check
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Any]) -> Any:
+    """An OutboxCelery with a broker and a result backend in memory."""
+    return make_app("memory://", result_backend="cache+memory://")
+
+
+@pytest.fixture
+def add(app: Any) -> Any:
+    """The task ``add`` of ``app``."""
+    return app.task(name="add", shared=False)(tasks.add)
+
+
+@pytest.fixture
+def sent_by() -> Callable[[Any], list[Any]]:
+    """``sent_by(app)``: the arguments of what the app's broker got, without going through a row."""
+
+    def take(app: Any) -> list[Any]:
+        found = []
+        with app.connection_for_read() as connection:
+            queue = app.amqp.default_queue(connection.default_channel)
+            queue.declare()
+            while (message := queue.get(no_ack=True)) is not None:
+                found.append(message.payload[0])
+        return found
+
+    return take
+
+
+@pytest.fixture
+def sent(app: Any, sent_by: Callable[[Any], list[Any]]) -> Callable[[], list[Any]]:
+    """``sent()``: the same of the fixture ``app``."""
+    return partial(sent_by, app)
+
+
+@pytest.fixture
+def staged(alias: str) -> Callable[[], list[Any]]:
+    """``staged()``: the arguments of what is in the table on ``alias``, in order."""
+
+    def read() -> list[Any]:
+        jobs = StagedJob.objects.using(alias).order_by("id")
+        return [json.loads(bytes(job.body))[0] for job in jobs]
+
+    return read

@@ -9,15 +9,14 @@ from datetime import UTC, datetime, timedelta
 
 import kombu.serialization
 import pytest
-from kombu import Exchange, Queue
 
 from tests.intake import tasks
-from tests.intake.twins import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
 
 ID = "3f0e3c5e-0000-4000-8000-c0ffee000001"
-SOON = NOW + timedelta(seconds=100)
+SOON = timedelta(seconds=100)
+LATER = timedelta(hours=1)
 
 
 class Colour(enum.Enum):
@@ -32,20 +31,18 @@ TASKS = {
     "countdown": lambda t: t.add.apply_async((2, 2), countdown=100),
     "countdown 0": lambda t: t.add.apply_async((2, 2), countdown=0),
     "countdown in the past": lambda t: t.add.apply_async((2, 2), countdown=-5),
-    "eta": lambda t: t.add.apply_async((2, 2), eta=SOON),
+    "eta": lambda t: t.add.apply_async((2, 2), eta=t.now + SOON),
     "eta of another zone": lambda t: t.add.apply_async(
-        (2, 2), eta=SOON.astimezone(datetime.strptime("+0530", "%z").tzinfo)
+        (2, 2), eta=(t.now + SOON).astimezone(datetime.strptime("+0530", "%z").tzinfo)
     ),
-    "naive eta": lambda t: t.add.apply_async((2, 2), eta=SOON.replace(tzinfo=None)),
-    "eta as text": lambda t: t.add.apply_async((2, 2), eta=SOON.isoformat()),
+    "naive eta": lambda t: t.add.apply_async((2, 2), eta=(t.now + SOON).replace(tzinfo=None)),
+    "eta as text": lambda t: t.add.apply_async((2, 2), eta=(t.now + SOON).isoformat()),
     "expires in seconds": lambda t: t.add.apply_async((2, 2), expires=3000),
-    "expires at": lambda t: t.add.apply_async((2, 2), expires=NOW + timedelta(hours=1)),
+    "expires at": lambda t: t.add.apply_async((2, 2), expires=t.now + LATER),
     "expires at, naive": lambda t: t.add.apply_async(
-        (2, 2), expires=(NOW + timedelta(hours=1)).replace(tzinfo=None)
+        (2, 2), expires=(t.now + LATER).replace(tzinfo=None)
     ),
-    "expires as text": lambda t: t.add.apply_async(
-        (2, 2), expires=(NOW + timedelta(hours=1)).isoformat()
-    ),
+    "expires as text": lambda t: t.add.apply_async((2, 2), expires=(t.now + LATER).isoformat()),
     "expiration": lambda t: t.add.apply_async((2, 2), expiration=3000),
     "priority": lambda t: t.add.apply_async((2, 2), priority=3),
     "priority 0": lambda t: t.add.apply_async((2, 2), priority=0),
@@ -90,7 +87,7 @@ TASKS = {
     ),
     "correlation_id": lambda t: t.add.apply_async((2, 2), message_id="m-1", app_id="shop"),
     "types that Celery's JSON takes": lambda t: t.add.delay(
-        [uuid.UUID(int=7), decimal.Decimal("1.10"), datetime(2030, 1, 2), b"\x00\xff"], y=NOW.date()
+        [uuid.UUID(int=7), decimal.Decimal("1.10"), datetime(2030, 1, 2)], [b"\xff", t.now.date()]
     ),
     "what PostgreSQL's JSON refuses": lambda t: t.add.delay("\u0000\ud800", float("nan")),
     "4-byte text": lambda t: t.add.delay("🎈", y="ß"),
@@ -107,7 +104,7 @@ TASKS = {
 def backwards():
     """A serializer of the project's own, with a text encoding that is not UTF-8."""
     kombu.serialization.register(
-        "backwards", lambda o: repr(o)[::-1] + "ß", eval, "application/x-backwards", "latin-1"
+        "backwards", lambda o: repr(o)[::-1], eval, "application/x-backwards", "latin-1"
     )
     yield
     kombu.serialization.unregister("backwards")
@@ -115,4 +112,4 @@ def backwards():
 
 @pytest.mark.parametrize("send", TASKS.values(), ids=TASKS)
 def test_task(send, assert_equal):
-    (message,) = assert_equal(send)
+    assert_equal(send)

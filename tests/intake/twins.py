@@ -13,19 +13,17 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import redis
 from celery import Celery
 from celery.app.task import Task
-from kombu import Connection, Queue
+from kombu import Connection, Queue, pools
 
-from outbox_app.celery import OutboxCelery
 from tests.intake import tasks
 
-#: What both apps take for now, so that a countdown gives both the same eta.
-NOW = datetime.now(UTC)
 _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -34,21 +32,32 @@ class Twin:
     """One of the two apps, with its tasks."""
 
     app: Celery
-    name: str
+    #: What the app takes for now, so that a countdown gives both twins the same eta.
+    now: datetime
     add: Task = field(init=False)
     double: Task = field(init=False)
     total: Task = field(init=False)
     bound: Task = field(init=False)
 
     def __post_init__(self) -> None:
-        task = self.app.task
+        task = partial(self.app.task, shared=False)  # not with every other app of the process
         self.add = task(name="add")(tasks.add)
         self.double = task(name="double")(tasks.double)
         self.total = task(name="total")(tasks.total)
         self.bound = task(name="bound", bind=True, time_limit=7)(tasks.bound)
 
+    def close(self) -> None:
+        """End the app and its connections."""
+        pools.reset()
+        backend = self.app._backend
+        if hasattr(backend, "client"):
+            backend.result_consumer.subscribed_to.clear()  # or results unsubscribe when collected
+            backend.result_consumer.stop()
+            backend.client.connection_pool.disconnect()
+        self.app.close()
 
-def twin(cls: type[Celery], broker_url: str, name: str, **conf: Any) -> Twin:
+
+def twin(cls: type[Celery], broker_url: str, name: str, *, now: datetime, **conf: Any) -> Twin:
     """Make an app of the given class; ``name`` is its own and its default queue's."""
     app = cls(name, broker=broker_url, set_as_current=False)
     app.conf.update(
@@ -59,87 +68,92 @@ def twin(cls: type[Celery], broker_url: str, name: str, **conf: Any) -> Twin:
             **conf,
         }
     )
-    app.now = lambda: NOW
-    return Twin(app, name)
+    app.now = lambda: now
+    return Twin(app, now)
 
 
-def plain(broker_url: str, name: str, **conf: Any) -> Twin:
-    return twin(Celery, broker_url, name, **conf)
+class Inbox:
+    """Looks into a broker: takes raw messages out, and leaves nothing behind.
 
-
-def staging(broker_url: str, name: str, **conf: Any) -> Twin:
-    return twin(OutboxCelery, broker_url, name, **conf)
-
-
-class RedisInbox:
-    """The raw messages of a Redis database: those in lists, and those published to channels."""
-
-    def __init__(self, url: str) -> None:
-        self.client = redis.Redis.from_url(url)
-        self.pubsub = self.client.pubsub()
-
-    def prepare(self, queues: Iterable[Queue]) -> None:
-        self.pubsub.psubscribe("*")
-        self.pubsub.get_message(timeout=5)
-
-    def received(self) -> list[dict[str, Any]]:
-        found = []
-        for key in sorted(self.client.scan_iter(_type="list")):
-            while (raw := self.client.rpop(key)) is not None:
-                found.append({"list": key.decode(), **json.loads(raw)})
-        while (message := self.pubsub.get_message()) is not None:
-            found.append({"channel": message["channel"].decode(), **json.loads(message["data"])})
-        for message in found:
-            message["body"] = base64.b64decode(message["body"])
-            message["properties"].pop("delivery_tag")
-        return found
-
-    def close(self) -> None:
-        self.pubsub.close()
-        self.client.flushdb()
-        self.client.close()
-
-
-class RabbitInbox:
-    """The raw messages of some queues of RabbitMQ, which are deleted at the end."""
+    Args:
+        url: A broker whose queues, exchanges and database belong to the test.
+    """
 
     def __init__(self, url: str) -> None:
         self.connection = Connection(url)
         self.channel = self.connection.channel()
         self.queues: list[Queue] = []
 
-    def prepare(self, queues: Iterable[Queue]) -> None:
+    def declare(self, queues: Iterable[Queue]) -> None:
+        """Declare queues, so that what is routed to them can be received."""
         for queue in queues:
             self.queues.append(queue(self.channel))
             self.queues[-1].declare()
 
     def received(self) -> list[dict[str, Any]]:
-        found = []
-        for queue in self.queues:
-            while (raw := self.channel.basic_get(queue.name, no_ack=True)) is not None:
-                raw = getattr(raw, "_raw", raw)
-                info = {k: raw.delivery_info[k] for k in ("exchange", "routing_key")}
-                body = raw.body.encode() if isinstance(raw.body, str) else raw.body
-                properties = dict(raw.properties)
-                headers = properties.pop("application_headers", {})
-                found.append(
-                    {
-                        "list": queue.name,
-                        "body": body,
-                        "headers": headers,
-                        "properties": {**properties, "delivery_info": info},
-                    }
-                )
-        return found
+        """Take every message, in order."""
+        raise NotImplementedError
 
     def close(self) -> None:
         for queue in self.queues:
             queue.delete()
+            if queue.exchange is not None and queue.exchange.name not in ("", queue.name):
+                queue.exchange.delete()
         self.connection.release()
 
 
+class RedisInbox(Inbox):
+    """Takes from the lists of a Redis database, and what was published to its channels."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.client = redis.Redis.from_url(url)
+        self.pubsub = self.client.pubsub()
+        # Channels are common to all databases; kombu puts the number into their names.
+        self.pubsub.psubscribe(f"/{self.connection.virtual_host}.*")
+        self.pubsub.get_message(timeout=5)
+
+    def received(self) -> list[dict[str, Any]]:
+        found = []
+        for key in sorted(self.client.scan_iter(_type="list")):
+            while (raw := self.client.rpop(key)) is not None:
+                found.append({"queue": key.decode(), **json.loads(raw)})
+        while (message := self.pubsub.get_message()) is not None:
+            found.append({"queue": message["channel"].decode(), **json.loads(message["data"])})
+        for message in found:
+            message["body"] = base64.b64decode(message["body"])
+            message["properties"].pop("delivery_tag")
+        return found
+
+    def close(self) -> None:
+        super().close()
+        self.pubsub.close()
+        self.client.close()
+
+
+class RabbitInbox(Inbox):
+    """Takes from the declared queues."""
+
+    def received(self) -> list[dict[str, Any]]:
+        found = []
+        for queue in self.queues:
+            while (raw := self.channel.basic_get(queue.name, no_ack=True)) is not None:
+                properties = dict(raw.properties)
+                headers = properties.pop("application_headers", {})
+                route = {name: raw.delivery_info[name] for name in ("exchange", "routing_key")}
+                found.append(
+                    {
+                        "queue": queue.name,
+                        "body": raw.body.encode() if isinstance(raw.body, str) else raw.body,
+                        "headers": headers,
+                        "properties": {**properties, "delivery_info": route},
+                    }
+                )
+        return found
+
+
 def normalised(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with ids in order of appearance and TTLs in ten seconds."""
+    """Return the messages with ids in order of appearance and TTLs in minutes."""
     ids: dict[bytes, bytes] = {}
 
     def number(match: re.Match[bytes]) -> bytes:
@@ -161,5 +175,5 @@ def normalised(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         properties = message["properties"]
         if "expiration" in properties:
-            properties["expiration"] = math.ceil(int(properties["expiration"]) / 10_000)
+            properties["expiration"] = math.ceil(int(properties["expiration"]) / 60_000)
     return [walk(message) for message in messages]

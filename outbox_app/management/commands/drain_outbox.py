@@ -1,4 +1,8 @@
-"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is told to stop."""
+"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is told to stop.
+
+Thin: arguments in, ``operations.drainers.drain`` out. Whatever is not given is a setting of the
+project, read when the drain starts: what is wrong with them, the system checks have said by then.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from ...conf import settings
 from ...operations.drainers import drain
 
 HELP = """
@@ -15,9 +18,8 @@ Moves committed jobs from the table outbox_stagedjob to the broker of the Celery
 them.
 
 Run one or more of these beside your Celery workers, under systemd or in a container of their own.
-Any number may
-run: they share the work, and if one is killed the others take its share over within the lease
-    (OUTBOX["LEASE_SECONDS"]).
+Any number may run: they share the work, and if one is killed the others take its share over within
+the lease (OUTBOX["LEASE_SECONDS"]).
 
   SIGTERM, SIGINT   finish the batch in hand, hand the shards back, exit 0
 
@@ -26,7 +28,7 @@ Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments; 3 th
 
 
 class Command(BaseCommand):
-    """Thin: arguments in, ``operations.drainers.drain`` out."""
+    """Drains the outbox of one database."""
 
     help = HELP
     requires_migrations_checks = True
@@ -38,23 +40,20 @@ class Command(BaseCommand):
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options; the defaults are the project's settings."""
-        conf = settings()
+        """Declare the options."""
         parser.add_argument(
             "--interval",
             type=float,
-            default=conf.INTERVAL,
             metavar="SECONDS",
-            help=f"pause between two looks at an empty outbox (default {conf.INTERVAL:g}). On "
+            help="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], 1). On "
             "PostgreSQL a commit wakes the drainer at once; elsewhere this is the "
             "longest delay, and 0.1 is fine",
         )
         parser.add_argument(
             "--batch-size",
             type=int,
-            default=conf.BATCH_SIZE,
             metavar="N",
-            help=f"rows moved at once (default {conf.BATCH_SIZE})",
+            help="rows moved at once (default: OUTBOX['BATCH_SIZE'], 1000)",
         )
         parser.add_argument(
             "--once",
@@ -63,7 +62,6 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--database",
-            default=conf.DATABASE,
             metavar="ALIAS",
             help="database alias of the outbox (default: OUTBOX['DATABASE'], else what the "
             "routers say)",

@@ -1,0 +1,95 @@
+"""Filters beside a list. What they offer is read from the newest rows only.
+
+Django's own filter for text would read every different value of the column, which is a look at
+every row. A value that is not offered can still be asked for in the address, as the overview's
+links do.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.admin import SimpleListFilter
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from ..models import DatabaseNow
+from ..operations.text import one_line
+
+#: Rows in which the values to offer are looked for.
+NEWEST = 1000
+#: Values that are offered.
+OFFERED = 30
+
+
+class ColumnFilter(SimpleListFilter):
+    """Rows with one value in a column."""
+
+    parameter_name: str
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Offer the values of the newest rows, and the one that is asked for."""
+        rows = model_admin.get_queryset(request).order_by("-id")
+        values = set(rows.values_list(self.parameter_name, flat=True)[:NEWEST])
+        offered = sorted(values)[:OFFERED]
+        asked = self.value()
+        if asked is not None and asked not in offered:
+            offered.append(asked)
+        return [(value, one_line(value, 80) or "-") for value in offered]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        """Compare the whole value."""
+        asked = self.value()
+        return None if asked is None else queryset.filter(**{self.parameter_name: asked})
+
+
+def column_filter(name: str, heading: Any) -> type[ColumnFilter]:
+    """Return the filter of the column ``name``."""
+    return type(f"{name}_filter", (ColumnFilter,), {"parameter_name": name, "title": heading})
+
+
+class StateFilter(SimpleListFilter):
+    """Staged jobs that may leave now, and those that wait for their time."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Offer the states."""
+        return [("ready", _("Ready")), ("held", _("Held")), ("due", _("Held, and due by now"))]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Speak as the queryset does."""
+        match self.value():
+            case "ready":
+                return queryset.filter(available_at=None)
+            case "held":
+                return queryset.held()
+            case "due":
+                return queryset.due()
+        return None
+
+
+class AgeFilter(SimpleListFilter):
+    """Dead jobs by when they died, by the database's clock."""
+
+    title = _("age")
+    parameter_name = "died"
+    ages = {
+        "1h": (timedelta(hours=1), _("In the last hour")),
+        "3h": (timedelta(hours=3), _("In the last 3 hours")),
+        "24h": (timedelta(hours=24), _("In the last 24 hours")),
+        "3d": (timedelta(days=3), _("In the last 3 days")),
+        "7d": (timedelta(days=7), _("In the last 7 days")),
+    }
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Offer the ages."""
+        return [(name, words) for name, (_age, words) in self.ages.items()]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Rows that died at most so long ago."""
+        age = self.ages.get(self.value() or "")
+        return age and queryset.filter(died_at__gte=DatabaseNow() - age[0])

@@ -1,0 +1,129 @@
+"""A job's message, to look at.
+
+The envelope is our own JSON. The body is decoded only where it says it is JSON, plain or
+compressed by zlib; anything else (pickle, yaml, a compression we do not know) is shown as its type
+and size, and nothing of it is ever loaded. No input makes this raise: what is damaged is shown as
+it is. Large text is cut before it is worked on.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from ..models import StagedJob
+from ..models.job import JobMessage
+from ..operations.text import LIMIT, shown
+
+#: A body longer than this is not parsed, so it is shown as it was written. In characters.
+PARSED = 1024 * 1024
+#: A body's content type for which it is decoded.
+JSON = "application/json"
+#: What kombu calls zlib.
+ZLIB = "application/x-gzip"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a message: what it is, and its text where there is something to read."""
+
+    note: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A message in parts."""
+
+    body: Part
+    headers: Part
+    #: Route, priority, properties and the rest.
+    options: Part
+    due: str
+    expires: str
+
+
+def payload(job: JobMessage) -> Payload:
+    """Return the message of a job, staged or dead, for display."""
+    envelope = _parsed(_text(job.envelope))  # whole, as our own parts are in it
+    if not isinstance(envelope, dict):
+        damaged = Part(_("The envelope is damaged. It is shown as it is."), _cut(job.envelope))
+        body = Part(_opaque(_("of unknown type"), len(_bytes(job.body))))
+        return Payload(body, damaged, Part(""), "", "")
+    headers = envelope.pop("headers", {})
+    times = headers if isinstance(headers, dict) else {}
+    held = job.available_at if isinstance(job, StagedJob) else None
+    due = times.get("eta") or held or ""
+    return Payload(
+        body=_body(_bytes(job.body), envelope, times),
+        headers=_json(headers, ""),
+        options=_json({name: value for name, value in envelope.items() if value}, ""),
+        due=shown(due, 100),
+        expires=shown(envelope.get("expires") or times.get("expires") or "", 100),
+    )
+
+
+def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Part:
+    kind = str(envelope.get("content_type") or _("no content type"))
+    compression = headers.get("compression")
+    if kind != JSON or compression not in (None, "", ZLIB):
+        if compression:
+            kind = f"{kind}, {compression}"
+        return Part(_opaque(kind, len(body)))
+    note = _("JSON, %(size)d bytes.") % {"size": len(body)}
+    if compression:
+        try:
+            # Bounded: a few bytes may unpack to gigabytes.
+            body = zlib.decompressobj(wbits=47).decompress(body, PARSED + 1)
+        except zlib.error as error:
+            return Part(f"{_opaque(f'{kind}, {compression}', len(body))} {error}")
+    text = body[: PARSED + 1].decode(errors="backslashreplace")
+    parsed = _parsed(text) if len(text) <= PARSED else _UNPARSED
+    return Part(note, _cut(text)) if parsed is _UNPARSED else _json(parsed, note)
+
+
+_UNPARSED = object()
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _UNPARSED
+
+
+def _json(value: Any, note: str) -> Part:
+    try:
+        return Part(note, _cut(json.dumps(value, indent=2, ensure_ascii=False)))
+    except RecursionError:
+        return Part(f"{note} {_('Nested too deeply to be shown.')}")
+
+
+def _cut(text: object) -> str:
+    given = _text(text)
+    if len(given) <= LIMIT:
+        return shown(given)
+    more = _("Cut: the first %(limit)d characters are shown.") % {"limit": LIMIT}
+    return f"{shown(given)}\n\n{more}"
+
+
+def _opaque(kind: str, size: int) -> str:
+    return _("Opaque: %(kind)s, %(size)d bytes, not decoded.") % {
+        "kind": shown(kind, 200),
+        "size": size,
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _bytes(value).decode(errors="backslashreplace")
+
+
+def _bytes(value: Any) -> bytes:
+    # SQLite gives back what a hand has put there, text too.
+    return (
+        value.encode(errors="backslashreplace") if isinstance(value, str) else bytes(value or b"")
+    )

@@ -1,0 +1,139 @@
+"""Databases that hold an outbox: what their configuration would break or slow down.
+
+Runs for the aliases that ``--database`` names, and there only where the tables exist: ``migrate``
+checks before it makes them. Reads catalogues, and the first rows of the job table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
+
+from ..intake.declaration import load_tasks
+from ..intake.sending import celery_app
+from ..migrations._collation import COLLATIONS
+from ..models import StagedJob
+
+#: How many staged rows are looked at, oldest first.
+ROWS = 1000
+#: How many names a message lists.
+LISTED = 5
+
+
+def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what is wrong with the outbox's databases."""
+    found: list[CheckMessage] = []
+    for alias in databases or ():
+        connection = connections[alias]
+        tables = {m._meta.db_table for m in apps.get_app_config("outbox_app").get_models()}
+        tables &= set(connection.introspection.table_names())
+        if StagedJob._meta.db_table not in tables:
+            continue
+        if connection.vendor == "mysql":
+            found += _check_mysql(connection, sorted(tables))
+        elif connection.vendor == "sqlite":
+            found += _check_sqlite(connection)
+        found += _check_tasks(alias)
+    return found
+
+
+def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
+    collation = COLLATIONS[connection.mysql_is_mariadb]
+    slots = ", ".join(["%s"] * len(tables))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, engine FROM information_schema.tables "
+            f"WHERE table_schema = DATABASE() AND table_name IN ({slots}) AND engine <> 'InnoDB'",
+            tables,
+        )
+        engines = cursor.fetchall()
+        cursor.execute(
+            "SELECT table_name, column_name, collation_name FROM information_schema.columns "
+            f"WHERE table_schema = DATABASE() AND table_name IN ({slots}) "
+            "AND collation_name <> %s",
+            [*tables, collation],
+        )
+        columns = cursor.fetchall()
+        cursor.execute("SELECT @@sql_mode")
+        (sql_mode,) = cursor.fetchone()
+    for table, engine in engines:
+        yield Error(
+            f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job would "
+            "stay when its transaction is rolled back.",
+            hint=f"ALTER TABLE {table} ENGINE = InnoDB",
+            id="outbox.E008",
+        )
+    for table in sorted({table for table, *_ in columns}):
+        named = [f"{name} ({found})" for other, name, found in columns if other == table]
+        yield Error(
+            f"Table {table} on {connection.alias!r} does not compare byte by byte in utf8mb4: "
+            f"{_listed(named)}. Keys that differ in case or in trailing spaces would be equal.",
+            hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}",
+            id="outbox.E009",
+        )
+    if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(sql_mode.split(",")):
+        yield Warning(
+            f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not fit.",
+            hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
+            id="outbox.W007",
+        )
+
+
+def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
+    if connection.is_in_memory_db():
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode")
+        (mode,) = cursor.fetchone()
+    if mode != "wal":
+        yield Warning(
+            f"SQLite database {connection.alias!r} has journal_mode {mode!r}: readers and writers "
+            "lock each other out, and calls fail with 'database is locked'.",
+            hint="DATABASES[…]['OPTIONS']['init_command'] = 'PRAGMA journal_mode = WAL'",
+            id="outbox.W008",
+        )
+    if connection.transaction_mode not in ("IMMEDIATE", "EXCLUSIVE"):
+        yield Warning(
+            f"SQLite database {connection.alias!r} begins transactions as readers: two that write "
+            "at the same time fail with 'database is locked', whatever the timeout.",
+            hint="DATABASES[…]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'",
+            id="outbox.W009",
+        )
+
+
+def _check_tasks(alias: str) -> Iterator[CheckMessage]:
+    staged = StagedJob.objects.using(alias).order_by("id").values_list("app", "task")[:ROWS]
+    tasks: dict[str, set[str]] = {}
+    for name, task in staged:
+        tasks.setdefault(name, set()).add(task)
+    for name, names in sorted(tasks.items()):
+        app = celery_app(name)
+        if app is None:
+            yield Warning(
+                f"Jobs of Celery app {name!r} are staged on {alias!r}; no such app is loaded here.",
+                hint="Import its module where the drainer runs: in the project's __init__.py.",
+                id="outbox.W010",
+            )
+            continue
+        try:
+            load_tasks(app)
+        except Exception:  # said by the check of the apps
+            continue
+        unknown = sorted(names.difference(app.tasks))
+        if unknown:
+            yield Warning(
+                f"Jobs are staged on {alias!r} that Celery app {name!r} has no task for: "
+                f"{_listed(unknown)}. A worker drops such a message.",
+                hint="Bring the task back under its old name until they are executed, or discard "
+                "them. Silence this if only workers of another project know them.",
+                id="outbox.W011",
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,113 @@
+"""Models with ``OutboxMixin``: declarations that cannot work, and databases without an outbox.
+
+Task names are looked up as staging would look them up, so task modules are imported. What a
+callable returns is known only when it is called, and is not checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from celery import current_app
+from celery.app.task import Task
+from celery.canvas import Signature
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+
+from ..intake.declaration import Declared, named
+from ..intake.model import OutboxMixin
+from ..intake.rows import outbox_alias
+from ..intake.sending import StagingMixin
+from ..models import StagedJob
+
+#: What the mixin gives to a model.
+NAMES = ("outbox", "stage", "stage_declared")
+
+
+def check_models(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Say what is wrong with the models that have the mixin."""
+    return [
+        message
+        for model in apps.get_models()
+        if issubclass(model, OutboxMixin)
+        and (app_configs is None or model._meta.app_config in app_configs)
+        for message in (*_check_names(model), *_check_declarations(model), *_check_alias(model))
+    ]
+
+
+def _check_names(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    for name in sorted({field.name for field in model._meta.get_fields()}.intersection(NAMES)):
+        yield Error(
+            f"The field {name!r} hides what OutboxMixin calls so.",
+            hint="Rename the field, or leave the mixin out and call outbox_app.stage(…, using=…).",
+            obj=model,
+            id="outbox.E005",
+        )
+
+
+def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    hint = 'Write a list of on_create("app.tasks.name"), on_update(…) and on_delete(…).'
+    if not isinstance(model.outbox, list | tuple):
+        text = f"outbox is {model.outbox!r}; expected a list."
+        yield Error(text, hint=hint, obj=model, id="outbox.E006")
+        return
+    for item in model.outbox:
+        if not isinstance(item, Declared):
+            text = f"outbox has {item!r}, which declares nothing."
+            yield Error(text, hint=hint, obj=model, id="outbox.E006")
+        elif not isinstance(item.task, str | Task | Signature) and not callable(item.task):
+            yield Error(
+                f"on_{item.change}() has {item.task!r}, which is no work.",
+                hint="Give a task name, a task, a signature, or a callable that takes the instance "
+                "and returns signatures.",
+                obj=model,
+                id="outbox.E006",
+            )
+        elif item.when is not None and not callable(item.when):
+            yield Error(
+                f"on_{item.change}() has when={item.when!r}.",
+                hint="Give a callable that takes the instance, such as lambda order: order.paid.",
+                obj=model,
+                id="outbox.E006",
+            )
+        elif isinstance(item.task, str):
+            yield from _check_task(model, item.task, item.options.get("app"))
+
+
+def _check_task(model: type[OutboxMixin], name: str, app: Any) -> Iterator[CheckMessage]:
+    app = app or current_app._get_current_object()  # type: ignore[attr-defined]
+    if isinstance(app, StagingMixin) and named(name, app) == name:  # type: ignore[arg-type]
+        yield Warning(
+            f"The Celery app {app.main!r} has no task {name!r}.",  # type: ignore[attr-defined]
+            hint="Correct the name. Silence this if only workers of another project know the task.",
+            obj=model,
+            id="outbox.W005",
+        )
+
+
+def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    try:
+        own, outbox = router.db_for_write(model), outbox_alias()
+    except ImproperlyConfigured:  # said by the check of the settings
+        return
+    if not router.allow_migrate_model(own, StagedJob):
+        yield Error(
+            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
+            "it can stage nothing.",
+            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
+            obj=model,
+            id="outbox.E007",
+        )
+    elif own != outbox:
+        yield Warning(
+            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
+            "the alias of the outbox.",
+            hint=f"Run `manage.py drain_outbox --database {own}` too, and silence this.",
+            obj=model,
+            id="outbox.W006",
+        )

@@ -1,0 +1,86 @@
+"""The dictionary ``OUTBOX``: its keys, types and values, and those that make no sense together.
+
+All faults are named at once. Expectations come from the types of ``conf.OutboxSettings``, so a new
+setting is checked as soon as it is declared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from ..conf import OutboxSettings, settings
+from ..delivery.lease import BEATS, TRUST
+
+#: Settings whose least value is not "more than 0" (for integers: 1).
+LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01}
+#: The part of the lease that is left, for sure, when a batch is published.
+LEFT = TRUST - 1 / BEATS
+
+
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """Say what is wrong with ``OUTBOX``."""
+    try:
+        conf = settings()
+    except ImproperlyConfigured as error:
+        hint = "docs/reference/settings.md lists the keys of OUTBOX."
+        return [Error(str(error), hint=hint, id="outbox.E001")]
+    hints = get_type_hints(OutboxSettings)
+    found: list[CheckMessage] = []
+    for name in (field.name for field in fields(conf)):
+        found += _check_value(name, getattr(conf, name), hints[name])
+    return found or _check_lease(conf)
+
+
+def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
+    if name.endswith("DATABASE"):
+        if value is None or value in list(connections):
+            return []
+        known = ", ".join(map(repr, connections))
+        text = f"OUTBOX[{name!r}] is {value!r}, which is no alias of DATABASES."
+        return [Error(text, hint=f"Write one of {known}, or None.", id="outbox.E002")]
+    expected = _expected(name, value, hint)
+    if expected is None:
+        return []
+    text = f"OUTBOX[{name!r}] is {value!r}; expected {expected}."
+    default = getattr(OutboxSettings(), name)
+    return [Error(text, hint=f"Leave it out for the default, {default!r}.", id="outbox.E003")]
+
+
+def _expected(name: str, value: Any, hint: Any) -> str | None:
+    """Return what was expected where ``value`` is not that."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return None if value in choices else f"one of {', '.join(map(repr, choices))}"
+    if hint is bool:
+        return None if isinstance(value, bool) else "True or False"
+    if hint is int:
+        least = LEAST.get(name, 1)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if fits else f"an integer of at least {least}"
+    if hint is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in LEAST:
+            fits = number and LEAST[name] <= value < math.inf
+            return None if fits else f"a number of at least {LEAST[name]}"
+        return None if number and 0 < value < math.inf else "a number above 0"
+    raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
+
+
+def _check_lease(conf: OutboxSettings) -> list[CheckMessage]:
+    timeout, lease = conf.PUBLISH_TIMEOUT, conf.LEASE_SECONDS
+    if timeout <= LEFT * lease:
+        return []
+    return [
+        Error(
+            f"OUTBOX['PUBLISH_TIMEOUT'] is {timeout:g} seconds, too long for LEASE_SECONDS of "
+            f"{lease:g}: a drainer could lose its shards while it publishes, so it never would.",
+            hint=f"At most {LEFT * lease:g}, or LEASE_SECONDS of {timeout / LEFT:.1f} and more.",
+            id="outbox.E004",
+        )
+    ]

@@ -1,0 +1,114 @@
+"""Rows on their way to a broker: made ready for kombu, and what became of each.
+
+Whatever can be wrong with a row by itself shows here, before anything is sent. Rows expire by the
+database's clock, as held ones are held by it: a drainer whose host has a wrong clock drops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from celery import Celery
+from celery.signals import after_task_publish
+from kombu import serialization
+
+from ..intake.message import Message, moment
+from .batch import Row
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the rows of one call. A row in none of the lists was not sent."""
+
+    accepted: list[Row] = field(default_factory=list)
+    refused: list[tuple[Row, Exception]] = field(default_factory=list)
+    expired: list[Row] = field(default_factory=list)
+    #: The broker may have taken these; some of them may have been sent again, and be accepted.
+    unknown: list[Row] = field(default_factory=list)
+    #: Why not all rows were sent; None when they were.
+    error: Exception | None = None
+    #: By ordering key, the id of the first row that was refused.
+    _dead_keys: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, row: Row, error: Exception) -> None:
+        """Note that a row can never be sent."""
+        self.refused.append((row, error))
+        if row.ordering_key:
+            self._dead_keys.setdefault(row.ordering_key, row.id)
+
+    def comes_after_a_dead_one(self, row: Row) -> bool:
+        """Say whether an earlier row of the same ordering key was refused."""
+        return self._dead_keys.get(row.ordering_key, row.id) < row.id
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A row, decoded and ready for ``Producer.publish``."""
+
+    row: Row
+    message: Message
+    options: dict[str, Any]
+
+
+def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome) -> list[Prepared]:
+    """Make rows ready; those that are damaged or expired go into ``outcome``."""
+    prepared = []
+    for row in rows:
+        try:
+            message = Message.loads(row.envelope)
+            options = _options(message)
+            expires = moment(message.expires, app)
+            if expires is not None:
+                options["expiration"] = (expires - now).total_seconds()
+                if options["expiration"] <= 0:
+                    outcome.expired.append(row)
+                    continue
+        except Exception as error:  # a damaged row may fail in any way
+            outcome.refuse(row, error)
+        else:
+            prepared.append(Prepared(row, message, options))
+    return prepared
+
+
+def announce(prepared: Sequence[Prepared], accepted: Iterable[Row]) -> None:
+    """Fire what plain Celery fires after a publish, for those that were accepted."""
+    if not after_task_publish.receivers:
+        return
+    taken = {row.id for row in accepted}
+    for item in prepared:
+        if item.row.id in taken:
+            after_task_publish.send(
+                sender=item.row.task,
+                body=_decoded(item),
+                headers=item.message.headers,
+                exchange=item.message.exchange,
+                routing_key=item.message.routing_key,
+            )
+
+
+def _options(message: Message) -> dict[str, Any]:
+    return {
+        **message.properties,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "headers": message.headers,
+        "priority": message.priority,
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+    }
+
+
+def _decoded(item: Prepared) -> Any:
+    """Return the body as receivers expect it, where decoding is safe and succeeds."""
+    message = item.message
+    if message.content_type != "application/json" or message.headers.get("compression"):
+        return item.row.body
+    try:
+        return serialization.loads(
+            item.row.body, message.content_type, message.content_encoding, accept=["json"]
+        )
+    except Exception:  # edited by hand; the broker took it as it is
+        return item.row.body

@@ -1,0 +1,59 @@
+"""Failures in a row of one thing, a broker or the database: said once, and rested from.
+
+Each failure makes the rest longer, with jitter, up to ``MAX_BACKOFF``; the first success ends it.
+No job's attempts are counted: what is away comes back, and everything goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+
+import django.db
+
+from ..conf import settings
+from ..exceptions import OutboxError
+
+logger = logging.getLogger("outbox_app.drain")
+
+
+class Trouble:
+    """What is wrong with something, and for how long it is left alone.
+
+    Args:
+        of: What it is, for the log.
+    """
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+        #: In the exception's own words; empty when all is well.
+        self.text = ""
+        self._failures = 0
+        self._until = float("-inf")
+
+    @property
+    def rest(self) -> float:
+        """Seconds for which it is still left alone."""
+        return max(0.0, self._until - time.monotonic())
+
+    def note(self, error: Exception) -> None:
+        """It failed (again)."""
+        if not self._failures:
+            unexpected = not isinstance(error, OutboxError | django.db.Error)
+            logger.warning("In trouble of=%s error=%r", self.of, error, exc_info=unexpected)
+        self._failures += 1
+        self.text = readable(f"{type(error).__name__}: {error}")
+        longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self._failures, 16))
+        self._until = time.monotonic() + longest * random.uniform(0.5, 1)
+
+    def over(self) -> None:
+        """It worked."""
+        if self._failures:
+            logger.warning("Goes on again of=%s after_failures=%d", self.of, self._failures)
+            self.text, self._failures, self._until = "", 0, float("-inf")
+
+
+def readable(text: str) -> str:
+    """Return a text that every database can store: no NUL, no lone surrogate."""
+    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()

@@ -1,0 +1,195 @@
+"""``manage.py outbox_dead``: lists, requeues and discards dead jobs.
+
+Thin: arguments in, ``operations.dead`` out. It asks nothing back, so that scripts may call it;
+``--dry-run`` is the preview. Nothing is touched without a selection.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from ...conf import settings
+from ...exceptions import OutboxError
+from ...intake.rows import outbox_alias
+from ...models import DeadJob
+from ...operations import dead
+from ...operations.status import MANY, dead_groups
+from ...operations.text import one_line
+
+HELP = """
+Lists, requeues or discards dead jobs: those that the drain has given up on, with the reason.
+
+  list      count them by task and error, with the newest reason of each
+  requeue   stage them again, with the same task id, in the order in which they were staged first.
+            They may have been published before, so each batch is recorded as an incident
+  discard   delete them for good
+
+A job is selected if all of the options hold for it. To requeue or discard, at least one is needed;
+--all selects every dead job.
+
+  manage.py outbox_dead list
+  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --dry-run
+  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h
+  manage.py outbox_dead discard --id 17 --id 18
+
+Two people may do this at the same time: a job is requeued once. If a run is stopped, run it again.
+
+Exit codes: 0 done; 1 nothing matched, or it stopped half-way; 2 wrong arguments.
+"""
+
+EXIT_NOTHING, EXIT_USAGE = 1, 2
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def age(text: str) -> timedelta:
+    """Return the age that ``90s``, ``15m``, ``3h``, ``2d`` or ``1w`` stands for."""
+    match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    if not match:
+        raise ArgumentTypeError(f"{text!r} is no age; write 90s, 15m, 3h, 2d or 1w")
+    return timedelta(seconds=int(match[1]) * SECONDS[match[2]])
+
+
+def identifier(text: str) -> int:
+    """Return an id, a number that the column can hold."""
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise ArgumentTypeError(f"{text!r} is no id of a dead job; ids are whole numbers")
+    return int(text)
+
+
+class Command(BaseCommand):
+    """Lists, requeues and discards dead jobs."""
+
+    help = HELP
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Keep the line breaks of the help."""
+        return super().create_parser(
+            prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare what to do and with which jobs."""
+        parser.add_argument("action", choices=["list", "requeue", "discard"], help="see above")
+        select = parser.add_argument_group("selection")
+        for option, options in {
+            "--id": {
+                "dest": "ids",
+                "type": identifier,
+                "action": "append",
+                "metavar": "N",
+                "help": "id of a dead job, as in the admin; may be given again",
+            },
+            "--task": {"help": "name of the task"},
+            "--error": {"metavar": "CLASS", "help": "class of the error, as list shows it"},
+            "--reason": {"metavar": "TEXT", "help": "part of the reason"},
+            "--queue": {"help": "name of the queue"},
+            "--key": {"help": "ordering key"},
+            "--app": {"help": "name of the Celery app"},
+            "--older-than": {"type": age, "metavar": "AGE", "help": "died longer ago: 90s, 3h, 2d"},
+            "--newer-than": {"type": age, "metavar": "AGE", "help": "died less long ago"},
+            "--all": {"action": "store_true", "help": "every dead job"},
+        }.items():
+            select.add_argument(option, **options)  # type: ignore[arg-type]
+        parser.add_argument(
+            "--database",
+            default=settings().DATABASE,
+            metavar="ALIAS",
+            help="alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            default=dead.BATCH_SIZE,
+            metavar="N",
+            help=f"jobs of one transaction (default {dead.BATCH_SIZE})",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say how many, and touch nothing"
+        )
+
+    def handle(self, *, action: str, **options: Any) -> None:
+        """Do what was asked for."""
+        using = options["database"] or outbox_alias()
+        if using not in connections:
+            known = ", ".join(connections)
+            raise CommandError(
+                f"--database {using!r}: no such alias. Known: {known}.", returncode=EXIT_USAGE
+            )
+        if options["batch_size"] < 1:
+            raise CommandError("--batch-size must be at least 1.", returncode=EXIT_USAGE)
+        names = ("ids", "task", "error", "reason", "queue", "app", "older_than", "newer_than")
+        selection = {name: options[name] for name in names}
+        selection["ordering_key"] = options["key"]
+        given = any(value is not None for value in selection.values())
+        if given and options["all"]:
+            raise CommandError(
+                "--all selects every dead job, so it goes with no other selection.",
+                returncode=EXIT_USAGE,
+            )
+        jobs = dead.find(using=using, **selection)
+        if action == "list":
+            self._list(jobs)
+            return
+        if not given and not options["all"]:
+            raise CommandError(
+                f"Nothing is selected, so nothing was done. Say which dead jobs to {action} "
+                "(--task, --error, --id …), or --all for every one.",
+                returncode=EXIT_USAGE,
+            )
+        self._decide(action, jobs, using=using, **options)
+
+    def _list(self, jobs: QuerySet[DeadJob]) -> None:
+        found = dead_groups(jobs)
+        if not found.groups:
+            self._nothing()
+        self.stdout.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
+        for group in found.groups:
+            self.stdout.write(
+                f"{group.count:>7}  {_when(group.newest)}  {one_line(group.task, 80)}\n"
+                f"{'':30}{one_line(group.error, 80)}\n"
+                f"{'':30}{one_line(group.reason, 200)}"
+            )
+        if not found.complete:
+            self.stdout.write(
+                f"There are more. Shown: the most frequent of the newest {MANY} dead jobs."
+            )
+
+    def _decide(self, action: str, jobs: QuerySet[DeadJob], *, using: str, **options: Any) -> None:
+        count = jobs.count()
+        if not count:
+            self._nothing()
+        if options["dry_run"]:
+            self.stdout.write(f"Would {action} {count} dead jobs. Nothing was done.")
+            return
+        decide = {"requeue": dead.requeue, "discard": dead.discard}[action]
+        try:
+            done = decide(jobs, using=using, batch_size=options["batch_size"], by=_user())
+        except OutboxError as error:
+            raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
+        past = {"requeue": "Requeued", "discard": "Discarded"}[action]
+        self.stdout.write(f"{past} {done} dead jobs.")
+
+    def _nothing(self) -> None:
+        self.stdout.write("No dead job matches.")
+        raise SystemExit(EXIT_NOTHING)
+
+
+def _when(moment: datetime) -> str:
+    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{local:%Y-%m-%d %H:%M:%S}"
+
+
+def _user() -> str:
+    try:
+        return f"{getpass.getuser()} (manage.py outbox_dead)"
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        return "manage.py outbox_dead"

@@ -1,0 +1,210 @@
+"""Dead jobs, decided on by a person: requeued or discarded.
+
+Both go through their rows in batches, each a transaction of its own, in the order in which the
+jobs were staged. A row is requeued once however many people press at the same moment, and what a
+stopped run has left can be asked for again. Only rows that were dead when the call began are taken:
+a job that dies again at once is not requeued for ever. A requeued job is a new row of the same
+message with the same task id; the drain treats it as any other, so one that has expired is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Max, Min, Q, QuerySet
+from django.db.models.functions import Length
+
+from ..conf import settings
+from ..delivery.batch import BUDGET_BYTES
+from ..delivery.records import record_incident
+from ..intake.rows import Rows, shard_of
+from ..models import DatabaseNow, DeadJob, Incident, StagedJob
+
+logger = logging.getLogger("outbox_app.dead")
+
+#: Rows of one transaction, at most. One that holds large messages ends earlier.
+BATCH_SIZE = 500
+#: Ids in memory at once.
+WINDOW = 50_000
+
+
+def find(
+    *,
+    using: str,
+    ids: Iterable[int] | None = None,
+    task: str | None = None,
+    error: str | None = None,
+    reason: str | None = None,
+    queue: str | None = None,
+    ordering_key: str | None = None,
+    app: str | None = None,
+    older_than: timedelta | None = None,
+    newer_than: timedelta | None = None,
+) -> QuerySet[DeadJob]:
+    """Return the dead jobs for which everything holds that is given.
+
+    Args:
+        using: Database alias.
+        ids: Ids of dead jobs.
+        task, error, queue, ordering_key, app: The whole value of the column.
+        reason: A part of the reason.
+        older_than, newer_than: Died before or after so long ago, by the database's clock.
+    """
+    wanted: dict[str, Any] = {
+        "id__in": None if ids is None else list(ids),
+        "task": task,
+        "error": error,
+        "reason__contains": reason,
+        "queue": queue,
+        "ordering_key": ordering_key,
+        "app": app,
+        "died_at__lt": None if older_than is None else DatabaseNow() - older_than,
+        "died_at__gte": None if newer_than is None else DatabaseNow() - newer_than,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return DeadJob.objects.using(using).filter(**given)
+
+
+def requeue(
+    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
+) -> int:
+    """Stage dead jobs again. Each batch is one incident: its jobs may have been published before.
+
+    Where a dead job blocks its ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of that
+    key come back with it, in one transaction: left behind, they would block it.
+
+    Args:
+        jobs: Which ones, for example from ``find``.
+        using: Database alias.
+        batch_size: Rows of one transaction.
+        by: Who decided, for the incident.
+
+    Returns:
+        How many jobs were requeued, those left out that were gone by then.
+
+    Raises:
+        InvalidJob: A message does not fit the database's packet any more. The batches before it are
+            requeued.
+    """
+    return sum(
+        _requeue_batch(ids, until=until, using=using, by=by)
+        for ids, until in _batches(jobs, using=using, batch_size=batch_size)
+    )
+
+
+def discard(
+    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
+) -> int:
+    """Delete dead jobs: they are never going to be sent.
+
+    Args:
+        jobs: Which ones, for example from ``find``.
+        using: Database alias.
+        batch_size: Rows of one transaction.
+        by: Who decided, for the log.
+
+    Returns:
+        How many jobs were discarded, those left out that were gone by then.
+    """
+    discarded = 0
+    for ids, _ in _batches(jobs, using=using, batch_size=batch_size):
+        with transaction.atomic(using=using):
+            locked = list(_locked(using).filter(pk__in=ids).values_list("pk", flat=True))
+            discarded += _delete(locked, using=using)
+    if discarded:
+        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, discarded, by)
+    return discarded
+
+
+def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
+    with transaction.atomic(using=using):
+        jobs = list(_locked(using).filter(pk__in=ids))
+        if settings().DEAD_KEY == "block":
+            jobs += _followers(jobs, until=until, using=using)
+        if not jobs:
+            return 0
+        jobs.sort(key=lambda job: (job.staged_id, job.pk))
+        _delete([job.pk for job in jobs], using=using)
+        staged = [StagedJob(**job.copied()) for job in jobs]
+        for job in staged:  # as it was, unless a hand has made it one that the table refuses
+            job.shard = shard_of(job.ordering_key, job.task_id)
+        rows = Rows()
+        for job in staged:
+            rows.add(job, using=using)
+        rows.write()  # wakes the drainers after the commit
+        first_id, last_id = _written(staged, using=using)
+        record_incident(
+            Incident.Kind.REQUEUE,
+            using=using,
+            shards=sorted({job.shard for job in staged}),
+            first_id=first_id,
+            last_id=last_id,
+            detail=f"{len(staged)} dead jobs requeued" + (f" by {by}." if by else "."),
+        )
+    return len(staged)
+
+
+def _batches(
+    jobs: QuerySet[DeadJob], *, using: str, batch_size: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the ids of each batch, and the highest id that belongs to the call."""
+    until = DeadJob.objects.using(using).aggregate(last=Max("id"))["last"] or 0
+    waiting = jobs.using(using).filter(id__lte=until).order_by("staged_id", "id")
+    sizes = waiting.annotate(bytes=Length("body") + Length("envelope"))
+    window = list(sizes.values_list("staged_id", "id", "bytes")[:WINDOW])
+    while window:
+        ids: list[int] = []
+        weight = 0
+        for _, id, size in window:
+            if ids and (len(ids) >= batch_size or weight + size > BUDGET_BYTES):
+                yield ids, until
+                ids, weight = [], 0
+            ids.append(id)
+            weight += size
+        yield ids, until
+        # Not simply the first ones again: in a snapshot of the caller's, rows that somebody else
+        # has taken would never go away.
+        after = Q(staged_id__gt=window[-1][0]) | Q(staged_id=window[-1][0], id__gt=window[-1][1])
+        window = list(sizes.filter(after).values_list("staged_id", "id", "bytes")[:WINDOW])
+
+
+def _locked(using: str) -> QuerySet[DeadJob]:
+    # Two people press at the same moment: the second one waits here, for rows that are gone when it
+    # goes on. By id, so that two batches never wait for one another. SQLite locks with BEGIN.
+    return DeadJob.objects.using(using).order_by("id").select_for_update()
+
+
+def _followers(jobs: list[DeadJob], *, until: int, using: str) -> list[DeadJob]:
+    """Return the dead jobs of the same ordering keys that were staged after these."""
+    first: dict[str, int] = {}
+    for job in jobs:
+        if job.ordering_key:
+            key = job.ordering_key
+            first[key] = min(job.staged_id, first.get(key, job.staged_id))
+    if not first:
+        return []
+    taken = {job.pk for job in jobs}
+    of_keys = _locked(using).filter(ordering_key__in=first, id__lte=until)
+    return [
+        job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
+    ]
+
+
+def _delete(ids: list[int], *, using: str) -> int:
+    return DeadJob.objects.using(using).filter(pk__in=ids).delete()[0]
+
+
+def _written(staged: list[StagedJob], *, using: str) -> tuple[int, int]:
+    """Return the first and the last id of rows that this transaction wrote."""
+    ids = [job.pk for job in staged]
+    if None in ids:  # MySQL, unlike MariaDB, does not return them
+        rows = StagedJob.objects.using(using).filter(
+            shard__in={job.shard for job in staged}, task_id__in=[job.task_id for job in staged]
+        )
+        found = rows.aggregate(first=Min("id"), last=Max("id"))
+        return found["first"], found["last"]
+    return min(ids), max(ids)

@@ -1,0 +1,140 @@
+"""Retention: inbox ids and incidents go when they have been kept long enough.
+
+Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
+batch in a transaction of its own: whoever is interrupted has lost nothing and begins again. Age is
+judged by the database's clock. Once an id is gone, its job would be executed again: keep ids for
+longer than any message can stay in the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+from django.db.models import Model, QuerySet
+
+from ..conf import settings
+from ..delivery.inbox import inbox_alias
+from ..intake.rows import outbox_alias
+from ..models import DatabaseNow, InboxEntry, Incident
+
+logger = logging.getLogger("outbox_app.retention")
+
+BATCH_SIZE = 1000
+#: A batch names its rows by id, and databases take only so many parameters.
+MAX_BATCH_SIZE = 10_000
+
+
+def prune_inbox(
+    *,
+    using: str | None = None,
+    older_than: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Remove ids of executed jobs that are older than the retention.
+
+    Args:
+        using: Database alias. Default: the inbox's.
+        older_than: Age in days. Default: the setting INBOX_RETENTION_DAYS.
+        batch_size: Rows removed at once.
+        write: Takes progress lines.
+
+    Returns:
+        How many were removed.
+
+    Raises:
+        CommandError: An argument makes no sense.
+    """
+    days = settings().INBOX_RETENTION_DAYS if older_than is None else older_than
+    return _prune(
+        "inbox", InboxEntry, "handled_at", using or inbox_alias(), days, batch_size, write
+    )
+
+
+def prune_incidents(
+    *,
+    using: str | None = None,
+    older_than: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Remove incidents that are older than the retention.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+        older_than: Age in days. Default: the setting INCIDENT_RETENTION_DAYS.
+        batch_size: Rows removed at once.
+        write: Takes progress lines.
+
+    Returns:
+        How many were removed.
+
+    Raises:
+        CommandError: An argument makes no sense.
+    """
+    days = settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
+    return _prune(
+        "incidents", Incident, "created_at", using or outbox_alias(), days, batch_size, write
+    )
+
+
+def _prune(
+    name: str,
+    model: type[Model],
+    column: str,
+    using: str,
+    days: int,
+    batch_size: int,
+    write: Callable[[str], Any],
+) -> int:
+    _check(using, days, batch_size)
+    rows = model._default_manager.using(using).order_by(column)
+    started = told = time.monotonic()
+    removed = 0
+    for count, reached in _batches(rows, column, days, batch_size):
+        removed += count
+        now = time.monotonic()
+        if 0 < settings().PROGRESS_INTERVAL <= now - told:
+            told = now
+            rate = removed / (now - started)
+            write(f"pruning {name} removed={removed} rate={rate:.0f}/s reached={reached:%F %T}")
+    write(
+        f"pruned {name} removed={removed} older_than={days}d database={using} "
+        f"seconds={time.monotonic() - started:.1f}"
+    )
+    return removed
+
+
+def _batches(
+    rows: QuerySet[Any], column: str, days: int, batch_size: int
+) -> Iterator[tuple[int, datetime]]:
+    """Delete batch after batch; yield how many rows each had, and the time that it reached."""
+    now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    if now is None:
+        return
+    old = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
+    while batch := list(old.values_list("pk", column)[:batch_size]):
+        rows.filter(pk__in=[pk for pk, _ in batch]).delete()
+        reached = batch[-1][1]
+        yield len(batch), reached
+        # PostgreSQL would walk over the index entries of all that is deleted, batch after batch.
+        old = old.filter(**{f"{column}__gte": reached})
+
+
+def _check(using: str, days: int, batch_size: int) -> None:
+    if using not in connections:
+        raise CommandError(
+            f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
+        )
+    if days < 1:
+        raise CommandError(f"--older-than must be at least 1 day; got {days}.", returncode=2)
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise CommandError(
+            f"--batch-size must be from 1 to {MAX_BATCH_SIZE}; got {batch_size}.", returncode=2
+        )

@@ -1,0 +1,18 @@
+"""The pytest fixture ``outbox``: the module ``outbox_app.testing``.
+
+pytest loads this module in every run, before Django is configured, so it imports nothing but
+pytest. Whether a test may touch the database is left to its marks.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def outbox() -> ModuleType:
+    """``outbox.assert_staged(…)``, ``outbox.run_staged()``: see ``outbox_app.testing``."""
+    return import_module("outbox_app.testing")

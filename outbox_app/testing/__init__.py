@@ -1,0 +1,185 @@
+"""For your own tests: what is staged, and what happens when it runs.
+
+Works in a plain ``TestCase``, whose transaction never commits, and in a ``TransactionTestCase``.
+``assert_staged()`` and its kin look into the table; ``run_staged()`` plays the worker in this
+process; ``drain_inline()`` plays the drainer and hands the jobs to the broker of the test settings.
+No broker, no worker and no drainer is needed but for the last. What was sent past the outbox (by a
+call outside any transaction, say) is not seen. With pytest the fixture ``outbox`` is this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Task
+
+from ..delivery.drain import Drain, Tally
+from ..intake.rows import outbox_alias
+from ..intake.sending import explicitly
+from ..models import StagedJob
+from .job import Job
+
+if TYPE_CHECKING:
+    TaskOrName = Task[Any, Any] | str
+
+__all__ = [
+    "Job",
+    "assert_not_staged",
+    "assert_staged",
+    "drain_inline",
+    "run_staged",
+    "staged_jobs",
+]
+
+#: How many jobs a failure message lists, at most.
+LISTED = 20
+
+
+def staged_jobs(task: TaskOrName | None = None, *, using: str | None = None) -> list[Job]:
+    """Return the jobs that are staged, in the order in which they were staged.
+
+    Args:
+        task: A task or its name. Default: all.
+        using: Database alias. Default: the outbox's.
+    """
+    rows = StagedJob.objects.using(using or outbox_alias()).order_by("id")
+    if task is not None:
+        rows = rows.filter(task=_name(task))
+    return [Job.of(row) for row in rows]
+
+
+def assert_staged(
+    task: TaskOrName,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ordering_key: str | None = None,
+    count: int = 1,
+    using: str | None = None,
+) -> list[Job]:
+    """Assert that a job is staged, ``count`` times exactly.
+
+    Args:
+        task: A task or its name.
+        args, kwargs: The arguments, all of them. Default: any. ``unittest.mock.ANY`` stands for any
+            single one.
+        ordering_key: Its ordering key; ``""`` for none. Default: any.
+        count: How many of these.
+        using: Database alias. Default: the outbox's.
+
+    Returns:
+        The jobs.
+
+    Raises:
+        AssertionError: There are more or fewer. The message lists what is staged.
+    """
+    using = using or outbox_alias()
+    jobs = staged_jobs(using=using)
+    found = [job for job in jobs if job.matches(_name(task), args, kwargs, ordering_key)]
+    if len(found) != count:
+        wanted = {"args": args, "kwargs": kwargs, "ordering_key": ordering_key}
+        given = ", ".join(
+            f"{name}={value!r}" for name, value in wanted.items() if value is not None
+        )
+        what = f"{_name(task)} with {given}" if given else _name(task)
+        raise AssertionError(
+            f"Expected {count} staged of {what}; found {len(found)}.\n{_listed(jobs, using=using)}"
+        )
+    return found
+
+
+def assert_not_staged(
+    task: TaskOrName | None = None,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ordering_key: str | None = None,
+    using: str | None = None,
+) -> None:
+    """Assert that no such job is staged; without a task, that none is. See ``assert_staged``.
+
+    Raises:
+        AssertionError: There is one. The message lists what is staged.
+    """
+    if task is not None:
+        assert_staged(task, args, kwargs, ordering_key=ordering_key, count=0, using=using)
+    elif jobs := staged_jobs(using=using):
+        listed = _listed(jobs, using=using or outbox_alias())
+        raise AssertionError(f"Expected nothing staged.\n{listed}")
+
+
+def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
+    """Execute what is staged as a worker would, in this process, until nothing is left.
+
+    What the tasks send in turn is staged and executed too: further steps of a chain, ``link``, the
+    body of a chord (this one needs a result backend such as ``cache+memory://``). Jobs with an eta
+    run last, without waiting; ``retry()`` runs the task again, after the others.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+        limit: How many jobs, at most.
+
+    Returns:
+        The jobs, in the order in which they were executed.
+
+    Raises:
+        Exception: What a task raised, after its ``link_error`` was staged; later jobs stay staged.
+        AssertionError: A worker would not know the task, or ``limit`` jobs did not come to an end.
+    """
+    using = using or outbox_alias()
+    done: list[Job] = []
+    retries: list[Job] = []
+    while (jobs := staged_jobs(using=using)) or retries:
+        now = [job for job in jobs if job.eta is None]
+        if not now:
+            now, retries = retries or sorted(jobs, key=_due)[:1], []
+        for job in now:
+            if len(done) == limit:
+                listed = _listed(staged_jobs(using=using), using=using)
+                raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
+            StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
+            done.append(job)
+            with explicitly(using=using, ordering_key=""):
+                retry = job.execute()
+            retries += [retry] if retry else []
+    return done
+
+
+def drain_inline(*, using: str | None = None) -> Tally:
+    """Hand what is staged to the broker of its Celery app, as a drainer would, in this process.
+
+    Needs a broker; ``memory://`` will do. Jobs that are held for later stay.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+
+    Returns:
+        How many jobs were published, expired and dead.
+
+    Raises:
+        AssertionError: The broker or the database failed; a drainer would have tried again.
+    """
+
+    def give_up(drain: Drain) -> None:
+        if drain.trouble:
+            raise AssertionError(f"The drain is in trouble: {drain.trouble}")
+
+    return Drain(using=using, on_turn=give_up).run(once=True)
+
+
+def _name(task: TaskOrName) -> str:
+    return task if isinstance(task, str) else str(task.name)
+
+
+def _due(job: Job) -> float:
+    return job.eta.timestamp() if job.eta else 0.0
+
+
+def _listed(jobs: list[Job], *, using: str) -> str:
+    if not jobs:
+        return f"Nothing is staged on {using!r}."
+    lines = [f"Staged on {using!r}:", *(f"  {job}" for job in jobs[:LISTED])]
+    if len(jobs) > LISTED:
+        lines.append(f"  … and {len(jobs) - LISTED} more")
+    return "\n".join(lines)

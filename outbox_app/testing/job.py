@@ -1,0 +1,178 @@
+"""A staged job as a test sees it: decoded, comparable, executable.
+
+It is decoded as a worker of its Celery app decodes it, and executed as a worker executes it, with
+two differences: ``retry()`` and ``replace()`` send nothing, and no result is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from celery import Celery, _state, states
+from celery.app.trace import build_tracer
+from celery.canvas import Signature
+from celery.exceptions import Ignore
+from celery.utils.nodenames import gethostname
+from kombu import serialization
+from kombu.message import Message as KombuMessage
+
+from ..intake.declaration import load_tasks
+from ..intake.message import Message, moment
+from ..intake.sending import celery_app
+from ..models import StagedJob
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A staged job, decoded."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    #: Empty: no order.
+    ordering_key: str
+    queue: str
+    #: When it is due; None: now.
+    eta: datetime | None
+    headers: dict[str, Any]
+    task_id: str
+    #: The row, with its message as bytes.
+    row: StagedJob = field(repr=False, compare=False)
+    #: What a worker would find in ``self.request``.
+    request: dict[str, Any] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        given = [repr(arg) for arg in self.args]
+        given += [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        text = f"{self.task}({', '.join(given)}) queue={self.queue!r}"
+        if self.ordering_key:
+            text += f" ordering_key={self.ordering_key!r}"
+        return text if self.eta is None else f"{text} eta={self.eta.isoformat()}"
+
+    @classmethod
+    def of(cls, row: StagedJob) -> Job:
+        """Decode a row, as a worker of its Celery app would.
+
+        Raises:
+            kombu.exceptions.ContentDisallowed: That worker would not accept it, either.
+        """
+        app = celery_app(row.app)
+        accept = app.conf.accept_content if app else ["json"]
+        message = Message.loads(row.envelope)
+        payload = KombuMessage(
+            body=bytes(row.body),  # type: ignore[arg-type]
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers=message.headers,
+            accept=serialization.prepare_accept_content(accept),
+        ).payload
+        if isinstance(payload, dict):  # task protocol 1
+            args, kwargs, request = payload["args"], payload["kwargs"], payload
+        else:
+            args, kwargs, embedded = payload
+            request = {**message.headers, **embedded}
+        request["delivery_info"] = {
+            "exchange": message.exchange,
+            "routing_key": message.routing_key,
+            "priority": message.priority,
+            "redelivered": False,
+        }
+        return cls(
+            task=row.task,
+            args=list(args),
+            kwargs=kwargs,
+            ordering_key=row.ordering_key,
+            queue=row.queue,
+            eta=moment(request.get("eta"), app) if app else row.available_at,
+            headers=message.headers,
+            task_id=row.task_id,
+            row=row,
+            request={**message.properties, **request},
+        )
+
+    def matches(
+        self,
+        task: str,
+        args: Iterable[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        ordering_key: str | None,
+    ) -> bool:
+        """Say whether this is such a job. None stands for anything."""
+        return (
+            self.task == task
+            and (args is None or self._holds(list(args), self.args))
+            and (kwargs is None or self._holds(dict(kwargs), self.kwargs))
+            and (ordering_key is None or self.ordering_key == ordering_key)
+        )
+
+    def execute(self) -> Job | None:
+        """Execute the job in this process. What ``replace()`` asks for is sent, as Celery does.
+
+        Returns:
+            What ``retry()`` asks for: the job, to be executed again.
+
+        Raises:
+            Exception: What the task raised.
+            AssertionError: A worker would not know the task.
+        """
+        app = celery_app(self.row.app)
+        if app is None:
+            raise AssertionError(f"No Celery app named {self.row.app!r} is loaded to run {self}.")
+        load_tasks(app)
+        task = app.tasks.get(self.task)
+        if task is None:
+            raise AssertionError(f"The Celery app {self.row.app!r} has no task to run {self}.")
+        # Eager: retry() sends nothing, and no result is stored, except for the parts of a chord,
+        # whose body needs theirs.
+        request = {**self.request, "hostname": gethostname(), "is_eager": True}
+        eager = not request.get("chord")
+        trace = build_tracer(self.task, task, app=app, eager=eager)
+        replacements: list[Signature[Any]] = []
+        with _current(app):
+            with patch.object(task, "on_replace", partial(_keep, replacements)):
+                info = trace(self.task_id, self.args, self.kwargs, request).info
+            for signature in replacements:
+                # Not before the task has ended: it may have been inside a transaction.
+                signature.delay()
+        if info is None or info.state in (states.IGNORED, states.REJECTED):
+            return None
+        if info.state != states.RETRY:
+            raise info.retval
+        retry = info.retval.sig
+        request["retries"] = retry.options["retries"]
+        return replace(self, args=retry.args, kwargs=retry.kwargs, request=request)
+
+    def _holds(self, expected: Any, stored: Any) -> bool:
+        """Compare as they are, or as this message would hold them: tuples are lists in JSON."""
+        if expected == stored:
+            return True
+        content_type = Message.loads(self.row.envelope).content_type
+        name = serialization.registry.type_to_name[content_type]  # type: ignore[attr-defined]
+        try:
+            _, encoding, data = serialization.dumps(expected, serializer=name)
+        except Exception:  # what cannot be encoded cannot have been staged
+            return False
+        decoded = serialization.loads(data, content_type, encoding, accept=[content_type])
+        return bool(decoded == stored)
+
+
+@contextmanager
+def _current(app: Celery) -> Iterator[None]:
+    """What a task sends without naming an app goes to the worker's own."""
+    before = getattr(_state._tls, "current_app", None)  # type: ignore[attr-defined]
+    app.set_current()
+    try:
+        yield
+    finally:
+        _state._set_current_app(before)  # type: ignore[attr-defined]
+
+
+def _keep(signatures: list[Signature[Any]], signature: Signature[Any]) -> None:
+    signatures.append(signature)
+    raise Ignore("Replaced by new task")

@@ -1,0 +1,55 @@
+"""People of each role, logged in, and rows for them to look at.
+
+Users and sessions are on ``default``; the outbox is on the alias under test.
+"""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+VIEW = ("view_stagedjob", "view_deadjob", "view_drainer", "view_incident")
+#: What each role may do, besides entering the admin.
+ROLES = {
+    "anonymous": None,
+    "staff": (),
+    "viewer": VIEW,
+    "requeuer": (*VIEW, "requeue_deadjob"),
+    "discarder": (*VIEW, "discard_deadjob"),
+    "canceller": (*VIEW, "delete_stagedjob"),
+    "blind": ("requeue_deadjob", "discard_deadjob", "delete_stagedjob"),
+    "superuser": None,
+}
+
+
+@pytest.fixture
+def log_in():
+    """``log_in(role)``: a test client that checks CSRF tokens where it is told to."""
+
+    def make(role, *, permissions=(), **options):
+        client = Client(**options)
+        if role == "anonymous":
+            return client
+        user = User.objects.create_user(
+            f"<b>{role}</b>", is_staff=True, is_superuser=role == "superuser"
+        )
+        names = (*(ROLES[role] or ()), *permissions)
+        rights = Permission.objects.filter(content_type__app_label="outbox_app", codename__in=names)
+        assert len(rights) == len(names)
+        user.user_permissions.set(rights)
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def superuser(log_in):
+    return log_in("superuser")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/tests/admin/" in str(item.path).replace("\\", "/"):
+            item.add_marker(pytest.mark.django_db(databases="__all__"), append=False)

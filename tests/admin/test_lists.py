@@ -1,0 +1,215 @@
+"""Lists and the overview: right, filtered, and made of a bounded number of bounded statements."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.admin.overview import duration
+from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, StagedJob
+from outbox_app.operations import status
+from tests.dead.rows import dead_jobs, staged_jobs
+from tests.dead.test_status import drainer, hold
+
+from .pages import APP, DEAD, DRAINERS, INCIDENTS, OVERVIEW, STAGED, body, page, text
+
+EVERY_PAGE = (STAGED, DEAD, DRAINERS, INCIDENTS, OVERVIEW, APP)
+
+
+def listed(response):
+    """Task ids on a page, from the top."""
+    return re.findall(r'class="field-task_id[^"]*">([^<]*)<', body(response))
+
+
+def statements(client, url, alias):
+    with CaptureQueriesContext(connections[alias]) as queries:
+        body(client.get(url))
+    return [q["sql"] for q in queries if "outbox_" in q["sql"]]
+
+
+@pytest.mark.parametrize("url", EVERY_PAGE)
+def test_the_number_of_statements_does_not_depend_on_the_rows(alias, superuser, url):
+    dead_jobs(using=alias)
+    staged_jobs(using=alias)
+    before = statements(superuser, url, alias)
+    for number in range(40):
+        dead_jobs(4, using=alias, task=f"t{number}", error=f"e{number}", queue=f"q{number}")
+        staged_jobs(4, using=alias, task=f"t{number}")
+        drainer(alias)
+        Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=2)
+    after = statements(superuser, url, alias)
+    assert len(after) == len(before) <= 17
+
+
+@pytest.mark.parametrize("rows", [staged_jobs, dead_jobs])
+def test_a_page_of_a_row_takes_two_statements_at_most(alias, superuser, rows):
+    [row] = rows(using=alias)
+    assert len(statements(superuser, page(row), alias)) <= 2
+
+
+@pytest.mark.parametrize("url", [STAGED, DEAD])
+def test_no_list_counts_or_reads_without_a_limit(alias, superuser, url):
+    staged_jobs(150, using=alias)
+    dead_jobs(150, using=alias)
+    for sql in statements(superuser, f"{url}?o=2.3.-4", alias):
+        assert "LIMIT" in sql, sql
+        assert '"body"' not in sql.replace("`", '"'), "messages are not for lists"
+        assert not re.search(r"ORDER BY .*(task|queue|error)", sql), sql
+
+
+def test_counting_stops_and_the_list_says_so(alias, superuser, monkeypatch):
+    monkeypatch.setattr(status, "MANY", 120)
+    staged_jobs(120, using=alias)
+    assert "more than" not in text(superuser.get(STAGED))
+    staged_jobs(1, using=alias)
+    assert "There are more than 120." in text(superuser.get(STAGED))
+    assert len(listed(superuser.get(f"{STAGED}?p=2"))) == 20
+
+
+def test_newest_first(alias, superuser):
+    first, second = dead_jobs(2, using=alias)
+    assert listed(superuser.get(DEAD)) == [second.task_id, first.task_id]
+    assert listed(superuser.get(f"{DEAD}?o=1")) == [first.task_id, second.task_id]
+
+
+def test_a_task_id_is_found_by_its_whole_value(alias, superuser):
+    for rows, url in ((staged_jobs, STAGED), (dead_jobs, DEAD)):
+        rows(using=alias, task_id="an id with spaces")
+        rows(using=alias, task_id="An ID")
+        assert listed(superuser.get(url, {"q": " an id with spaces "})) == ["an id with spaces"]
+        assert listed(superuser.get(url, {"q": "an id"})) == []
+        assert listed(superuser.get(url, {"q": "An ID"})) == ["An ID"]
+        assert listed(superuser.get(url, {"q": "\x00"})) != []  # refused: the list is unfiltered
+
+
+def test_dead_jobs_are_filtered(alias, superuser):
+    dead_jobs(using=alias, task_id="1", task="a", error="E", queue="q")
+    rows = DeadJob.objects.using(alias)
+    rows.update(died_at=DatabaseNow() - timedelta(hours=2))
+    dead_jobs(using=alias, task_id="2", task="b & c", error="F", queue="")
+    for query, expected in (
+        ({"task": "a"}, ["1"]),
+        ({"task": "b & c", "error": "F"}, ["2"]),
+        ({"error": "E"}, ["1"]),
+        ({"queue": ""}, ["2"]),
+        ({"died": "1h"}, ["2"]),
+        ({"died": "3h"}, ["2", "1"]),
+        ({"died": "nonsense"}, ["2", "1"]),
+        ({"task": "A"}, []),
+        ({"task": "never seen"}, []),
+    ):
+        assert listed(superuser.get(DEAD, query)) == expected, query
+
+
+def test_staged_jobs_are_filtered_by_state(alias, superuser):
+    ready, due, later = staged_jobs(3, using=alias)
+    hold(alias, due, minutes=-5)
+    hold(alias, later, minutes=5)
+    ids = [job.task_id for job in (later, due, ready)]
+    assert listed(superuser.get(STAGED)) == ids
+    assert listed(superuser.get(STAGED, {"state": "ready"})) == ids[2:]
+    assert listed(superuser.get(STAGED, {"state": "held"})) == ids[:2]
+    assert listed(superuser.get(STAGED, {"state": "due"})) == [due.task_id]
+
+
+@pytest.mark.parametrize(
+    "query", ["body__contains=x", "envelope__regex=x", "reason__contains=x", "task__iregex=(a*)*b"]
+)
+def test_lookups_that_are_not_offered_are_refused(superuser, query):
+    assert superuser.get(f"{DEAD}?{query}").status_code == 400
+
+
+@pytest.mark.parametrize("query", ["p=99999", "p=x", "o=99.-1.x", "all=", "_popup=1", "e=1"])
+def test_odd_addresses_are_answered(superuser, query):
+    dead_jobs(using="default")
+    assert superuser.get(f"{DEAD}?{query}", follow=True).status_code == 200
+
+
+@pytest.mark.parametrize("id", ["x", "0", "9" * 30, "%00", "_2F"])
+def test_pages_of_no_row_lead_back(superuser, id):
+    assert superuser.get(f"{DEAD}{id}/change/").status_code == 302
+
+
+def test_the_overview_says_how_the_outbox_is_doing(alias, superuser):
+    worker = drainer(alias, published=1234)
+    silent = drainer(alias, silent=99, trouble="BrokerUnavailable: refused")
+    owners = [worker.pk] * 100 + [silent.pk] * 20 + [None] * 8
+    Lease.objects.using(alias).bulk_create(
+        [Lease(resource="jobs", part=part, owner=owner) for part, owner in enumerate(owners)]
+    )
+    jobs = staged_jobs(6, using=alias)
+    rows = StagedJob.objects.using(alias)
+    rows.filter(pk=jobs[0].pk).update(staged_at=DatabaseNow() - timedelta(minutes=185))
+    hold(alias, jobs[1], minutes=-1)
+    hold(alias, jobs[2], minutes=9)
+    hold(alias, jobs[3], days=9)
+    dead_jobs(3, using=alias, task="shop & co", error="kombu.E", reason="NO_ROUTE")
+    Incident.objects.using(alias).create(
+        kind="takeover", first_id=5, last_id=77, shards=[1, 2, 3], detail="after the lease"
+    )
+
+    response = superuser.get(OVERVIEW)
+
+    shown = text(response)
+    assert "Ready to leave 3" in shown
+    assert "Age of the oldest 3 h 5 min" in shown
+    assert "due now 1 Held , due within the hour 1 Held , due later 1" in shown
+    assert "8 shards have no owner" in shown
+    assert "web-1 7 100" in shown
+    assert "1234" in shown
+    assert "is in trouble: BrokerUnavailable: refused" in shown
+    assert "is silent beyond its lease" in shown
+    assert "Without an owner 8" in shown
+    assert "3 shop & co kombu.E NO_ROUTE" in shown
+    assert "shards taken over from a dead drainer 5 - 77 3 after the lease" in shown
+    [link] = re.findall(r'href="([^"]*task=[^"]*)"', body(response))
+    assert len(listed(superuser.get(link.replace("&amp;", "&")))) == 3
+
+
+def test_the_overview_says_that_nothing_leaves(alias, superuser):
+    assert "No drainer is running: nothing leaves." in text(superuser.get(OVERVIEW))
+
+
+def test_the_overview_says_that_all_is_well(alias, superuser):
+    worker = drainer(alias)
+    Lease.objects.using(alias).bulk_create(
+        [Lease(resource="jobs", part=part, owner=worker.pk) for part in range(128)]
+    )
+    shown = text(superuser.get(OVERVIEW))
+    assert "Every shard has a drainer, and no drainer is in trouble." in shown
+    Lease.objects.using(alias).update(owner=uuid4())  # one that is gone
+    assert "128 shards have no owner" in text(superuser.get(OVERVIEW))
+
+
+def test_pages_hold_nothing_that_a_strict_policy_forbids(superuser):
+    """No inline script, style or handler, and nothing from elsewhere."""
+    [job] = dead_jobs(using="default", body=b"[]")
+    [staged] = staged_jobs(using="default")
+    question = superuser.post(DEAD, {"action": "discard_selected", "_selected_action": job.pk})
+    pages = [*map(superuser.get, EVERY_PAGE), superuser.get(page(job)), superuser.get(page(staged))]
+    for response in [*pages, question]:
+        content = body(response)
+        # Django's own, where a list has no actions: how wide a column is that is not there.
+        content = re.sub(r"<style>\s*#changelist table thead[^<]*</style>", "", content)
+        assert "<style" not in content
+        assert not re.findall(r"<script(?![^>]*\bsrc=)", content)
+        assert not re.findall(r"<[^>]*\s(?:style|on\w+)=", content)
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', content)
+
+
+def test_durations_are_readable():
+    assert [duration(s) for s in (0, 59.4, 60, 3599, 3600, 86399, 86400, 90000)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "59 min",
+        "1 h 0 min",
+        "23 h 59 min",
+        "1 d 0 h",
+        "1 d 1 h",
+    ]

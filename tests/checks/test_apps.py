@@ -1,0 +1,93 @@
+"""The Celery apps of a process, and the commands that run the checks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from outbox_app.checks.apps import check_apps
+from tests import tasks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def messages_of(app):
+    """What is said about this app: other tests' apps may be alive."""
+    return [message for message in check_apps() if app.main in message.msg]
+
+
+def django_check(*arguments, **variables):
+    command = [sys.executable, "-m", "django", "check", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
+
+
+def test_project_without_an_app_is_warned():
+    code, said = django_check(DJANGO_SETTINGS_MODULE="tests.settings")
+    assert code == 0
+    assert "outbox.W001" in said
+
+
+def test_example_project_is_well(tmp_path):
+    code, said = django_check(
+        "--fail-level",
+        "WARNING",
+        DJANGO_SETTINGS_MODULE="example_project.settings",
+        DATABASE_URL=f"sqlite:///{tmp_path}/db.sqlite3",
+    )
+    assert (code, said) == (0, "")
+
+
+def test_command_refuses_nonsense(tmp_path):
+    (tmp_path / "nonsense.py").write_text(
+        "from tests.settings import *\nOUTBOX = {'BATCH_SIZE': 0}\n"
+    )
+    code, said = django_check(DJANGO_SETTINGS_MODULE="nonsense", PYTHONPATH=str(tmp_path))
+    assert code == 1
+    assert "(outbox.E003) OUTBOX['BATCH_SIZE'] is 0; expected an integer of at least 1." in said
+
+
+def test_app_is_well(make_app):
+    assert messages_of(make_app()) == []
+
+
+def test_plain_apps_are_not_ours():
+    app = Celery(f"plain-{uuid4()}", set_as_current=False)
+    app.conf.accept_content = ["pickle"]
+    assert messages_of(app) == []
+    app.close()
+
+
+def test_modules_that_cannot_be_imported(make_app):
+    app = make_app(imports=["tests.no_such_module"])
+    [message] = messages_of(app)
+    assert message.id == "outbox.W002"
+    assert "tests.no_such_module" in message.msg
+
+
+@pytest.mark.parametrize("serializer", ["pickle", "yaml"])
+def test_serializer_that_workers_refuse(make_app, serializer):
+    [message] = messages_of(make_app(task_serializer=serializer))
+    assert message.id == "outbox.W003"
+    assert f"'{serializer}'" in message.msg
+
+
+def test_serializer_of_one_task(make_app):
+    app = make_app()
+    app.task(name=f"add-{uuid4()}", serializer="pickle", shared=False)(tasks.add)
+    assert [message.id for message in messages_of(app)] == ["outbox.W003"]
+
+
+@pytest.mark.parametrize("accepted", ["pickle", "yaml", "application/x-python-serialize"])
+def test_insecure_content_is_accepted(make_app, accepted):
+    app = make_app(accept_content=["application/json", accepted])
+    [message] = messages_of(app)
+    assert message.id == "outbox.W004"

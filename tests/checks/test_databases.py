@@ -1,0 +1,136 @@
+"""What ``manage.py check --database`` finds in a real database."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import Tags, run_checks
+from django.db import connections
+from django.db.backends.sqlite3.base import DatabaseWrapper
+
+from outbox_app import stage
+from outbox_app.checks.databases import ROWS, check_databases
+from outbox_app.models import StagedJob
+from tests import tasks
+
+
+def ids(messages):
+    return [message.id for message in messages]
+
+
+@pytest.fixture
+def run(alias):
+    """``run(sql)`` on the alias."""
+
+    def run(sql):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+
+    return run
+
+
+def test_a_migrated_database_is_well(alias):
+    assert check_databases(databases=[alias]) == []
+    assert check_databases(databases=None) == []
+
+
+def test_runs_for_the_named_databases_only(alias, make_app):
+    stage("unknown", using=alias, app=make_app())
+    ours = [m for m in run_checks(databases=[alias]) if m.id == "outbox.W011"]
+    assert len(ours) == 1
+    assert not [m for m in run_checks() if m.id == "outbox.W011"]
+    assert "outbox.W011" in ids(run_checks(tags=[Tags.database], databases=[alias]))
+
+
+def test_tables_need_not_exist(alias, monkeypatch, make_app):
+    stage("unknown", using=alias, app=make_app())
+    introspection = connections[alias].introspection
+    monkeypatch.setattr(introspection, "table_names", lambda cursor=None: ["auth_user"])
+    assert check_databases(databases=[alias]) == []
+
+
+def test_unknown_tasks_of_staged_jobs(alias, make_app, django_assert_max_num_queries):
+    app = make_app()
+    known = app.task(name="known", shared=False)(tasks.add)
+    stage(known, (1, 1), using=alias)
+    for i in range(7):
+        stage(f"gone-{i}", using=alias, app=app)
+    stage("else", using=alias, app=make_app())
+    StagedJob.objects.using(alias).filter(task="else").update(app="unloaded")
+
+    messages = check_databases(databases=[alias])
+    assert sorted(ids(messages)) == ["outbox.W010", "outbox.W011"]
+    unloaded, unknown = sorted(messages, key=lambda message: message.id)
+    assert "'unloaded'" in unloaded.msg
+    assert "gone-0, gone-1, gone-2, gone-3, gone-4 and 2 more" in unknown.msg
+    assert "known" not in unknown.msg.replace("unknown", "")
+
+
+def test_looks_at_the_oldest_jobs_only(alias, make_app, monkeypatch):
+    app = make_app()
+    monkeypatch.setattr("outbox_app.checks.databases.ROWS", 3)
+    known = app.task(name="known", shared=False)(tasks.add)
+    for _ in range(3):
+        stage(known, (1, 1), using=alias)
+    stage("gone", using=alias, app=app)
+    assert check_databases(databases=[alias]) == []
+    assert ROWS == 1000
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+class TestMySQL:
+    """DDL commits, so each test puts the table back."""
+
+    def test_engine(self, alias, run):
+        run("ALTER TABLE outbox_incident ENGINE = MyISAM")
+        try:
+            [message] = check_databases(databases=[alias])
+        finally:
+            run("ALTER TABLE outbox_incident ENGINE = InnoDB")
+        assert message.id == "outbox.E008"
+        assert "outbox_incident" in message.msg
+        assert message.hint == "ALTER TABLE outbox_incident ENGINE = InnoDB"
+
+    @pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
+    def test_collation(self, alias, run, charset):
+        run(f"ALTER TABLE outbox_drainer CONVERT TO CHARACTER SET {charset}")
+        try:
+            [message] = check_databases(databases=[alias])
+        finally:
+            run(message.hint)
+        assert message.id == "outbox.E009"
+        assert "host" in message.msg
+        assert check_databases(databases=[alias]) == []
+
+    def test_sql_mode(self, alias, run):
+        run("SET sql_mode = ''")
+        try:
+            assert ids(check_databases(databases=[alias])) == ["outbox.W007"]
+        finally:
+            connections[alias].close()
+
+
+@pytest.mark.django_db
+class TestSQLite:
+    @pytest.fixture
+    def connection(self, tmp_path, monkeypatch):
+        """A database file as Django configures it by default, with one table of the outbox."""
+        settings = {**connections["default"].settings_dict, "NAME": str(tmp_path / "db.sqlite3")}
+        connection = DatabaseWrapper({**settings, "OPTIONS": {}}, alias="plain")
+        connection.cursor().execute("CREATE TABLE outbox_stagedjob (id integer)")
+        monkeypatch.setattr("outbox_app.checks.databases._check_tasks", lambda alias: [])
+        monkeypatch.setattr("outbox_app.checks.databases.connections", {"plain": connection})
+        yield connection
+        connection.close()
+
+    def test_defaults_of_django(self, connection):
+        assert ids(check_databases(databases=["plain"])) == ["outbox.W008", "outbox.W009"]
+
+    def test_wal_and_immediate(self, connection):
+        connection.cursor().execute("PRAGMA journal_mode = WAL")
+        connection.transaction_mode = "IMMEDIATE"
+        assert check_databases(databases=["plain"]) == []
+
+    def test_in_memory(self, connection, monkeypatch):
+        monkeypatch.setattr(connection, "is_in_memory_db", lambda: True)
+        assert check_databases(databases=["plain"]) == []

@@ -1,0 +1,126 @@
+"""Declarations that cannot work, and models that are written elsewhere."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery import _state
+from django.apps import apps
+from django.db import models
+from django.test.utils import isolate_apps
+
+from outbox_app import OutboxMixin, on_create, on_delete, on_update
+from outbox_app.checks import models as checked
+from outbox_app.checks.models import check_models
+from tests.mixin.models import Order
+
+
+@pytest.fixture
+def app(make_app):
+    """The current app, as in a project."""
+    before = getattr(_state._tls, "current_app", None)
+    app = make_app(imports=["tests.mixin.tasks"])
+    app.set_current()
+    yield app
+    _state._set_current_app(before)
+
+
+@pytest.fixture
+def check(app, monkeypatch):
+    """``check(outbox, **fields)``: the ids for a model that declares it."""
+
+    def check(outbox, **fields):
+        with isolate_apps("tests.mixin"):
+            members = {"__module__": "tests.mixin.models", "outbox": outbox, **fields}
+            model = type("Checked", (OutboxMixin, models.Model), members)
+            monkeypatch.setattr(checked, "apps", SimpleNamespace(get_models=lambda: [model]))
+            messages = check_models()
+        assert all(message.obj is model for message in messages)
+        return [message.id for message in messages]
+
+    return check
+
+
+def test_models_of_the_tests_are_well(app):
+    assert check_models() == []
+    assert check_models(app_configs=[apps.get_app_config("auth")]) == []
+
+
+def test_broken_settings_are_said_elsewhere(app, settings):
+    settings.OUTBOX = {"DATABSE": "default"}
+    assert check_models() == []
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [
+        (),
+        [on_create("mixin.created"), on_update(lambda order: None, when=lambda order: True)],
+        (on_delete("mixin.deleted", ordered=True),),
+    ],
+)
+def test_declarations_that_work(check, outbox):
+    assert check(outbox) == []
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [
+        "mixin.created",
+        on_create("mixin.created"),
+        ["mixin.created"],
+        [on_create(None)],
+        [on_create("mixin.created", when="paid")],
+    ],
+)
+def test_declarations_that_cannot_work(check, outbox):
+    assert check(outbox) == ["outbox.E006"]
+
+
+def test_unknown_task(check, make_app):
+    assert check([on_create("mixin.create"), on_delete("mixin.deleted")]) == ["outbox.W005"]
+    assert check([on_create("mixin.created", app=make_app(accept_content=["json"]))]) == []
+
+
+def test_unknown_task_of_a_plain_project_is_its_own_business(check, app):
+    from celery import Celery
+
+    Celery("plain").set_current()
+    assert check([on_create("mixin.create")]) == []
+
+
+@pytest.mark.parametrize("name", ["stage", "stage_declared"])
+def test_hidden_names(check, name):
+    assert check([], **{name: models.TextField()}) == ["outbox.E005"]
+
+
+def test_field_named_outbox(app, monkeypatch, check):
+    assert check(models.TextField()) == ["outbox.E005", "outbox.E006"]
+
+
+class Router:
+    """Writes orders elsewhere."""
+
+    outbox_there = True
+
+    def db_for_write(self, model, **hints):
+        return "elsewhere" if model is Order else None
+
+    def allow_migrate(self, db, app_label, **hints):
+        return self.outbox_there if app_label == "outbox_app" else None
+
+
+def test_model_that_is_written_elsewhere(app, settings):
+    settings.DATABASE_ROUTERS = [Router()]
+    [message] = check_models()
+    assert (message.id, message.obj) == ("outbox.W006", Order)
+    assert "'elsewhere'" in message.msg
+    assert "--database elsewhere" in message.hint
+
+
+def test_model_that_is_written_where_no_outbox_is(app, settings, monkeypatch):
+    monkeypatch.setattr(Router, "outbox_there", False)
+    settings.OUTBOX = {"DATABASE": "elsewhere"}
+    settings.DATABASE_ROUTERS = [Router()]
+    assert {(m.id, m.obj) for m in check_models() if m.obj is Order} == {("outbox.E007", Order)}

@@ -1,0 +1,120 @@
+"""Each fault of the dictionary ``OUTBOX`` is an error that names the setting."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from outbox_app.checks.values import LEFT, check_settings
+from outbox_app.conf import OutboxSettings
+from outbox_app.delivery.lease import Membership
+
+
+def ids(messages):
+    return [message.id for message in messages]
+
+
+def test_defaults_are_right(settings):
+    del settings.OUTBOX
+    assert check_settings() == []
+
+
+@pytest.mark.parametrize("value", [{"BATCHSIZE": 1}, ["DATABASE"], None], ids=repr)
+def test_no_dictionary_or_unknown_key(settings, value):
+    settings.OUTBOX = value
+    [message] = check_settings()
+    assert message.id == "outbox.E001"
+    if value == {"BATCHSIZE": 1}:
+        assert "'BATCHSIZE'" in message.msg
+        assert "BATCH_SIZE" in message.msg
+
+
+@pytest.mark.parametrize("name", ["DATABASE", "INBOX_DATABASE"])
+@pytest.mark.parametrize("value", ["nowhere", 1, ["default"]], ids=repr)
+def test_unknown_alias(settings, name, value):
+    settings.OUTBOX = {name: value}
+    [message] = check_settings()
+    assert message.id == "outbox.E002"
+    assert f"OUTBOX[{name!r}]" in message.msg
+    assert "'default'" in message.hint
+
+
+WRONG = {
+    "OUTSIDE": ["never", None, 1, ["send"]],
+    "DEAD_KEY": ["stop", True],
+    "STRICT_TASK_NAMES": [1, "yes", None],
+    "WAKE": [0, "no"],
+    "MAX_MESSAGE_BYTES": [0, -1, 1.5, "1", True, None],
+    "BATCH_SIZE": [0, -1, 10.0, "1000", True],
+    "INBOX_RETENTION_DAYS": [0, -1, 0.5],
+    "LEASE_SECONDS": [0, -1, "10", True, float("nan"), float("inf")],
+    "PUBLISH_TIMEOUT": [0, -0.1, None],
+    "INTERVAL": [0, 0.001, -1, "1", float("nan")],
+    "HOLD_HORIZON": [-1, float("nan"), "300"],
+    "PROGRESS_INTERVAL": [-1, False],
+    "MAX_BACKOFF": [0, float("inf")],
+    "MAX_ETA": [0, -1],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{name}={value!r}")
+        for name, values in WRONG.items()
+        for value in values
+    ],
+)
+def test_value_that_makes_no_sense(settings, name, value):
+    settings.OUTBOX = {name: value}
+    [message] = check_settings()
+    assert message.id == "outbox.E003"
+    assert message.msg.startswith(f"OUTBOX[{name!r}] is {value!r}; expected ")
+    assert repr(getattr(OutboxSettings(), name)) in message.hint
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"INTERVAL": 0.01, "LEASE_SECONDS": 30, "PUBLISH_TIMEOUT": 20.5},
+        {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0},
+        {"OUTSIDE": "refuse", "DEAD_KEY": "block", "WAKE": False, "DATABASE": "default"},
+        {"MAX_MESSAGE_BYTES": 1, "BATCH_SIZE": 1},
+    ],
+)
+def test_value_that_makes_sense(settings, value):
+    settings.OUTBOX = value
+    assert check_settings() == []
+
+
+def test_all_faults_are_named_at_once(settings):
+    settings.OUTBOX = {"DATABASE": "x", "BATCH_SIZE": 0, "WAKE": "x"}
+    assert sorted(ids(check_settings())) == ["outbox.E002", "outbox.E003", "outbox.E003"]
+
+
+def test_every_setting_has_a_rule(settings):
+    """A setting of a new type fails here, not in a project."""
+    settings.OUTBOX = dict.fromkeys((f.name for f in dataclasses.fields(OutboxSettings)), object())
+    assert len(check_settings()) == len(dataclasses.fields(OutboxSettings))
+
+
+@pytest.mark.parametrize(("timeout", "fits"), [(7.0, True), (7.1, False), (10.0, False)])
+def test_lease_is_longer_than_the_publish_timeout(settings, timeout, fits):
+    settings.OUTBOX = {"LEASE_SECONDS": 10.0, "PUBLISH_TIMEOUT": timeout}
+    messages = check_settings()
+    assert ids(messages) == ([] if fits else ["outbox.E004"])
+    if not fits:
+        assert "OUTBOX['PUBLISH_TIMEOUT']" in messages[0].msg
+
+
+def test_rule_of_the_lease_is_that_of_the_drain():
+    """Just before its next heartbeat is due a drainer still trusts its lease for so long."""
+    now = 100.0
+    membership = Membership(using="default", lease_seconds=10, clock=lambda: now)
+    membership._beaten_at = now
+    now += 10 / 5 - 1e-6
+    assert not membership.beat_is_due()
+    assert membership.holds(LEFT * 10)
+    now += 1e-3
+    assert not membership.holds(LEFT * 10)

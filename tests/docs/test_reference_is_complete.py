@@ -1,0 +1,79 @@
+"""The reference names all that there is: options, columns, indexes, signals, exceptions.
+
+Each is looked for in the section that is about it. (Settings and checks have tests of their own.)
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+from django.dispatch import Signal
+
+from outbox_app import exceptions, signals
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+COMMANDS = sorted(
+    path.stem
+    for path in (REFERENCE.parents[1] / "outbox_app" / "management" / "commands").glob("[!_]*.py")
+)
+MODELS = sorted(apps.get_app_config("outbox_app").get_models(), key=lambda m: m.__name__)
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading of the second level that begins so."""
+    text = (REFERENCE / page).read_text()
+    found = re.search(rf"^## `{heading}`.*?(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no section on {heading}"
+    return found[0]
+
+
+def options(command: BaseCommand) -> set[str]:
+    """The options that the command adds to Django's own."""
+    parser, django = command.create_parser("", ""), BaseCommand().create_parser("", "")
+    ours = set(parser._option_string_actions) - set(django._option_string_actions)
+    return {option for option in ours if option.startswith("--")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented_and_every_documented_option_exists(name: str) -> None:
+    documented = set(re.findall(r"^\| `(--[a-z-]+)", section("commands.md", name), re.MULTILINE))
+    assert documented == options(load_command_class("outbox_app", name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_exit_codes_of_every_command_are_in_the_table(name: str) -> None:
+    table = (REFERENCE / "commands.md").read_text().partition("## Exit codes")[2]
+    assert f"`{name}`" in table.partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_every_column_and_index_is_documented(model: type) -> None:
+    text = section("models.md", model.__name__)
+    assert model._meta.db_table in text
+    if model.__name__ == "DeadJob":  # it says so: as StagedJob
+        text += section("models.md", "StagedJob")
+    named = [field.column for field in model._meta.fields]
+    named += [item.name for item in (*model._meta.indexes, *model._meta.constraints)]
+    assert [name for name in named if f"`{name}`" not in text] == []
+
+
+def test_every_signal_is_documented() -> None:
+    text = (REFERENCE / "signals.md").read_text()
+    names = [name for name, value in vars(signals).items() if isinstance(value, Signal)]
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_every_exception_has_a_docstring_for_its_page() -> None:
+    found = [
+        value
+        for value in vars(exceptions).values()
+        if inspect.isclass(value) and value.__module__ == exceptions.__name__
+    ]
+    assert found
+    assert [value.__name__ for value in found if not inspect.getdoc(value)] == []

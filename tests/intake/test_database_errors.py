@@ -1,0 +1,100 @@
+"""Databases that refuse the row: the business row is never committed without its job."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+from celery import group
+from django.contrib.auth.models import Group
+from django.db import OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError
+
+from outbox_app import stage, stage_many
+from outbox_app.exceptions import InvalidJob
+from outbox_app.models import StagedJob
+from tests.servers import MariaDB
+
+pytestmark = pytest.mark.django_db(transaction=True)
+IMPATIENT = {
+    "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+    "postgresql": "SET LOCAL lock_timeout = '100ms'",
+}
+
+
+@pytest.fixture
+def locked(alias):
+    """Another session holds locks on the whole table of jobs."""
+    other = connections[alias].copy()
+    other.set_autocommit(False)
+    with other.cursor() as cursor:
+        if other.vendor == "mysql":  # gap locks: no INSERT fits in
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT * FROM outbox_stagedjob FOR UPDATE")
+        else:
+            cursor.execute("LOCK TABLE outbox_stagedjob IN EXCLUSIVE MODE")
+    yield
+    other.rollback()
+    other.close()
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("canvas", [False, True], ids=["task", "group"])
+@pytest.mark.usefixtures("locked")
+def test_a_caller_who_ignores_the_error_cannot_commit(canvas, alias, add):
+    connection = connections[alias]
+    job = group(add.s(1, 1), add.s(2, 2)) if canvas else add.s(1, 1)
+    with transaction.atomic(using=alias):
+        connection.cursor().execute(IMPATIENT[connection.vendor])
+        Group.objects.using(alias).create(name="business")
+        with pytest.raises(OperationalError):
+            job.delay()
+        with pytest.raises(TransactionManagementError):
+            Group.objects.using(alias).create(name="more business")
+
+    assert not Group.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_a_message_that_may_not_fit_the_packet_is_refused_before_it_is_sent(alias, add, staged):
+    with transaction.atomic(using=alias):
+        with pytest.raises(InvalidJob, match=r"max_allowed_packet.*or store the data elsewhere"):
+            add.apply_async((b"\x00" * (9 * 1024 * 1024), 1), serializer="pickle")
+        add.delay(1, 1)
+
+    assert staged() == [[1, 1]]
+
+
+@pytest.fixture
+def small_packet(alias):
+    """The alias leads to a server whose max_allowed_packet is an old default, a mebibyte."""
+    connection = connections[alias]
+    connection.close()
+    before = dict(connection.settings_dict)
+    with MariaDB(extra_arguments=("--max-allowed-packet=1M",)) as server:
+        url = urlsplit(server.url)
+        connection.settings_dict.update(
+            HOST=url.hostname,
+            PORT=url.port,
+            USER=url.username,
+            PASSWORD=url.password,
+            NAME="outbox",
+        )
+        with connection.schema_editor() as editor:
+            editor.create_model(StagedJob)
+        yield
+        connection.close()
+    connection.settings_dict.update(before)
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@pytest.mark.usefixtures("small_packet")
+def test_chunks_are_cut_to_a_small_packet(alias, add):
+    with transaction.atomic(using=alias):
+        stage_many(add.s("'" * 900, i) for i in range(1500))
+        stage_many(add.s("'" * 150_000, i) for i in range(5))
+        stage(add, ("'" * 400_000, 1))
+        with pytest.raises(InvalidJob, match="max_allowed_packet"):
+            stage(add, ("'" * 600_000, 1))
+
+    assert StagedJob.objects.using(alias).count() == 1506

@@ -1,0 +1,338 @@
+"""The state machine: staging, draining, crashing and requeueing, against the pure model.
+
+Hypothesis chooses the steps. After each the promises that must hold at any time are checked; at the
+end all drainers die, their leases run out, the broker works, zombies go on, and what is left is
+drained: then nothing may be missing, and every extra publish must belong to an incident. Time is
+virtual: ``time_passes`` moves the drainers' clocks on, and what the database remembers back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.test import override_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.operations import dead
+
+from .brokers import Broker
+from .model import DAMAGED, EXPIRED, HELD, PLAIN, REFUSED, SCRIBBLED, STRANGER, Model, Recorded, Spec
+from .puppet import OPERATIONS, Plan, Puppet, set_failpoints
+from .writer import DUE, LateWriter, Writer
+
+#: In seconds of virtual time. No sum of TIMES lies just below a limit that follows from the lease
+#: (a beat each 12.8, trust for 57.6, less the bound of a publish), so real time does not matter.
+LEASE, TIMES = 64, (10, 30, 70)
+MAX_DRAINERS = 3
+
+_ODD = (EXPIRED, HELD, REFUSED, SCRIBBLED, DAMAGED, STRANGER)
+# Keys a and b keep P7's order; the other jobs are there to disturb them.
+jobs = st.lists(
+    st.one_of(
+        st.builds(Spec, st.just(PLAIN), st.sampled_from(["a", "b", ""]), st.integers(0, 1)),
+        st.builds(Spec, st.sampled_from([PLAIN, EXPIRED]), st.sampled_from(["a", "b"]), st.just(0)),
+        st.builds(Spec, st.sampled_from(_ODD), st.sampled_from(["", "x"]), st.integers(0, 1)),
+    ),
+    min_size=1,
+    max_size=5,
+)
+which = st.integers(0, MAX_DRAINERS - 1)
+plans = {
+    action: st.builds(Plan, st.just(action), st.sampled_from(where), st.integers(1, most))
+    for action, where, most in [
+        ("pause", OPERATIONS, 8),
+        ("kill", OPERATIONS, 8),
+        ("fail", ("send", "sql", "commit"), 8),
+        ("lose", ("send", "sql", "commit"), 8),
+    ]
+}
+faults = st.one_of(*plans.values())
+
+
+@dataclass
+class Stage:
+    """Where the machine plays: a database, a broker and what Celery offers."""
+
+    alias: str
+    #: One task of each Celery app.
+    tasks: Sequence[Any]
+    #: Empties the broker, and makes it refuse its refused queue, or take it.
+    reset_broker: Callable[[bool], None]
+    #: Whether a row can be written while another transaction has written one.
+    concurrent_writers: bool = True
+
+
+class Machine(RuleBasedStateMachine):
+    """See the module.
+
+    Args:
+        stage: Where it plays.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+        self.using = stage.alias
+        self.model = Model()
+        self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
+        self.late: LateWriter | None = None
+        self.puppets: list[Puppet] = []
+        self.dead: set[str] = set()
+        self.transactions = 0
+        self.passed = 0.0
+        for model in (StagedJob, DeadJob, Incident, Drainer):
+            model.objects.using(self.using).all().delete()
+        Lease.objects.using(self.using).update(owner=None)
+        set_failpoints(on=True)
+
+    @initialize(
+        batch_size=st.sampled_from([100, 1, 3]),
+        batches=st.booleans(),
+        dead_key=st.sampled_from(["pass", "block"]),
+    )
+    def begin(self, batch_size: int, batches: bool, dead_key: str) -> None:
+        Broker.current = self.broker = Broker(self.model.accepted, batches=batches)
+        self.stage.reset_broker(True)
+        self.settings = override_settings(
+            OUTBOX={
+                "DATABASE": self.using,
+                "BATCH_SIZE": batch_size,
+                "DEAD_KEY": dead_key,
+                "LEASE_SECONDS": LEASE,
+                "MAX_BACKOFF": 0,
+                "WAKE": False,
+            }
+        )
+        self.settings.enable()
+
+    # Staging
+
+    @rule(specs=jobs, commit=st.booleans())
+    def stage_jobs(self, specs: list[Spec], commit: bool) -> None:
+        with transaction.atomic(using=self.using):
+            number = self._next_transaction()
+            staged = self.writer.stage(specs, transaction=number)
+            if not commit:
+                transaction.set_rollback(True, using=self.using)
+                self.model.rolled_back(staged)
+        if commit:
+            self.model.committed(number)
+
+    @rule(specs=jobs, inside=jobs, commit=st.booleans())
+    def stage_in_savepoint(self, specs: list[Spec], inside: list[Spec], commit: bool) -> None:
+        with transaction.atomic(using=self.using):
+            number = self._next_transaction()
+            self.writer.stage(specs, transaction=number)
+            with transaction.atomic(using=self.using):
+                staged = self.writer.stage(inside, transaction=number)
+                if not commit:
+                    transaction.set_rollback(True, using=self.using)
+                    self.model.rolled_back(staged)
+        self.model.committed(number)
+
+    @precondition(lambda self: self.stage.concurrent_writers)
+    @rule(specs=jobs)
+    def stage_in_late_transaction(self, specs: list[Spec]) -> None:
+        if self.late is None:
+            self.late = LateWriter(using=self.using)
+            self.late_number = self._next_transaction()
+            self.late_ids: list[str] = []
+        self.late_ids += self.late.do(self.writer.stage, specs, transaction=self.late_number)
+
+    @precondition(lambda self: self.late is not None)
+    @rule(commit=st.booleans())
+    def end_late_transaction(self, commit: bool) -> None:
+        assert self.late is not None
+        self.late.end(commit=commit)
+        self.late = None
+        if commit:
+            self.model.committed(self.late_number)
+        else:
+            self.model.rolled_back(self.late_ids)
+
+    # Draining. The first step starts a drainer, so a plan may concern its very first statements.
+
+    @precondition(lambda self: len(self.alive) < MAX_DRAINERS)
+    @rule(plan=st.none() | plans["pause"])
+    def start_drainer(self, plan: Plan | None) -> None:
+        self._start().go(plan)
+
+    @rule(which=which)
+    def turn(self, which: int) -> None:
+        self._pick(which).go()
+
+    @rule(which=which, plan=plans["pause"])
+    def pause(self, which: int, plan: Plan) -> None:
+        self._pick(which).go(plan)
+
+    @rule(which=which, plan=plans["kill"])
+    def kill(self, which: int, plan: Plan) -> None:
+        self._pick(which).go(plan)
+
+    @rule(which=which, plan=plans["fail"] | plans["lose"])
+    def fail(self, which: int, plan: Plan) -> None:
+        self._pick(which).go(plan)
+
+    @precondition(lambda self: self.alive)
+    @rule(which=which, plan=st.none() | faults)
+    def stop(self, which: int, plan: Plan | None) -> None:
+        self._pick(which).stop(plan)
+
+    @rule(seconds=st.sampled_from(TIMES))
+    def time_passes(self, seconds: float) -> None:
+        self.passed += seconds
+        ago = timedelta(seconds=seconds)
+        Drainer.objects.using(self.using).update(heartbeat_at=F("heartbeat_at") - ago)
+        # By id: an UPDATE of all rows would wait for those of the late transaction.
+        held = StagedJob.objects.using(self.using).held().values_list("id", flat=True)
+        StagedJob.objects.using(self.using).filter(id__in=list(held)).update(
+            available_at=F("available_at") - ago
+        )
+
+    @rule()
+    def held_jobs_are_due(self) -> None:
+        self.time_passes(DUE)
+
+    # Broker and people
+
+    @rule()
+    def switch_broker(self) -> None:
+        self.broker.up = not self.broker.up
+
+    @rule()
+    def switch_route(self) -> None:
+        self.broker.refuses = not self.broker.refuses
+        self.stage.reset_broker(self.broker.refuses)
+
+    @precondition(lambda self: self.dead)
+    @rule(which=st.none() | st.integers(0, 9))
+    def requeue(self, which: int | None) -> None:
+        for task_id in self._decide(dead.requeue, which):
+            self.model.jobs[task_id].requeued = True
+
+    @precondition(lambda self: self.dead)
+    @rule(which=st.none() | st.integers(0, 9))
+    def discard(self, which: int | None) -> None:
+        for task_id in self._decide(dead.discard, which):
+            self.model.jobs[task_id].discarded = True
+
+    # What must hold after each step
+
+    @invariant()
+    def promises_are_kept(self) -> None:
+        self._check_jobs()
+        self._check_owners()
+
+    def _check_jobs(self) -> None:
+        rows = StagedJob.objects.using(self.using).values_list("task_id", "id")
+        staged = dict(rows)
+        assert len(staged) == len(rows), f"staged twice: {rows}"
+        for task_id, id in rows:
+            self.model.jobs[task_id].ids.add(id)
+        buried = DeadJob.objects.using(self.using).values_list("task_id", "error", "reason")
+        assert all(error and reason for _, error, reason in buried)
+        self.dead = {task_id for task_id, _, _ in buried}
+        assert len(self.dead) == len(buried), f"dead twice: {buried}"
+        counted = sum(puppet.drain.tally.expired for puppet in self.puppets if puppet.drain)
+        self.model.check_kept(staged, self.dead, expired=counted)
+        self.model.check_order()
+
+    def _check_owners(self) -> None:
+        owner = dict(Lease.objects.using(self.using).values_list("part", "owner"))
+        seen: dict[int, Puppet] = {}
+        for puppet in self.alive:
+            # Amid its statements it may be changing what it owns; it then publishes nothing.
+            if not puppet.trusts_itself or puppet.place == "sql":
+                continue
+            for part in puppet.drain.membership.owned:
+                assert part not in seen, f"two drainers own shard {part}: {puppet} {seen[part]}"
+                assert owner[part] == puppet.drain.membership.id, f"{puppet} lost shard {part}"
+                seen[part] = puppet
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "settings"):
+                self._finish()
+        finally:
+            if self.late is not None:
+                self.late.end(commit=False)
+            for puppet in self.alive:
+                puppet.kill()
+            set_failpoints(on=False)
+            if hasattr(self, "settings"):
+                self.settings.disable()
+
+    def _finish(self) -> None:
+        if self.late is not None:
+            self.end_late_transaction(commit=True)
+        self.broker.up = True
+        zombies = self.alive
+        self.time_passes(DUE)
+        self._drain_all()
+        for zombie in zombies:
+            zombie.stop()
+        self.time_passes(DUE)
+        self._drain_all()
+        for puppet in self.alive:
+            puppet.stop()
+        self.promises_are_kept()
+        incidents = [
+            Recorded(kind, frozenset(shards), first, last)
+            for kind, shards, first, last in Incident.objects.using(self.using).values_list(
+                "kind", "shards", "first_id", "last_id"
+            )
+        ]
+        self.model.check_covered(incidents, sends_of_an_attempt=2 if self.broker.batches else 1)
+
+    def _drain_all(self) -> None:
+        """Let a new drainer drain everything."""
+        puppet = self._start()
+        left = StagedJob.objects.using(self.using)
+        for _ in range(20 + 2 * left.count()):
+            puppet.go()
+            self.promises_are_kept()
+            if not left.exists():
+                return
+            self.time_passes(TIMES[0])
+        raise AssertionError(f"not drained: {list(left.values_list('task_id', flat=True))}")
+
+    @property
+    def alive(self) -> list[Puppet]:
+        return [puppet for puppet in self.puppets if puppet.alive]
+
+    def _start(self) -> Puppet:
+        puppet = Puppet(using=self.using, clock=lambda: time.monotonic() + self.passed)
+        self.puppets.append(puppet)
+        return puppet
+
+    def _pick(self, which: int) -> Puppet:
+        alive = self.alive or [self._start()]
+        return alive[which % len(alive)]
+
+    def _next_transaction(self) -> int:
+        self.transactions += 1
+        return self.transactions
+
+    def _decide(self, decide: Callable[..., int], which: int | None) -> set[str]:
+        """Let a person decide on one dead job, or on all. Returns what has left the dead table."""
+        before = dict(DeadJob.objects.using(self.using).order_by("id").values_list("id", "task_id"))
+        if not before:
+            return set()
+        ids = None if which is None else [list(before)[which % len(before)]]
+        decide(dead.find(using=self.using, ids=ids), using=self.using)
+        after = DeadJob.objects.using(self.using).values_list("id", flat=True)
+        return {before[id] for id in before.keys() - set(after)}

@@ -1,0 +1,197 @@
+"""A drainer on strings: a real ``Drain.run()`` in a thread with a connection of its own.
+
+The machine holds the strings. One thread runs at a time: a puppet that was told to ``go`` runs to
+the end of its turn, or to the operation that its ``Plan`` names, and waits there. An operation is a
+statement, a commit, a send to the broker, or a failpoint. There the plan may pause the drainer
+(which may be a zombie when it goes on), kill it (nothing of it runs any more, as after SIGKILL), or
+let the operation fail before or after it took effect. A drainer inside a transaction is never
+paused: it would hold locks, which no real pause of interest needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from django.db import OperationalError, connections
+
+from outbox_app.delivery.drain import Drain
+from outbox_app.delivery.failpoints import set_failpoint
+
+FAILPOINTS = ("claimed", "published_not_deleted", "deleted")
+#: Everything at which a plan may stop a drainer.
+OPERATIONS = (*FAILPOINTS, "send", "sql", "commit")
+#: Longer than any turn takes; a drainer that needs more hangs.
+STUCK_SECONDS = 30
+
+_here = threading.local()
+
+
+class Killed(BaseException):
+    """The drainer's process has ended here."""
+
+
+class Plan(NamedTuple):
+    """What is to happen at the nth operation of a kind from now on."""
+
+    #: "pause", "kill", "fail" (before it took effect) or "lose" (its reply, after it).
+    action: str
+    where: str
+    nth: int = 1
+
+
+class Puppet:
+    """One drainer.
+
+    Args:
+        using: Database alias.
+        clock: Monotonic clock by which it trusts its lease.
+        **options: What ``Drain`` takes.
+    """
+
+    def __init__(self, *, using: str, clock: Callable[[], float], **options: Any) -> None:
+        self.using = using
+        self.clock = clock
+        self.options = options
+        #: Where it waits: "start", "turn" (between two turns), an operation, or "ended".
+        self.place = "start"
+        self.drain: Drain | None = None
+        self._plan: Plan | None = None
+        self._latest = ""
+        self._killed = False
+        self._error: BaseException | None = None
+        self._resume = threading.Semaphore(0)
+        self._parked = threading.Semaphore(0)
+        threading.Thread(target=self._live, name="puppet", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"<Puppet at {self.place}>"
+
+    @property
+    def alive(self) -> bool:
+        return self.place != "ended"
+
+    @property
+    def trusts_itself(self) -> bool:
+        """Say whether it would publish rows of the shards in ``membership.owned``."""
+        membership = self.drain.membership if self.alive and self.drain else None
+        return bool(membership and membership.joined and membership.holds(0))
+
+    def go(self, plan: Plan | None = None) -> None:
+        """Let it run to the end of its turn, or as its plan says."""
+        self._plan = plan
+        self._resume.release()
+        parked = self._parked.acquire(timeout=STUCK_SECONDS)
+        assert parked, f"{self} has gone on, and hangs; its latest statement: {self._latest}"
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, plan: Plan | None = None) -> None:
+        """Stop it as SIGTERM does, and let it run to its end, or as its plan says."""
+        if self.drain:
+            self.drain.stop()
+            self.go(plan)
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it where it is."""
+        if self.alive:
+            self._killed = True
+            self.go()
+
+    def operation(self, kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
+        """Do something of the drainer's, unless the plan says otherwise."""
+        if self._killed:
+            raise Killed
+        action = self._action(kind)
+        if action == "pause":
+            self._park(kind)
+        elif action == "kill":
+            self._killed = True
+            raise Killed
+        elif action == "fail":
+            raise failure("failed on purpose, before it took effect")
+        result = do()
+        if action == "lose":
+            raise failure("failed on purpose, after it took effect")
+        return result
+
+    def _action(self, kind: str) -> str | None:
+        plan = self._plan
+        if plan is None or plan.where != kind:
+            return None
+        if plan.nth > 1:
+            self._plan = plan._replace(nth=plan.nth - 1)
+            return None
+        if plan.action == "pause" and not connections[self.using].get_autocommit():
+            return None
+        self._plan = None
+        return plan.action
+
+    def _park(self, place: str) -> None:
+        self.place = place
+        self._parked.release()
+        self._resume.acquire()
+        if self._killed:
+            raise Killed
+
+    def _live(self) -> None:
+        self._resume.acquire()
+        connection = connections[self.using]
+        try:
+            if not self._killed:
+                _here.puppet = self
+                _put_strings(self, connection)
+                self.drain = Drain(using=self.using, on_turn=self._between_turns, **self.options)
+                self.drain.membership.clock = self.clock
+                self.drain._waiter = _NoWaiting()  # type: ignore[assignment]
+                with connection.execute_wrapper(self._statement):
+                    self.drain.run()
+        except Killed:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            connection.close()
+            self.place = "ended"
+            self._parked.release()
+
+    def _between_turns(self, drain: Drain) -> None:
+        if not drain._stop.is_set():
+            self._plan = None
+            self._park("turn")
+
+    def _statement(self, execute: Callable[..., Any], *args: Any) -> Any:
+        self._latest = args[0]
+        return self.operation("sql", lambda: execute(*args), OperationalError)
+
+
+def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
+    """Do something of the drainer that runs in this thread, if one does."""
+    puppet: Puppet | None = getattr(_here, "puppet", None)
+    return puppet.operation(kind, do, failure) if puppet else do()
+
+
+def set_failpoints(*, on: bool) -> None:
+    """Make the failpoints operations of whichever puppet passes them."""
+    for name in FAILPOINTS:
+        set_failpoint(name, _failpoint(name) if on else None)
+
+
+def _failpoint(name: str) -> Callable[[], None]:
+    return lambda: operation(name, lambda: None, OperationalError)
+
+
+def _put_strings(puppet: Puppet, connection: Any) -> None:
+    commit = connection._commit
+    connection._commit = lambda: puppet.operation("commit", commit, OperationalError)
+
+
+class _NoWaiting:
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,68 @@
+"""``stage_declared()``: for changes that send no signal."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.exceptions import InvalidJob, NotAtomic
+from outbox_app.models import StagedJob
+from outbox_app.testing import staged_jobs
+from tests.mixin.models import Order, Wrong
+
+
+def test_bulk_create(alias, app):
+    with transaction.atomic(using=alias):
+        orders = Order.objects.using(alias).bulk_create(Order() for _ in range(2500))
+        with CaptureQueriesContext(connections[alias]) as queries:
+            assert Order.stage_declared("create", orders) == 2500
+
+    inserts = [q["sql"] for q in queries if q["sql"].startswith("INSERT")]
+    if connections[alias].features.max_query_params is None:
+        assert len(inserts) == 3
+    else:  # SQLite takes about 100 rows at once
+        assert len(inserts) < 30
+    assert [job.args for job in staged_jobs(using=alias)] == [[order.pk] for order in orders]
+
+
+def test_queryset_update(alias, app, staged):
+    Order.objects.using(alias).bulk_create([Order(), Order()])
+    Order.objects.using(alias).update(paid=True)
+    orders = Order.objects.using(alias).order_by("pk")
+
+    assert Order.stage_declared("update", orders) == 2
+    assert staged() == [("mixin.updated", [order.pk]) for order in orders]
+    assert staged_jobs(using=alias)[0].ordering_key == f"mixin.order:{orders[0].pk}"
+
+
+def test_conditions_hold_and_nothing_is_nothing(alias, app, staged):
+    Order.objects.using(alias).bulk_create([Order(), Order(paid=True)])
+    assert Order.stage_declared("update", Order.objects.using(alias).all()) == 1
+    assert Order.stage_declared("update", []) == 0
+    assert len(staged()) == 1
+
+
+def test_all_or_nothing(alias, app):
+    with pytest.raises(InvalidJob):
+        Wrong.stage_declared("create", [Wrong(pk=1)], using=alias)
+
+    def orders():
+        yield from Order.objects.using(alias).bulk_create(Order() for _ in range(1100))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Order.stage_declared("create", orders())
+    assert not StagedJob.objects.using(alias).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_needs_a_transaction(alias, app):
+    orders = Order.objects.using(alias).bulk_create([Order()])
+    with pytest.raises(NotAtomic, match=alias):
+        Order.stage_declared("create", orders)
+
+
+def test_change_has_three_names(alias, app):
+    with pytest.raises(ValueError, match="'created'"):
+        Order.stage_declared("created", [])
