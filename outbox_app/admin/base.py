@@ -55,7 +55,7 @@ class HarmlessChangeList(ChangeList):
     def get_ordering_field(self, field_name: Any) -> Any:
         """Sort by what may be sorted by, whatever the address asks for."""
         allowed = self.sortable_by or ()
-        return super().get_ordering_field(field_name)
+        return super().get_ordering_field(field_name) if field_name in allowed else None
 
     def get_results(self, request: HttpRequest) -> None:
         """Make every row of the page harmless."""

@@ -31,7 +31,6 @@ class Command(BaseCommand):
     """Drains the outbox of one database."""
 
     help = HELP
-    requires_migrations_checks = True
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Keep the line breaks of the help."""
