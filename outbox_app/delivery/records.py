@@ -1,4 +1,8 @@
-"""What the drain writes besides deleting rows: dead jobs and incidents."""
+"""What the drain writes besides deleting rows: dead jobs and incidents.
+
+A row moves to the dead table in one transaction, and only if it was still there: of two drainers
+that hold it, one moves it. Incidents are only added; people read them, the drain never does.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ nothing is sent, and the drainers poll.
 from __future__ import annotations
 
 import time
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 
 from django.db import connections, transaction
 
@@ -52,5 +53,8 @@ def wake(using: str) -> None:
 
 
 @cache
-def _waker(using: str) -> partial[None]:
-    return partial(wake, using)
+def _waker(using: str) -> Callable[[], None]:
+    def wake_drainers() -> None:  # no partial: where it fails, Django logs its __qualname__
+        wake(using)
+
+    return wake_drainers

@@ -23,8 +23,11 @@ def app(make_app: Callable[..., Celery]) -> Celery:
 
 @pytest.fixture
 def task(app: Celery) -> Callable[..., Any]:
-    """``app.task``, for this app alone: Celery gives a task of one app to all others as well."""
-    return partial(app.task, shared=False)
+    """``app.task``, for this app alone (Celery gives a task of one app to all others as well).
+
+    The task is made at once, as in a worker: Celery's lazy ones are not safe between threads.
+    """
+    return partial(app.task, shared=False, lazy=False)
 
 
 @pytest.fixture

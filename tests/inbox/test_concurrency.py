@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from django.db import OperationalError, connections
 
 from outbox_app import idempotent
+from outbox_app.delivery.inbox import _is_race
 from outbox_app.models import InboxEntry
 from tests.inbox.conftest import received
 from tests.inbox.worker import Delivery, deliver, effect
@@ -192,6 +194,16 @@ def test_who_waits_for_too_long_is_retried_and_does_not_fail(
     assert first.result().state == "SUCCESS"
     assert start(work, "job").result() == first.result()
     assert effects() == ["slow"]
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
+def test_every_kind_of_busy_is_a_race(code):
+    cause = sqlite3.OperationalError("database is locked")
+    cause.sqlite_errorcode = code
+    error = OperationalError(*cause.args)
+    error.__cause__ = cause
+
+    assert _is_race(error)
 
 
 def test_an_eager_caller_is_told(alias, task, slow, start, effects):

@@ -90,6 +90,22 @@ def test_decorators_in_between(task, twice, effects):
     assert len(effects()) == 1
 
 
+def test_a_tracer_that_replaces_the_body(task, effects, noted):
+    """As monitoring agents do, with no respect for ``__wrapped__``."""
+
+    @task
+    @idempotent
+    def work():
+        effect("work")
+
+    body = work.run
+    work.run = lambda: body()
+
+    for _ in range(2):
+        assert deliver(work, "job").state == "SUCCESS"
+    assert (effects(), noted()) == (["work"], ["job"])
+
+
 @pytest.mark.parametrize("cls", [Celery, OutboxCelery])
 def test_shared_task(alias, twice, effects, cls):
     name = f"work-{uuid4()}"
@@ -242,10 +258,11 @@ def test_an_eager_replacement_stands_in_for_the_task(app, task, effects, noted):
     assert (effects(), noted()) == (["second"], ["job"])
 
 
-def test_the_order_of_decorators_is_checked(task):
+def test_the_order_of_decorators_is_checked(app, task):
     def work(): ...
 
-    for wrong in (task(work), shared_task(name=f"work-{uuid4()}")(work), Task()):
+    lazy = app.task(shared=False)(work)
+    for wrong in (task(work), lazy, shared_task(name=f"work-{uuid4()}")(work), Task()):
         with pytest.raises(TypeError, match="stands above the task decorator"):
             idempotent(wrong)
     with pytest.raises(TypeError, match=r"got 'other'\. An alias goes to using="):

@@ -125,6 +125,8 @@ class MemoryChannel(memory.Channel):
 
 class Memory(_Switched, memory.Transport):
     Channel = MemoryChannel
+    # As with Redis and RabbitMQ; kombu's ConnectionError is not Python's.
+    connection_errors = (*memory.Transport.connection_errors, OSError)
     implements = memory.Transport.implements.extend(batch_publish=True)
 
 

@@ -18,6 +18,8 @@ REFUSED = "refused"  # the broker refuses its queue
 SCRIBBLED = "scribbled"  # its body was damaged by hand; it can be sent all the same
 DAMAGED = "damaged"  # its envelope was damaged by hand
 STRANGER = "stranger"  # its Celery app is not loaded in the drainer
+#: Kinds of jobs that can never be sent.
+MORTAL = (REFUSED, DAMAGED, STRANGER)
 
 
 class Spec(NamedTuple):
@@ -70,9 +72,7 @@ class Model:
         self._now = 0
         self._accepted = 0
 
-    def staged(
-        self, task_id: str, spec: Spec, *, transaction: int, id: int, shard: int
-    ) -> None:
+    def staged(self, task_id: str, spec: Spec, *, transaction: int, id: int, shard: int) -> None:
         """Note a job, staged in a transaction that is open."""
         self.jobs[task_id] = Job(task_id, spec, transaction, shard, {id}, self._tick())
 
@@ -97,20 +97,24 @@ class Model:
         job.accepted.append(self._accepted)
 
     def check_kept(
-        self, staged: Mapping[str, int], dead: Collection[str], *, expired: int
+        self, staged: Mapping[str, int], dead: Mapping[str, str], *, expired: int
     ) -> None:
         """P1 and P3: a committed job is staged, accepted, dead, dropped as expired, or discarded.
 
         Args:
             staged: Task ids in the table, with their rows' ids.
-            dead: Task ids in the dead table.
+            dead: Task ids in the dead table, with the errors that brought them there.
             expired: How many jobs the drainers counted as expired.
         """
-        both = staged.keys() & set(dead)
+        both = staged.keys() & dead.keys()
         assert not both, f"staged and dead at once: {both}"
         for task_id in (*staged, *dead):
             job = self.jobs.get(task_id)
             assert job and job.committed_at, f"in a table, but not committed: {task_id} {job}"
+        for task_id, error in dead.items():
+            job = self.jobs[task_id]
+            may_die = job.spec.kind in MORTAL or error.endswith("KeyBlocked")
+            assert may_die, f"dead without a reason of its own: {job} {error}"
         gone = [
             job
             for job in self.jobs.values()

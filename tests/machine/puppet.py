@@ -20,8 +20,6 @@ from outbox_app.delivery.drain import Drain
 from outbox_app.delivery.failpoints import set_failpoint
 
 FAILPOINTS = ("claimed", "published_not_deleted", "deleted")
-#: Everything at which a plan may stop a drainer.
-OPERATIONS = (*FAILPOINTS, "send", "sql", "commit")
 #: Longer than any turn takes; a drainer that needs more hangs.
 STUCK_SECONDS = 30
 
@@ -37,6 +35,7 @@ class Plan(NamedTuple):
 
     #: "pause", "kill", "fail" (before it took effect) or "lose" (its reply, after it).
     action: str
+    #: "send", "sql", "commit", or a failpoint.
     where: str
     nth: int = 1
 
