@@ -46,7 +46,7 @@ system:
 	@$(PYTHON) -m tests.servers install
 
 clean: ## remove what builds and tests leave behind; the environment stays
-	rm -rf build dist docs/_build *.egg-info .hypothesis .*_cache
+	rm -rf .demo build dist docs/_build *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # The environment. A stamp is newer than setup.cfg when the packages are up to date.
