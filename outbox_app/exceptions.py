@@ -8,12 +8,11 @@
     │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
     │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
-    ├── OutcomeUnknown          the broker may or may not have taken the jobs
     ├── UnsafeBroker            the broker is configured to lose messages
     ├── LeaseLost               this drainer's shards belong to somebody else by now
     └── InboxError              an idempotent task cannot be noted; nothing of it is committed
 
-All of them are raised before a statement has failed, so none of them breaks a transaction.
+What refuses a job is raised before any statement, so it never breaks a transaction.
 """
 
 from __future__ import annotations
@@ -41,10 +40,6 @@ class UnknownTask(StagingRefused, LookupError):
 
 class BrokerUnavailable(OutboxError):
     """The broker could not be reached. Nothing of the batch was sent."""
-
-
-class OutcomeUnknown(OutboxError):
-    """A batch failed after something may have been sent; its jobs will be sent again."""
 
 
 class UnsafeBroker(OutboxError):

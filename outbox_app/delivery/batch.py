@@ -17,9 +17,14 @@ from django.db import connections
 
 from ..models import DatabaseNow, StagedJob
 
-_COLUMNS = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue", "body", "envelope")
-#: A batch is cut so that about this many bytes are in memory at once.
+#: Messages up to this size are read with their batch, larger ones one by one, in bytes.
+SMALL_BYTES = 64 * 1024
+#: A batch is cut where its messages reach this size, in bytes.
 BUDGET_BYTES = 32 * 1024 * 1024
+_NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
+_MESSAGE = ("body", "envelope")
+_IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
+_COLUMNS = ", ".join([*_NAMES, *(f"CASE WHEN {_IS_SMALL} THEN {name} END" for name in _MESSAGE)])
 
 
 class Row(NamedTuple):
@@ -56,7 +61,6 @@ class BatchReader:
         self.using = using
         self.app = app
         self.batch_size = batch_size
-        self._allowed = min(batch_size, 100)
         self._deep: list[int] = []
 
     def read(self, shards: Iterable[int]) -> list[Row]:
@@ -69,7 +73,6 @@ class BatchReader:
         rows = self._select(deep, "available_at IS NULL", self._share(deep)) if deep else []
         if not rows:
             rows = self._sweep(owned)
-        self._adapt(rows)
         return rows
 
     def _sweep(self, shards: list[int]) -> list[Row]:
@@ -81,7 +84,7 @@ class BatchReader:
         return rows + self._select(shards, f"available_at <= {self._now()}", room)
 
     def _share(self, shards: list[int]) -> int:
-        return max(1, ceil(self._allowed / len(shards)))
+        return max(1, ceil(self.batch_size / len(shards)))
 
     def _select(self, shards: list[int], condition: str, share: int) -> list[Row]:
         connection = connections[self.using]
@@ -89,18 +92,28 @@ class BatchReader:
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             found = list(map(Row._make, cursor.fetchall()))
-        return sorted(found, key=lambda row: row.id)
+        return self._within_budget(sorted(found, key=lambda row: row.id))
+
+    def _within_budget(self, rows: list[Row]) -> list[Row]:
+        """Read the large messages, and leave the rest for later where they are too many at once."""
+        kept: list[Row] = []
+        weight = 0
+        for row in rows:
+            if weight > BUDGET_BYTES:
+                break
+            if row.body is None:
+                staged = StagedJob.objects.using(self.using).filter(pk=row.id)
+                message = staged.values_list(*_MESSAGE).first()
+                if message is None:
+                    continue  # gone by now
+                row = Row(*row[: len(_NAMES)], *message)
+            weight += len(row.body) + len(row.envelope)
+            kept.append(row)
+        return kept
 
     def _now(self) -> str:
         compiler = StagedJob.objects.using(self.using).all().query.get_compiler(self.using)
         return str(compiler.compile(DatabaseNow())[0])
-
-    def _adapt(self, rows: list[Row]) -> None:
-        # Bounded memory: large messages make small batches; the size doubles back up.
-        grown = min(self.batch_size, self._allowed * 2)
-        weight = sum(len(row.body) + len(row.envelope) for row in rows)
-        fitting = BUDGET_BYTES * len(rows) // weight if weight else self.batch_size
-        self._allowed = max(1, min(grown, fitting))
 
 
 def apps_with_rows(*, using: str) -> list[str]:
@@ -131,14 +144,13 @@ def _sql(
     connection: Any, app: str, shards: list[int], condition: str, share: int
 ) -> tuple[str, list[Any]]:
     table = connection.ops.quote_name(StagedJob._meta.db_table)
-    columns = ", ".join(_COLUMNS)
     index = StagedJob._meta.indexes[0].name
     if connection.vendor == "postgresql":
         # LATERAL is one index scan a shard. The order names the whole index: no other index gives
         # it.
         return (
             f"SELECT j.* FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ("
-            f"SELECT {columns} FROM {table} t "
+            f"SELECT {_COLUMNS} FROM {table} t "
             f"WHERE t.app = %s AND t.shard = s.shard AND {condition} "
             f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT %s) j",
             [shards, app, share],
@@ -147,12 +159,12 @@ def _sql(
     if connection.vendor == "mysql":
         # Parentheses, not derived tables: those are written to disk for the sake of the BLOBs.
         part = (
-            f"(SELECT {columns} FROM {table} FORCE INDEX ({index}) "
+            f"(SELECT {_COLUMNS} FROM {table} FORCE INDEX ({index}) "
             f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
     else:
         part = (
-            f"SELECT * FROM (SELECT {columns} FROM {table} INDEXED BY {index} "
+            f"SELECT * FROM (SELECT {_COLUMNS} FROM {table} INDEXED BY {index} "
             f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
     params = [value for shard in shards for value in (app, shard)]

@@ -172,10 +172,10 @@ class Drain:
 
     def turn(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
-        beaten = self._beat_if_due()
+        self._beat_if_due()
         # Before shards may be given up: whoever gets them must not find what was published.
         self._debts.pay()
-        if beaten:
+        if self.membership.sharing_is_due():
             self._share_shards()
         busy = False
         for lane in list(self._lanes.values()):
@@ -183,16 +183,13 @@ class Drain:
                 busy |= self._drain(lane)
         return busy or self._find_lanes()
 
-    def _beat_if_due(self) -> bool:
-        if not self.membership.joined:
-            return True
-        if not self.membership.beat_is_due():
-            return False
+    def _beat_if_due(self) -> None:
+        if not self.membership.joined or not self.membership.beat_is_due():
+            return
         tally = self.tally
         self.membership.beat(
             published=tally.published, expired=tally.expired, dead=tally.dead, trouble=self.trouble
         )
-        return True
 
     def _share_shards(self) -> None:
         """Share the shards with the other drainers, and look for apps that are new."""
@@ -270,6 +267,7 @@ class Drain:
             self._beat_if_due()
         if not self.membership.holds(settings().PUBLISH_TIMEOUT):
             raise LeaseLost("The lease is about to end; the batch is left to whoever owns it next.")
+        failpoint("checked")
 
     def _now(self) -> Any:
         now = self.membership.now()

@@ -61,7 +61,7 @@ class Membership:
         self.joined = False
         self.owned: frozenset[int] = frozenset()
         self.on_takeover = on_takeover
-        self._beaten_at = float("-inf")
+        self._beaten_at = self._shared_at = float("-inf")
         #: A moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None
 
@@ -91,6 +91,10 @@ class Membership:
         """Say whether it is time for a heartbeat."""
         return self.clock() - self._beaten_at >= self.lease_seconds / BEATS
 
+    def sharing_is_due(self) -> bool:
+        """Say whether it is time to look at the others. Heartbeats come within batches as well."""
+        return not self.joined or self.clock() - self._shared_at >= self.lease_seconds / BEATS
+
     def beat(self, **columns: object) -> None:
         """Renew the lease, and write ``columns`` of the drainer's row with it.
 
@@ -118,6 +122,7 @@ class Membership:
         """Give up what is more than a fair share, and take what is free. Only between batches."""
         # The leases are read before the drainers. The other way round, a drainer that joins and
         # claims between the two reads would look like an owner without a row, and be robbed.
+        self._shared_at = self.clock()
         owners = dict(self._leases().values_list("part", "owner"))
         if len(owners) < self.parts:
             owners |= self._enter_missing(owners)

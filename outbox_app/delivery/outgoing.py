@@ -15,7 +15,7 @@ from celery import Celery
 from celery.signals import after_task_publish
 from kombu import serialization
 
-from ..intake.message import Message, moment
+from ..intake.message import Declaration, Message, moment
 from .batch import Row
 
 
@@ -51,6 +51,8 @@ class Prepared:
     row: Row
     message: Message
     options: dict[str, Any]
+    #: What is to be declared before, by a name of its own.
+    declare: dict[str, Declaration]
 
 
 def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome) -> list[Prepared]:
@@ -60,6 +62,7 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
         try:
             message = Message.loads(row.envelope)
             options = _options(message)
+            declare = {repr(declaration): declaration for declaration in message.declare}
             expires = moment(message.expires, app)
             if expires is not None:
                 options["expiration"] = (expires - now).total_seconds()
@@ -69,7 +72,7 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
         except Exception as error:  # a damaged row may fail in any way
             outcome.refuse(row, error)
         else:
-            prepared.append(Prepared(row, message, options))
+            prepared.append(Prepared(row, message, options, declare))
     return prepared
 
 
@@ -108,7 +111,10 @@ def _decoded(item: Prepared) -> Any:
         return item.row.body
     try:
         return serialization.loads(
-            item.row.body, message.content_type, message.content_encoding, accept=["json"]
+            item.row.body,
+            message.content_type,
+            message.content_encoding,
+            accept=["application/json"],
         )
     except Exception:  # edited by hand; the broker took it as it is
         return item.row.body

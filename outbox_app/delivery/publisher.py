@@ -154,9 +154,12 @@ class Publisher:
         checked = set()
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
+            if not item.declare.keys() <= self._declared:
+                may_send()
+            self.open(may_send)
             try:
-                for declaration in item.message.declare:
-                    self._declare_once(declaration, may_send)
+                for name, declaration in item.declare.items():
+                    self._declare_once(name, declaration)
                 if route not in checked:
                     self.open()
                     check_route(self.producer.channel, *route)
@@ -170,12 +173,10 @@ class Publisher:
             ready.append(item)
         return ready
 
-    def _declare_once(self, declaration: Declaration, may_send: Callable[[], None]) -> None:
-        key = repr(declaration)
-        if key in self._declared:
+    def _declare_once(self, name: str, declaration: Declaration) -> None:
+        if name in self._declared:
             return
-        may_send()
-        self.open(may_send)
+        self.open()
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except self.connection.channel_errors as error:
@@ -184,12 +185,12 @@ class Publisher:
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
             logger.warning(
-                "Declaring failed, publishing all the same queue=%s error=%r", key, error
+                "Declaring failed, publishing all the same queue=%s error=%r", name, error
             )
             declared = set(self._declared)
             self.close()
             self._declared = declared
-        self._declared.add(key)
+        self._declared.add(name)
 
     def _publish_batch(
         self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]

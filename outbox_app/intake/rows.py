@@ -111,9 +111,16 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
     from ..models import StagedJob
 
     limit = _chunk_bytes(jobs, using=using)
+    table = StagedJob.objects.using(using)
     with transaction.atomic(using=using, savepoint=False):
-        for chunk in _chunks(jobs, limit):
-            StagedJob.objects.using(using).bulk_create(chunk)
+        if len(jobs) == 1:  # the common case, in two thirds of the time; the row's id is not asked
+            given = [
+                f for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")
+            ]
+            table._insert(jobs, fields=given, using=using)  # type: ignore[attr-defined]
+        else:
+            for chunk in _chunks(jobs, limit):
+                table.bulk_create(chunk)
         wake_after_commit(using)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
 

@@ -9,8 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import kombu.serialization
 import pytest
+from celery import beat
+from django.utils import timezone
 
-from tests.intake import tasks
+from outbox_app.celery import OutboxCelery
+from tests.intake import tasks, twins
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
 
@@ -113,3 +116,49 @@ def backwards():
 @pytest.mark.parametrize("send", TASKS.values(), ids=TASKS)
 def test_task(send, assert_equal):
     assert_equal(send)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_task_with_everything_on_each_database(alias, assert_equal):
+    def send(t):
+        t.add.apply_async(
+            (b"\x00\xff'\\", "🎈"),
+            {},
+            task_id="ß",
+            countdown=100,
+            expires=3000,
+            priority=3,
+            serializer="pickle",
+            compression="zlib",
+            headers={"bytes": b"\x00\xff", "text": "🎈 \\ ' \u0000"},
+            link=t.double.s(),
+            link_error=t.double.si(1),
+            shadow="schatten-ß",
+            reply_to="answers",
+            time_limit=9,
+        )
+
+    assert_equal(send, using=alias)
+    assert_equal(lambda t: t.add.delay("\u0000\ud800", "🎈"), using=alias)
+
+
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_text_that_is_not_utf_8_is_sent_in_its_own_encoding(assert_equal):
+    (message,) = assert_equal(lambda t: t.add.apply_async(("ß", 2), serializer="backwards"))
+    assert "'ß'"[::-1].encode("latin-1") in message["body"]
+
+
+def test_beat_sends_with_a_producer_of_its_own(broker_url, inbox, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "refuse"}
+    name = f"outbox-{uuid.uuid4().hex[:8]}"
+    twin = twins.twin(OutboxCelery, broker_url, name, now=timezone.now())
+    inbox.declare(twin.app.amqp.queues.values())
+    twin.app.conf.beat_schedule = {"nightly": {"task": "add", "schedule": 0.0, "args": (1, 2)}}
+    scheduler = beat.Scheduler(twin.app)
+
+    for _ in range(2):  # the first one may only fill the schedule
+        scheduler.tick()
+
+    assert {message["headers"]["task"] for message in inbox.received()} == {"add"}
+    scheduler.connection.release()
+    twin.close()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from celery import Celery
+from django.db import transaction
+from django.utils import timezone
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
+
+from outbox_app.celery import OutboxCelery
+from outbox_app.delivery.drain import Drain
+from outbox_app.models import StagedJob
+from tests.intake import twins
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
 
@@ -130,3 +139,35 @@ def test_route(send, conf, assert_equal):
 @pytest.mark.parametrize(("send", "conf"), UNDECLARED.values(), ids=UNDECLARED)
 def test_route_to_an_exchange_that_is_there(send, conf, assert_equal):
     assert_equal(send, queues=(NEWS, OTHER), **conf)
+
+
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+@pytest.mark.parametrize("option", ["countdown", "eta"])
+def test_a_delayed_job_of_a_quorum_queue_is_held_for_its_plain_route(option, broker_url, inbox):
+    """Celery would freeze the delay into the route; the rest of the message is the same."""
+    name = f"{OWN}.quorum"
+    quorum = Queue(name, Exchange(name, "topic"), name, queue_arguments={"x-queue-type": "quorum"})
+    native = Queue(f"{name}.native", Exchange("celery_delayed_27", "topic"), f"#.{name}")
+    inbox.declare([quorum, native])
+    options = {"name": name, "now": timezone.now(), "task_queues": [quorum]}
+    delay = {"countdown": 100, "eta": options["now"] + timedelta(seconds=100)}
+
+    twin = twins.twin(Celery, broker_url, **options)
+    twin.add.apply_async((1, 2), **{option: delay[option]})
+    (expected,) = twins.normalised(inbox.received())
+    assert expected["properties"].pop("delivery_info")["exchange"] == "celery_delayed_27"
+    twin.close()
+
+    twin = twins.twin(OutboxCelery, broker_url, **options)
+    with transaction.atomic():
+        twin.add.apply_async((1, 2), **{option: delay[option]})
+    job = StagedJob.objects.get()
+    assert job.available_at == delay["eta"], "held, though it is due before HOLD_HORIZON"
+    StagedJob.objects.update(available_at=timezone.now() - timedelta(seconds=1))
+    Drain().run(once=True)
+    (got,) = twins.normalised(inbox.received())
+    twin.close()
+
+    route = got["properties"].pop("delivery_info")
+    assert route == {"exchange": name, "routing_key": name}
+    assert {**got, "queue": None} == {**expected, "queue": None}

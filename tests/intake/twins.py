@@ -97,7 +97,8 @@ class Inbox:
     def close(self) -> None:
         for queue in self.queues:
             queue.delete()
-            if queue.exchange is not None and queue.exchange.name not in ("", queue.name):
+            # An exchange that is named like the queue, or in Celery's way, may be anybody's.
+            if queue.exchange is not None and queue.exchange.name.startswith("outbox-"):
                 queue.exchange.delete()
         self.connection.release()
 
@@ -139,12 +140,16 @@ class RabbitInbox(Inbox):
         for queue in self.queues:
             while (raw := self.channel.basic_get(queue.name, no_ack=True)) is not None:
                 properties = dict(raw.properties)
+                encoding = properties.get("content_encoding", "utf-8")
                 headers = properties.pop("application_headers", {})
+                headers.pop("x-delivery-count", None)  # added by quorum queues
                 route = {name: raw.delivery_info[name] for name in ("exchange", "routing_key")}
                 found.append(
                     {
                         "queue": queue.name,
-                        "body": raw.body.encode() if isinstance(raw.body, str) else raw.body,
+                        "body": raw.body.encode(encoding)
+                        if isinstance(raw.body, str)
+                        else raw.body,
                         "headers": headers,
                         "properties": {**properties, "delivery_info": route},
                     }

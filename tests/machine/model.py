@@ -110,7 +110,8 @@ class Model:
         assert not both, f"staged and dead at once: {both}"
         for task_id in (*staged, *dead):
             job = self.jobs.get(task_id)
-            assert job and job.committed_at, f"in a table, but not committed: {task_id} {job}"
+            assert job is not None, f"in a table, but never staged: {task_id}"
+            assert job.committed_at is not None, f"in a table, but not committed: {job}"
         for task_id, error in dead.items():
             job = self.jobs[task_id]
             may_die = job.spec.kind in MORTAL or error.endswith("KeyBlocked")
@@ -141,9 +142,8 @@ class Model:
             for later in sent:
                 for earlier in sent if later.accepted else ():
                     if earlier.before(later):
-                        assert earlier.accepted and earlier.accepted[0] < later.accepted[0], (
-                            f"out of order: {later} was accepted before {earlier}"
-                        )
+                        in_order = earlier.accepted and earlier.accepted[0] < later.accepted[0]
+                        assert in_order, f"out of order: {later} before {earlier}"
 
     def check_covered(self, incidents: Collection[Recorded], *, sends_of_an_attempt: int) -> None:
         """P5: extra publishes of a job belong to incidents, of which each explains so many.

@@ -1,0 +1,74 @@
+"""Fixtures of the broker tests: servers of this folder's own, and a hand on the drain's arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.models import DeadJob, StagedJob
+from tests.faults.conftest import (
+    book,
+    make_named_app,
+    private_rabbitmq,
+    private_redis,
+    proxy,
+    quick,
+    start_drainer,
+)
+from tests.faults.tools import eventually
+from tests.servers import RabbitMQ
+
+__all__ = [
+    "book",
+    "make_named_app",
+    "private_rabbitmq",
+    "private_redis",
+    "proxy",
+    "quick",
+    "start_drainer",
+]
+
+
+@pytest.fixture(scope="package")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A server for the tests that do not kill it. It takes messages of up to 64 KiB."""
+    with RabbitMQ(extra_config="max_message_size = 65536\n") as server:
+        yield server
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[str, int, Callable[[], object]], None]]:
+    """``at(failpoint, nth, action)``: have the drain do it at the nth pass of the point.
+
+    "checked" comes before each declaration and before each send, so a new connection's first send
+    is the second pass.
+    """
+    names = set()
+
+    def make(name: str, nth: int, action: Callable[[], object]) -> None:
+        passes = iter(range(1, nth + 1))
+        names.add(name)
+        set_failpoint(name, lambda: action() if next(passes, 0) == nth else None)
+
+    yield make
+    for name in names:
+        set_failpoint(name, None)
+
+
+@pytest.fixture
+def drained() -> Callable[[str], None]:
+    """``drained(alias)``: wait until no staged job is left."""
+    return lambda alias: eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+
+
+@pytest.fixture
+def buried() -> Callable[[str], dict[str, str]]:
+    """``buried(alias)``: dead jobs' task ids with their error and reason."""
+
+    def look(alias: str) -> dict[str, str]:
+        jobs = DeadJob.objects.using(alias).values_list("task_id", "error", "reason")
+        return {task_id: f"{error}: {reason}" for task_id, error, reason in jobs}
+
+    return look

@@ -1,0 +1,225 @@
+"""Redis goes away, is full, stands still, or its answers are lost; the same drainer goes on."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from outbox_app.models import DeadJob, Incident, StagedJob
+from tests.faults.tools import draining, eventually, on
+
+pytestmark = [pytest.mark.django_db(transaction=True), on("default"), pytest.mark.usefixtures("quick")]
+
+BATCH = 50
+#: A sweep may take one row a shard more.
+AT_MOST = BATCH + 128
+
+
+@pytest.fixture
+def server(private_redis):
+    """A client of the private server, which is as usual again afterwards."""
+    with redis.Redis.from_url(private_redis.url) as client:
+        client.flushall()
+        yield client
+        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+def left(alias):
+    return StagedJob.objects.using(alias).count()
+
+
+def assert_each_went_twice_under(incident, jobs):
+    """Exactly these rows went exactly twice: the incident names their ends and their shards."""
+    twice = [jobs.jobs[task_id] for task_id in jobs.twice]
+    assert incident.kind == Incident.Kind.UNKNOWN
+    assert set(jobs.twice.values()) == {1}
+    assert (incident.first_id, incident.last_id) == (min(twice)[0], max(twice)[0])
+    assert incident.shards == sorted({shard for _, shard in twice})
+
+
+def test_killed_and_restarted_while_a_backlog_waits(
+    alias, private_redis, server, make_named_app, book, at, drained
+):
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 1000)
+    at("checked", 5, private_redis.kill)
+    with draining(alias, batch_size=BATCH) as drainer:
+        eventually(lambda: drainer.trouble, "it notices")
+        assert 0 < left(alias) < 1000
+        private_redis.start()
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert len(jobs.twice) <= AT_MOST
+    assert Incident.objects.using(alias).get().kind == Incident.Kind.UNKNOWN
+
+
+@pytest.mark.parametrize("mode", ["drop_reply", "cut_on_reply"])
+def test_reply_of_a_batch_lost(
+    alias, mode, private_redis, server, proxy, make_named_app, book, at, drained
+):
+    """Nobody sends it again by himself: one extra publish each, and the incident says which."""
+    way, url = proxy(private_redis.url)
+    app, jobs = make_named_app(url), book(alias)
+    jobs.stage(app, 300)
+
+    def lose():
+        way.mode = mode
+
+    at("checked", 3, lose)
+    with draining(alias, batch_size=BATCH):
+        eventually(lambda: way.accepted, "it connected")
+        before = way.accepted
+        # Whoever connects again, the drain or redis-py, finds all well.
+        eventually(lambda: way.accepted > before, "it connected again")
+        way.mode = "pass"
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert_each_went_twice_under(Incident.objects.using(alias).get(), jobs)
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_black_hole(
+    alias, nth, private_redis, server, proxy, make_named_app, book, at, drained
+):
+    """From the first declaration on, or from the second batch on. Nothing that was sent arrives."""
+    way, url = proxy(private_redis.url)
+    app, jobs = make_named_app(url), book(alias)
+    jobs.stage(app, 300)
+
+    def swallow():
+        way.mode = "blackhole"
+
+    at("checked", nth, swallow)
+    with draining(alias, batch_size=BATCH) as drainer:
+        eventually(lambda: drainer.trouble, "it waits no longer")
+        assert left(alias) + server.llen(app.main) == 300
+        way.mode = "pass"
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert not jobs.twice
+    # It cannot know that the batch never arrived; of a declaration no incident is needed.
+    assert Incident.objects.using(alias).count() == (nth > 1)
+
+
+@pytest.mark.parametrize("how", ["frozen", "paused", "writes paused"])
+def test_stands_still_for_longer_than_the_timeout(
+    alias, how, private_redis, server, make_named_app, book, at, drained
+):
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 300)
+    stop = {
+        "frozen": private_redis.pause,
+        "paused": lambda: server.client_pause(3500),
+        "writes paused": lambda: server.client_pause(3500, all=False),
+    }[how]
+    at("checked", 3, stop)
+    with draining(alias, batch_size=BATCH) as drainer:
+        eventually(lambda: drainer.trouble, "it waits no longer")
+        before = left(alias)
+        assert 0 < before < 300
+        if how == "frozen":
+            failures = drainer._lanes[app.main].trouble
+            eventually(lambda: failures._failures > 1, "it tried again")
+            assert left(alias) == before
+            private_redis.resume()
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert not DeadJob.objects.using(alias).exists()
+    incidents = Incident.objects.using(alias).all()
+    assert incidents
+    assert {incident.kind for incident in incidents} == {Incident.Kind.UNKNOWN}
+    assert set(jobs.twice.values()) <= {1}
+
+
+def test_out_of_memory(alias, private_redis, server, make_named_app, book, drained):
+    """Some of a batch fits. No job is to blame, so none dies; all go when there is room."""
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 400, shadow="x" * 2000)
+    server.config_set("maxmemory", server.info("memory")["used_memory"] + 200_000)
+    with draining(alias, batch_size=BATCH) as drainer:
+        eventually(lambda: "OOM" in drainer.trouble or "OutOfMemory" in drainer.trouble, "full")
+        trouble = drainer._lanes[app.main].trouble
+        eventually(lambda: trouble._failures > 3, "it keeps trying")
+        assert 0 < left(alias) < 400
+        assert not DeadJob.objects.using(alias).exists()
+        # Out of memory is no accident: only the batch that met it first is in doubt.
+        assert Incident.objects.using(alias).count() == 1
+        server.config_set("maxmemory", 0)
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert not DeadJob.objects.using(alias).exists()
+    assert Incident.objects.using(alias).count() == 1
+    assert len(jobs.twice) <= AT_MOST
+    assert set(jobs.twice.values()) <= {1}
+
+
+def test_one_key_is_of_another_type(
+    alias, private_redis, server, make_named_app, book, buried, drained
+):
+    """Its jobs die with the words of Redis; the rest of the batch is delivered."""
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    server.set(f"{app.main}-text", "not a list")
+    jobs.stage(app, 100)
+    refused = jobs.stage(app, 7, queue=f"{app.main}-text")
+    jobs.stage(app, 100)
+    with draining(alias):
+        drained(alias)
+
+    jobs.receive(app)
+    jobs.assert_complete(but=refused)
+    assert set(buried(alias)) == set(refused)
+    assert all("WRONGTYPE" in reason for reason in buried(alias).values())
+    assert set(jobs.twice.values()) <= {1}
+
+
+def test_evicting_redis_is_refused(alias, private_redis, server, make_named_app, start_drainer, book):
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 1)
+
+    drainer = start_drainer(alias, app, "--once")
+
+    assert drainer.wait() == 3
+    assert "maxmemory-policy is 'allkeys-lru'" in drainer.output
+    assert "Set maxmemory-policy to noeviction" in drainer.output
+    assert left(alias) == 1
+
+
+def test_evicting_what_has_a_ttl_is_warned_of(
+    alias, private_redis, server, make_named_app, book, drained, caplog
+):
+    server.config_set("maxmemory-policy", "volatile-lru")
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    jobs.stage(app, 1)
+    with draining(alias):
+        drained(alias)
+    jobs.receive(app)
+    jobs.assert_exact()
+    assert "policy=volatile-lru" in caplog.text
+
+
+def test_info_forbidden(alias, private_redis, server, make_named_app, book, drained, caplog):
+    server.acl_setuser(
+        "silent", enabled=True, passwords="+secret", keys="*", channels="*",
+        categories=["+@all"], commands=["-info"],
+    )  # fmt: skip
+    url = private_redis.url.replace("//", "//silent:secret@")
+    app, jobs = make_named_app(url), book(alias)
+    jobs.stage(app, 10)
+    with draining(alias):
+        drained(alias)
+    jobs.receive(app)
+    jobs.assert_exact()
+    assert "Redis does not tell its eviction policy" in caplog.text
+    assert "secret" not in caplog.text

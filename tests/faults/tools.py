@@ -1,0 +1,216 @@
+"""What the fault tests share: patience, drainers, and the books that show what became of each job.
+
+A ``Book`` knows every job that was staged and committed: its row's id and its shard, by task id. It
+says whether the broker has each at least once (P3), and whether each extra publish belongs to an
+incident that names its shard and its id (P5).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import stage_many
+from outbox_app.delivery.drain import Drain
+from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from tests.servers import processes
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Longer than anything takes here; whoever needs more hangs.
+PATIENCE = 40.0
+#: Short leases, so that a takeover is a matter of seconds.
+QUICK = {"LEASE_SECONDS": 2, "PUBLISH_TIMEOUT": 1, "INTERVAL": 0.1, "MAX_BACKOFF": 0.5}
+
+
+def on(*aliases: str) -> pytest.MarkDecorator:
+    """Run a test on these databases only."""
+    names = {"default": "sqlite"}
+    params = [pytest.param(alias, id=names.get(alias, alias)) for alias in aliases]
+    return pytest.mark.parametrize("alias", params, indirect=True)
+
+
+def eventually(condition: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> Any:
+    """Return what ``condition`` gives as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what or condition}"
+        time.sleep(0.02)
+    return result
+
+
+class Book:
+    """The jobs of one test, and what the broker got.
+
+    Args:
+        using: Database alias.
+    """
+
+    def __init__(self, *, using: str) -> None:
+        self.using = using
+        self.jobs: dict[str, tuple[int, int]] = {}
+        self.sent: list[str] = []
+        self.bodies: list[Any] = []
+
+    def stage(self, app: Any, count: int, *, key: str = "", **options: Any) -> list[str]:
+        """Stage jobs in one transaction and note them. Returns their task ids."""
+        note = app.tasks["note"]
+        ids = [str(uuid4()) for _ in range(count)]
+        with transaction.atomic(using=self.using):
+            stage_many(
+                (note.s(key, i).set(task_id=id, **options) for i, id in enumerate(ids)),
+                using=self.using,
+                ordering_key=key,
+            )
+        self.note()
+        return ids
+
+    def note(self) -> None:
+        """Note the jobs that are in the table now."""
+        rows = StagedJob.objects.using(self.using).values_list("task_id", "id", "shard")
+        self.jobs.update({task_id: (id, shard) for task_id, id, shard in rows})
+
+    def receive(self, app: Any, queue: str = "", url: str | None = None) -> list[str]:
+        """Take what is in the app's queue. Returns all task ids that were sent, in order."""
+        with app.connection_for_read(url) as connection:
+            bound = app.amqp.queues[queue or app.conf.task_default_queue](
+                connection.default_channel
+            )
+            bound.declare()
+            while (message := bound.get(no_ack=True)) is not None:
+                self.sent.append(message.headers["id"])
+                self.bodies.append(json.loads(message.body)[0])
+        return self.sent
+
+    @property
+    def twice(self) -> dict[str, int]:
+        """Jobs that were sent more than once, and how often too many."""
+        return {task_id: n - 1 for task_id, n in Counter(self.sent).items() if n > 1}
+
+    def assert_complete(self, but: Iterable[str] = ()) -> None:
+        """Nothing lost, nothing left, nothing that was not staged, every duplicate explained."""
+        assert not StagedJob.objects.using(self.using).exists()
+        assert set(self.jobs) - set(self.sent) == set(but)
+        assert set(self.sent) <= set(self.jobs)
+        incidents = list(Incident.objects.using(self.using).all())
+        for task_id in self.twice:
+            id, shard = self.jobs[task_id]
+            assert any(
+                shard in incident.shards and incident.first_id <= id <= incident.last_id
+                for incident in incidents
+            ), f"job {id} of shard {shard} was sent twice outside of {incidents}"
+
+    def assert_exact(self, but: Iterable[str] = ()) -> None:
+        """As above, and nothing was sent twice, and no incident makes anybody think so."""
+        self.assert_complete(but)
+        assert not self.twice
+        assert not Incident.objects.using(self.using).exists()
+
+
+def assert_handed_back(using: str) -> None:
+    """No drainer is left, and no shard has an owner."""
+    assert not Drainer.objects.using(using).exists()
+    assert not Lease.objects.using(using).filter(owner__isnull=False).exists()
+
+
+def drain(using: str, **options: Any) -> Any:
+    """Drain here what is there. Returns the tally."""
+    return Drain(using=using, **options).run(once=True)
+
+
+class DrainThread(threading.Thread):
+    """A drainer in a thread, with a connection of its own."""
+
+    def __init__(self, using: str, **options: Any) -> None:
+        super().__init__(daemon=True)
+        self.using = using
+        self.error: BaseException | None = None
+        self.drain = Drain(using=using, **options)
+
+    def run(self) -> None:
+        try:
+            self.drain.run()
+        except BaseException as error:
+            self.error = error
+        finally:
+            connections[self.using].close()
+
+
+@contextmanager
+def draining(using: str, **options: Any) -> Iterator[Drain]:
+    """Drain in a thread while the block runs; it must end by itself when it is told to."""
+    thread = DrainThread(using, **options)
+    thread.start()
+    try:
+        yield thread.drain
+    finally:
+        thread.drain.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive(), "the drainer does not stop"
+    assert thread.error is None, repr(thread.error)
+
+
+class Process:
+    """``manage.py drain_outbox`` as a real process."""
+
+    def __init__(
+        self, *arguments: str, environment: Mapping[str, str], log: Path, wrap: Iterable[str] = ()
+    ) -> None:
+        self.log = log
+        self.popen = processes.spawn(
+            [*wrap, sys.executable, "manage.py", "drain_outbox", *arguments],
+            log=log,
+            folder=ROOT,
+            environment={**environment, "PYTHONWARNINGS": "default"},
+            user=None,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def says(self, text: str) -> None:
+        """Wait until it has written ``text``."""
+        eventually(
+            lambda: text in self.output or self.popen.poll() is not None, f"{text!r} in {self.log}"
+        )
+        assert text in self.output, self.output
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Wait for its end. Returns its exit code."""
+        code = self.popen.wait(seconds)
+        processes.forget_process(self.pid)
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM, and wait. Returns its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            processes.kill_trees([self.pid])
+        self.wait()
+
+
+def dead_reasons(using: str) -> dict[str, str]:
+    """Task ids of dead jobs with their reasons."""
+    return dict(DeadJob.objects.using(using).values_list("task_id", "reason"))
