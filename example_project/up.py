@@ -6,11 +6,13 @@ After ``manage.py migrate`` it starts these three, and any of them may be run on
     python -m celery -A example_project worker --concurrency 2 --loglevel INFO
     python manage.py runserver --noreload
 
-They share one terminal, each line with the name of its process before it. When one of them ends, or
-on Ctrl-C, all are stopped with SIGTERM.
+They share one terminal, each line with the name of its process before it. One that ends is started
+again, as a supervisor would: kill one and see what happens. One that ends as soon as it has begun
+ends them all. On Ctrl-C all are stopped with SIGTERM.
 """
 
 import argparse
+import socket
 import sys
 import time
 
@@ -19,6 +21,9 @@ from django.core.management import call_command
 
 from . import data_folder, demo_user
 from .processes import DRAINER, WEB, WORKER, Child, interrupt_on_termination, stop
+
+#: A process that ends within so many seconds would do so again.
+SHORT_LIFE = 3.0
 
 
 def main():
@@ -32,38 +37,73 @@ def main():
     options = parser.parse_args()
     django.setup()
     try:
+        require_free(options.address)
         with data_folder.in_use():
             call_command("migrate", verbosity=0)
             demo_user.make()
             return run(options.address)
-    except data_folder.InUseError as error:
+    except (data_folder.InUseError, AddressError) as error:
         return f"up: {error}"
 
 
+class AddressError(Exception):
+    """Nothing can be served there."""
+
+
+def require_free(address):
+    """Check that the web server will be able to listen; raise AddressError if not."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]") or "127.0.0.1", int(port)), family=family).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise AddressError(
+            f"The shop cannot be served at {address}: {error}. "
+            'Choose another address: make up ARGS="--address 127.0.0.1:8001"'
+        ) from None
+
+
 def run(address):
-    """Start the three processes and wait for a signal, or for one of them to end."""
+    """Start the three processes, and start again what ends, until a signal comes."""
     interrupt_on_termination()
     commands = {
         "drainer": DRAINER,
         "worker": [*WORKER, "--loglevel", "INFO"],
         "web": [*WEB, address],
     }
-    children = []
+    children = {}
+    started = {}
+
+    def start(name):
+        children[name], started[name] = Child(name, commands[name]), time.monotonic()
+        say(f"{name} started as process {children[name].pid}.")
+
     try:
-        children.extend(Child(name, command) for name, command in commands.items())
-        print(
+        for name in commands:
+            start(name)
+        say(
             f"The shop: http://{address}/   The admin: http://{address}/admin/ "
             f"(user {demo_user.NAME}, password {demo_user.PASSWORD})   Stop: Ctrl-C"
         )
-        while all(child.exit_code is None for child in children):
+        while True:
             time.sleep(0.2)
-        ended = [f"{c.name} ended with {c.exit_code}" for c in children if c.exit_code is not None]
-        return f"up: {', '.join(ended)}"
+            for name, child in list(children.items()):
+                if child.exit_code is None:
+                    continue
+                say(f"{name} (process {child.pid}) has ended with exit code {child.exit_code}.")
+                if time.monotonic() - started[name] < SHORT_LIFE:
+                    return f"up: {name} ended as soon as it had begun; its last lines say why."
+                start(name)
     except KeyboardInterrupt:
         print("\nStopping.")
         return 0
     finally:
-        stop(children)
+        stop(children.values())
+
+
+def say(text):
+    """Write a line among those of the processes."""
+    print(f"{'up':>8} | {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── UnsafeBroker            the broker is configured to lose messages
     ├── LeaseLost               this drainer's shards belong to somebody else by now
+    ├── Undeliverable           the job is dead, with this as its reason
+    │   ├── UnknownApp          its Celery app is not loaded in the drainer's process
+    │   ├── Unroutable          no queue is bound for its exchange and routing key
+    │   └── KeyBlocked          an earlier job of its ordering key is dead
     └── InboxError              an idempotent task cannot be noted; nothing of it is committed
 
 What refuses a job is raised before any statement, so it never breaks a transaction.
@@ -48,6 +52,22 @@ class UnsafeBroker(OutboxError):
 
 class LeaseLost(OutboxError):
     """The lease ran out: the shards may have been taken over."""
+
+
+class Undeliverable(OutboxError):
+    """A job cannot leave. Kept as the reason of a dead job; the names are part of the API."""
+
+
+class UnknownApp(Undeliverable, LookupError):
+    """The row names a Celery app that is not loaded in the drainer's process."""
+
+
+class Unroutable(Undeliverable):
+    """No queue is bound for the message; the broker would drop it without a word."""
+
+
+class KeyBlocked(Undeliverable):
+    """An earlier job of the same ordering key is dead, and ``OUTBOX["DEAD_KEY"]`` is "block"."""
 
 
 class InboxError(OutboxError):

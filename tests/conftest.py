@@ -102,6 +102,20 @@ def make_app() -> Iterator[Callable[..., OutboxCelery]]:
     memory.Channel.queues.clear()
 
 
+@pytest.fixture(autouse=True)
+def tasks_end_with_the_test() -> Iterator[None]:
+    """Forget what ``@app.task`` defined: Celery shares it with every app that is made later.
+
+    What ``@shared_task`` defined stays; its module may just have been imported.
+    """
+    from celery import _state
+
+    shared: set[Any] = _state._on_app_finalizers
+    before = set(shared)
+    yield
+    shared -= {each for each in shared - before if each.__qualname__.startswith("Celery.task")}
+
+
 @pytest.fixture(scope="session")
 def worker_number() -> int:
     """0, or the number of this process under pytest-xdist."""

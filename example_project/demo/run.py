@@ -15,11 +15,11 @@ from django.core.management import call_command
 from example_project import demo_user
 from example_project.processes import DRAINER, PYTHON, WORKER, Child, stop
 from example_project.shop.models import Execution
-from outbox_app.models import StagedJob
+from outbox_app.models import Incident, StagedJob
 
 from . import ledger
 from .counting import Count, Start
-from .terminal import Progress, table
+from .terminal import Progress, incident_words, table
 
 #: Seconds without any progress after which the demo gives up.
 PATIENCE = 30.0
@@ -91,6 +91,7 @@ class Demo:
         self.folder.mkdir(parents=True)
         self.children = []
         self.writers = []
+        self.told = self.begun.incident
         self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
 
     def start(self):
@@ -161,6 +162,7 @@ class Demo:
         before, moved = None, time.monotonic()
         while True:
             self._check_children()
+            self._tell_incidents()
             if condition():
                 return
             now = (ledger.count(self.folder), self._runs(), StagedJob.objects.count())
@@ -172,6 +174,12 @@ class Demo:
             text = f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs"
             self.progress.show(ran, 2 * self.orders, text)  # two of three orders, three runs each
             time.sleep(0.1)
+
+    def _tell_incidents(self):
+        """Say it when the killed drainer's shards have a new owner, and whatever else happens."""
+        for incident in Incident.objects.filter(pk__gt=self.told).order_by("pk"):
+            self.progress.say(f"Incident recorded: {incident_words(incident)}.")
+            self.told = incident.pk
 
     def _check_children(self):
         for child in self.children:

@@ -5,20 +5,21 @@ import time
 
 
 class Progress:
-    """A bar that is redrawn on a terminal; elsewhere one plain line a second."""
+    """A bar that is redrawn on a terminal; elsewhere one plain line every five seconds."""
 
     WIDTH = 30
+    INTERVAL = 5.0
 
     def __init__(self, out=sys.stdout):
         self._out = out
         self._redraws = out.isatty()
         self._started = time.monotonic()
-        self._last = 0.0
+        self._last = float("-inf")
 
     def show(self, done, total, text):
         """Show how much is done."""
         now = time.monotonic()
-        if not self._redraws and now - self._last < 1.0:
+        if not self._redraws and now - self._last < self.INTERVAL:
             return
         self._last = now
         filled = round(self.WIDTH * min(done, total) / total) if total else 0
@@ -57,7 +58,11 @@ def table(count):
     lines.append(
         f"Articles reserved by orders: {count.reserved:,}, taken from the stock: {count.taken:,}"
     )
-    lines += [f"Incident: {_incident(incident)}" for incident in count.incidents]
+    lines += [f"Incident: {incident_words(incident)}" for incident in count.incidents]
+    lines.append(
+        "Lost and leaked: the writers' own ledgers against the worker's own notes. The outbox is "
+        "not asked."
+    )
     return "\n".join(lines)
 
 
@@ -69,7 +74,8 @@ def _number(value):
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _incident(incident):
+def incident_words(incident):
+    """Return an incident in one line."""
     return (
         f"{incident.get_kind_display()}, {len(incident.shards)} shards, "
         f"rows {incident.first_id} to {incident.last_id}, drainer {incident.drainer}"

@@ -53,12 +53,14 @@ class Customer:
 
     def __init__(self, ledger):
         from example_project.shop.models import Stock
+        from outbox_app.models import StagedJob
         from outbox_app.signals import jobs_staged
 
         self.placed = 0
         self._ledger = ledger
         self._articles = list(Stock.objects.all())
         self._staged = {}
+        self._rows = StagedJob.objects
         jobs_staged.connect(self._remember_rows)
 
     def commits(self):
@@ -92,9 +94,13 @@ class Customer:
         order = place_order("demo@example.com", random.choice(self._articles))
         return Entry(order=str(order.pk), staged=self._staged)
 
-    def _remember_rows(self, jobs, **kwargs):
+    def _remember_rows(self, using, jobs, **kwargs):
         for job in jobs:
-            self._staged[job.task.rpartition(".")[2]] = {"row": job.pk, "shard": job.shard}
+            # The jobs of the signal need not have a pk: staging does not ask for it. The first two
+            # conditions are there for the index.
+            row = self._rows.using(using).only("pk")
+            row = row.get(app=job.app, shard=job.shard, task_id=job.task_id)
+            self._staged[job.task.rpartition(".")[2]] = {"row": row.pk, "shard": job.shard}
 
     @contextmanager
     def _noting(self):

@@ -11,7 +11,7 @@ from .models import Order, Stock
 from .tasks import capture_payment, reorder, reserve_stock, send_receipt
 
 #: Articles of which fewer are on hand are ordered anew.
-LOW = 100
+LOW = 600
 
 
 @transaction.atomic

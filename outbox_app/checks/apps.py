@@ -6,10 +6,11 @@ one. What a worker would refuse, or should not accept, is said before it is stag
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from celery import Celery, _state
-from django.core.checks import CheckMessage, Warning
+from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
 from ..intake.declaration import load_tasks
@@ -31,7 +32,10 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
                 id="outbox.W001",
             )
         ]
-    return [message for app in apps for message in (*_check_modules(app), *_check_content(app))]
+    found = _check_names([app.main or "" for app in apps])
+    for app in apps:
+        found += [*_check_modules(app), *_check_content(app)]
+    return found
 
 
 def _staging_apps() -> list[Celery]:
@@ -39,6 +43,29 @@ def _staging_apps() -> list[Celery]:
     apps: list[Any] = list(_state._get_active_apps())  # type: ignore[attr-defined]
     staging = [app for app in apps if getattr(app, "stages_by_itself", False)]
     return sorted(staging, key=lambda app: app.main or "")
+
+
+def _check_names(names: list[str]) -> list[CheckMessage]:
+    """A row names its app, and a drainer finds the broker by that name."""
+    found: list[CheckMessage] = [
+        Error(
+            f"Several Celery apps that stage are named {name!r}: a drainer cannot tell whose "
+            "broker a job is for.",
+            hint='Give each a name of its own: OutboxCelery("shop").',
+            id="outbox.E010",
+        )
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
+    if "" in names:
+        found.append(
+            Warning(
+                "A Celery app that stages has no name; its jobs name none either.",
+                hint='Give it one before jobs are staged: OutboxCelery("shop").',
+                id="outbox.W012",
+            )
+        )
+    return found
 
 
 def _check_modules(app: Celery) -> list[CheckMessage]:

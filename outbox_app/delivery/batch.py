@@ -21,6 +21,8 @@ from ..models import DatabaseNow, StagedJob
 SMALL_BYTES = 64 * 1024
 #: A batch is cut where its messages reach this size, in bytes.
 BUDGET_BYTES = 32 * 1024 * 1024
+#: Rows of one DELETE.
+DELETED_AT_ONCE = 2000
 _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
@@ -129,15 +131,20 @@ def apps_with_rows(*, using: str) -> list[str]:
 
 def delete(ids: list[int], *, using: str) -> None:
     """Delete rows that the broker took, by id, whoever owns their shards by now."""
-    if ids:
-        connection = connections[using]
-        table = connection.ops.quote_name(StagedJob._meta.db_table)
-        # Integers of our own, written out: no engine's limit on parameters applies. MySQL scans the
-        # table for many ids of few rows, or for a thousand of any, and then waits for rows of
-        # others' open transactions; told an order and a limit, it looks up each id.
-        order = f" ORDER BY id LIMIT {len(ids)}" if connection.vendor == "mysql" else ""
+    connection = connections[using]
+    table = connection.ops.quote_name(StagedJob._meta.db_table)
+    for start in range(0, len(ids), DELETED_AT_ONCE):
+        # Integers of our own, written out: no engine's limit on parameters applies.
+        some = list(map(str, ids[start : start + DELETED_AT_ONCE]))
+        if connection.vendor == "mysql":
+            # A scan would wait for the rows of others' open transactions, and MySQL scans where the
+            # ids are most of the table, or many. A join in this order looks up each.
+            listed = " UNION ALL SELECT ".join([f"{some[0]} AS id", *some[1:]])
+            sql = f"DELETE j FROM (SELECT {listed}) AS d STRAIGHT_JOIN {table} AS j ON j.id = d.id"
+        else:
+            sql = f"DELETE FROM {table} WHERE id IN ({','.join(some)})"
         with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {table} WHERE id IN ({','.join(map(str, ids))}){order}")
+            cursor.execute(sql)
 
 
 def _sql(

@@ -12,7 +12,7 @@ from typing import Any
 from kombu import Producer
 from kombu.transport import virtual
 
-from ..exceptions import OutboxError, UnsafeBroker
+from ..exceptions import Unroutable, UnsafeBroker
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -33,10 +33,6 @@ _REDIS_STATES = ("OOM", "READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY
 #: AMQP closes the whole connection for these, yet they speak of what was sent: a frame that is too
 #: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
-
-
-class Unroutable(OutboxError):
-    """No queue is bound for the message; the broker would drop it without a word."""
 
 
 def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
@@ -104,7 +100,8 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> None:
     """
     if connection.transport.driver_type == "amqp":
         producer = Producer(channel, auto_declare=False)
-        producer.publish(b"", routing_key="outbox.probe", timeout=timeout, confirm_timeout=timeout)
+        # Not an empty one: that is confirmed under an alarm too.
+        producer.publish(b"?", routing_key="outbox.probe", timeout=timeout, confirm_timeout=timeout)
 
 
 def check_route(channel: Any, exchange: str, routing_key: str) -> None:

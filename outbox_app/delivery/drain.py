@@ -13,6 +13,7 @@ point: the same process rests, and goes on when it is back.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -111,7 +112,7 @@ class Drain:
         self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog)
 
     def __str__(self) -> str:
-        return f"{socket.gethostname()}:{self.membership.id}"
+        return f"{socket.gethostname()}:{os.getpid()} ({self.membership.id})"
 
     @property
     def trouble(self) -> str:
@@ -155,6 +156,7 @@ class Drain:
 
     def _loop(self, *, once: bool) -> None:
         linger = False
+        self._last, self._idle_since = None, 0.0
         while not self._stop.is_set():
             busy = self._survive(self._turn_once if once else self.turn)
             if self.on_turn:

@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from ..conf import settings
-from ..exceptions import OutboxError, UnsafeBroker
+from ..exceptions import UnknownApp, UnsafeBroker
 from ..intake.sending import StagingMixin, celery_app
 from .batch import BatchReader, Row
 from .outgoing import Outcome
 from .publisher import Publisher
 from .trouble import Trouble
-
-
-class UnknownApp(OutboxError, LookupError):
-    """The row names a Celery app that is not loaded in the drainer's process."""
 
 
 class Lane:
@@ -65,11 +61,14 @@ class Lane:
         publisher = self._find_publisher()
         if publisher is not None:
             return publisher.publish(rows, now=now, may_send=may_send)
+        loaded = staging_apps()
         error = UnknownApp(
-            f"No Celery app named {self.app!r} is loaded in the drainer's process. "
-            "Import its module in the project's __init__.py, then requeue the job."
+            f"No Celery app named {self.app!r} is loaded in the drainer's process; loaded: "
+            f"{', '.join(map(repr, loaded)) or 'none'}. Import its module in the project's "
+            "__init__.py, then requeue the job."
         )
-        return Outcome(refused=[(row, error) for row in rows])
+        # Where no app is loaded at all, the deployment is wrong and no job is: they wait.
+        return Outcome(refused=[(row, error) for row in rows]) if loaded else Outcome(error=error)
 
     def close(self) -> None:
         """Drop the connection to the broker."""

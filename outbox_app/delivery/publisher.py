@@ -94,7 +94,7 @@ class Publisher:
             self.close()
             if unavailable:
                 raise BrokerUnavailable(
-                    f"The broker of Celery app {app.main!r} cannot be reached: {error!r}"
+                    f"The broker of Celery app {app.main!r} cannot be reached: {_words(error)}"
                 ) from error
             raise
         on_return = self._on_return if hasattr(channel, "events") else None
@@ -297,7 +297,9 @@ class Publisher:
     def _unavailable(self, error: BaseException) -> BrokerUnavailable:
         if isinstance(error, BrokerUnavailable):
             return error
-        return BrokerUnavailable(f"The broker of Celery app {self.app.main!r} failed: {error!r}")
+        return BrokerUnavailable(
+            f"The broker of Celery app {self.app.main!r} failed: {_words(error)}"
+        )
 
     def _is_row_error(self, error: BaseException) -> bool:
         """Say whether the row is to blame: the broker is there, and in a state to take others."""
@@ -308,3 +310,8 @@ class Publisher:
         # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
         lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
         return isinstance(error, (*lost, OperationalError, BrokerUnavailable))
+
+
+def _words(error: BaseException) -> str:
+    # Not its repr: that of redis-py leaves the words out.
+    return f"{type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Max, Min
 
 from ..conf import settings
+from ..exceptions import KeyBlocked
 from ..models import DeadJob, Incident, StagedJob
 from ..signals import incident_recorded, job_dead
 from .batch import Row
@@ -58,20 +59,14 @@ def bury_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
     free = []
     for row in rows:
         if row.ordering_key in blocked:
-            bury(row, KeyBlocked(row.ordering_key, blocked[row.ordering_key]), using=using)
+            error = KeyBlocked(
+                f"Ordering key {row.ordering_key!r} is blocked by the dead job with staged id "
+                f"{blocked[row.ordering_key]}. Requeue or discard that one, then requeue this one."
+            )
+            bury(row, error, using=using)
         else:
             free.append(row)
     return free
-
-
-class KeyBlocked(Exception):
-    """An earlier job of the same ordering key is dead, and OUTBOX['DEAD_KEY'] is "block"."""
-
-    def __init__(self, key: str, staged_id: int) -> None:
-        super().__init__(
-            f"Ordering key {key!r} is blocked by the dead job with staged id {staged_id}. "
-            "Requeue or discard that one, then requeue this one."
-        )
 
 
 def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -> None:

@@ -41,7 +41,7 @@ class Trouble:
         """It failed (again)."""
         if not self._failures:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
-            logger.warning("In trouble of=%s error=%r", self.of, error, exc_info=unexpected)
+            logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
         self._failures += 1
         self.text = readable(f"{type(error).__name__}: {error}")
         longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self._failures, 16))
@@ -50,7 +50,7 @@ class Trouble:
     def over(self) -> None:
         """It worked."""
         if self._failures:
-            logger.warning("Goes on again of=%s after_failures=%d", self.of, self._failures)
+            logger.warning("Goes on again with=%s after_failures=%d", self.of, self._failures)
             self.text, self._failures, self._until = "", 0, float("-inf")
 
 

@@ -37,6 +37,7 @@ class Watchdog:
         self.listener: Any = None
         self.limit = limit
         self._since: float | None = None
+        self._socket: int | None = None
         self._ended = threading.Event()
 
     @contextmanager
@@ -70,6 +71,8 @@ class Watchdog:
             self._since = time.monotonic()
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
+        # Asked for here: some drivers let no other thread ask while a statement runs.
+        self._socket = _socket_of(self.connection)
         with self.busy():
             return execute(*args)
 
@@ -79,19 +82,21 @@ class Watchdog:
             if since is not None and time.monotonic() - since > self.limit:
                 self._since = None
                 logger.error("Database does not answer, cutting connections after=%.1f", self.limit)
-                for connection in (self.connection, self.listener):
-                    if connection is not None:
-                        _cut(connection)
+                for number in (self._socket, _socket_of(self.listener)):
+                    if number is not None:
+                        _cut(number)
 
 
-def _cut(connection: Any) -> None:
+def _socket_of(connection: Any) -> int | None:
     try:
-        duplicate = socket.socket(fileno=os.dup(connection.connection.fileno()))
-    except Exception as error:  # not connected, or a driver without a socket (SQLite)
-        logger.warning("No socket to cut error=%r", error)
-        return
-    with duplicate:
-        try:
+        return int(connection.connection.fileno())
+    except Exception:  # not connected, or a driver without a socket (SQLite)
+        return None
+
+
+def _cut(number: int) -> None:
+    try:
+        with socket.socket(fileno=os.dup(number)) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
-        except OSError as error:  # somebody else was faster
-            logger.debug("Socket was cut already error=%r", error)
+    except OSError as error:  # closed in the meantime
+        logger.debug("Socket was cut already error=%r", error)

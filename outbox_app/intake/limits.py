@@ -133,7 +133,7 @@ def check_job(job: StagedJob, message: Message) -> None:
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
     check_name("reply_to", message.properties.get("reply_to") or "", empty=True)
-    if message.declare and job.queue.startswith("amq."):
+    if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     limit = settings().MAX_MESSAGE_BYTES
     if job.size > limit:

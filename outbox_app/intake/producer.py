@@ -149,9 +149,6 @@ class Postponed:
     of the app's pool, acquired at first use; with ``strict`` there is no such use.
     """
 
-    #: Read by Celery where tasks are eager. None: the app's.
-    serializer = None
-
     def __init__(self, app: Any, *, strict: bool) -> None:
         self._app = app
         self._strict = strict

@@ -30,7 +30,7 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
     """
     if hasattr(backend, "_outbox_put_off"):
         return backend
-    backend._outbox_put_off = put_off = WeakValueDictionary[int, Any]()
+    put_off = WeakValueDictionary[int, Any]()
     reply_queue = hasattr(backend, "binding")
     on_task_call, subscribe = backend.on_task_call, backend.add_pending_result
 
@@ -59,4 +59,5 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
     if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
         wait = backend._wait_for_pending
         backend._wait_for_pending = wait_for_pending
+    backend._outbox_put_off = put_off
     return backend

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router, transaction
 
 from ..conf import SHARDS, settings
@@ -127,9 +128,13 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
 
 def outbox_alias() -> str:
     """Return the alias that the outbox lives on: the setting, else what the routers say."""
-    from ..models import StagedJob
-
-    return settings().DATABASE or router.db_for_write(StagedJob)
+    if settings().DATABASE:
+        return settings().DATABASE  # type: ignore[return-value]
+    try:
+        from ..models import StagedJob
+    except RuntimeError as error:  # Django's words for it name the model, not the remedy
+        raise ImproperlyConfigured("Add 'outbox_app' to INSTALLED_APPS, and migrate.") from error
+    return router.db_for_write(StagedJob)
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:

@@ -33,8 +33,8 @@ def wake_after_commit(using: str) -> None:
         return
     waker = _waker(using)
     pending = connection.run_on_commit
-    # One is enough for each savepoint that may yet be rolled back.
-    if pending and pending[-1][1] is waker and pending[-1][0] == set(connection.savepoint_ids):
+    # One is enough: it is gone only if a savepoint is rolled back that is open now as well.
+    if pending and pending[-1][1] is waker:
         return
     transaction.on_commit(waker, using=using, robust=True)
 

@@ -21,7 +21,8 @@ from ..conf import settings
 from ..delivery.drain import Drain
 from ..exceptions import UnsafeBroker
 from ..intake.rows import outbox_alias
-from .status import backlog
+from .status import backlog, held
+from .tables import require_tables
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -69,6 +70,7 @@ def drain(
             f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
         )
     _bound_waits(using)
+    require_tables(using)
     options: dict[str, Any] = {
         "using": using,
         "interval": interval,
@@ -119,7 +121,11 @@ def _drain_here(
     except UnsafeBroker as error:
         write(f"unsafe broker: {error}")
         return EXIT_UNSAFE
-    write(f"drainer stopped published={tally.published} expired={tally.expired} dead={tally.dead}")
+    waiting = f" held={held(using=drainer.using).rows}" if once else ""
+    write(
+        f"drainer stopped published={tally.published} expired={tally.expired} "
+        f"dead={tally.dead}{waiting}"
+    )
     return EXIT_OK
 
 

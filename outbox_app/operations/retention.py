@@ -22,6 +22,7 @@ from ..conf import settings
 from ..delivery.inbox import inbox_alias
 from ..intake.rows import outbox_alias
 from ..models import DatabaseNow, InboxEntry, Incident
+from .tables import require_tables
 
 logger = logging.getLogger("outbox_app.retention")
 
@@ -94,6 +95,7 @@ def _prune(
     write: Callable[[str], Any],
 ) -> int:
     _check(using, days, batch_size)
+    require_tables(using)
     rows = model._default_manager.using(using).order_by(column)
     started = told = time.monotonic()
     removed = 0

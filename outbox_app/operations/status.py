@@ -49,6 +49,11 @@ class Held:
     within_the_hour: int
     later: int
 
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.due + self.within_the_hour + self.later
+
 
 @dataclass(frozen=True, slots=True)
 class DrainerStatus:

@@ -74,6 +74,7 @@ def assert_staged(
     Raises:
         AssertionError: There are more or fewer. The message lists what is staged.
     """
+    __tracebackhide__ = True  # pytest shows the test's line, not this one
     using = using or outbox_alias()
     jobs = staged_jobs(using=using)
     found = [job for job in jobs if job.matches(_name(task), args, kwargs, ordering_key)]
@@ -102,6 +103,7 @@ def assert_not_staged(
     Raises:
         AssertionError: There is one. The message lists what is staged.
     """
+    __tracebackhide__ = True  # pytest shows the test's line, not this one
     if task is not None:
         assert_staged(task, args, kwargs, ordering_key=ordering_key, count=0, using=using)
     elif jobs := staged_jobs(using=using):

@@ -8,7 +8,11 @@ import redis
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.faults.tools import draining, eventually, on
 
-pytestmark = [pytest.mark.django_db(transaction=True), on("default"), pytest.mark.usefixtures("quick")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    on("default"),
+    pytest.mark.usefixtures("quick"),
+]
 
 BATCH = 50
 #: A sweep may take one row a shard more.
@@ -29,11 +33,8 @@ def left(alias):
     return StagedJob.objects.using(alias).count()
 
 
-def assert_each_went_twice_under(incident, jobs):
-    """Exactly these rows went exactly twice: the incident names their ends and their shards."""
-    twice = [jobs.jobs[task_id] for task_id in jobs.twice]
-    assert incident.kind == Incident.Kind.UNKNOWN
-    assert set(jobs.twice.values()) == {1}
+def assert_is_about(incident, twice):
+    """The incident names the ends and the shards of these rows, and no more."""
     assert (incident.first_id, incident.last_id) == (min(twice)[0], max(twice)[0])
     assert incident.shards == sorted({shard for _, shard in twice})
 
@@ -60,32 +61,38 @@ def test_killed_and_restarted_while_a_backlog_waits(
 def test_reply_of_a_batch_lost(
     alias, mode, private_redis, server, proxy, make_named_app, book, at, drained
 ):
-    """Nobody sends it again by himself: one extra publish each, and the incident says which."""
+    """Nobody sends it again by himself: one extra publish each, and the incident says which.
+
+    Where the connection is cut, some of the batch may not have arrived.
+    """
     way, url = proxy(private_redis.url)
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 300)
 
+    connected = []
+
     def lose():
+        connected.append(way.accepted)
         way.mode = mode
 
     at("checked", 3, lose)
     with draining(alias, batch_size=BATCH):
-        eventually(lambda: way.accepted, "it connected")
-        before = way.accepted
         # Whoever connects again, the drain or redis-py, finds all well.
-        eventually(lambda: way.accepted > before, "it connected again")
+        eventually(lambda: connected and way.accepted > connected[0], "it connected again")
         way.mode = "pass"
         drained(alias)
 
     jobs.receive(app)
     jobs.assert_complete()
-    assert_each_went_twice_under(Incident.objects.using(alias).get(), jobs)
+    assert set(jobs.twice.values()) == {1}
+    incident = Incident.objects.using(alias).get()
+    assert incident.kind == Incident.Kind.UNKNOWN
+    if mode == "drop_reply":
+        assert_is_about(incident, [jobs.jobs[task_id] for task_id in jobs.twice])
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-def test_black_hole(
-    alias, nth, private_redis, server, proxy, make_named_app, book, at, drained
-):
+def test_black_hole(alias, nth, private_redis, server, proxy, make_named_app, book, at, drained):
     """From the first declaration on, or from the second batch on. Nothing that was sent arrives."""
     way, url = proxy(private_redis.url)
     app, jobs = make_named_app(url), book(alias)
@@ -143,25 +150,26 @@ def test_stands_still_for_longer_than_the_timeout(
 def test_out_of_memory(alias, private_redis, server, make_named_app, book, drained):
     """Some of a batch fits. No job is to blame, so none dies; all go when there is room."""
     app, jobs = make_named_app(private_redis.url), book(alias)
-    jobs.stage(app, 400, shadow="x" * 2000)
-    server.config_set("maxmemory", server.info("memory")["used_memory"] + 200_000)
+    jobs.stage(app, 400, key="of one shard", shadow="x" * 2000)
+    server.config_set("maxmemory", server.info("memory")["used_memory"] + 400_000)
     with draining(alias, batch_size=BATCH) as drainer:
-        eventually(lambda: "OOM" in drainer.trouble or "OutOfMemory" in drainer.trouble, "full")
+        eventually(lambda: "command not allowed when used memory" in drainer.trouble, "full")
+        server.config_set("maxmemory", 1)  # no room comes and goes
         trouble = drainer._lanes[app.main].trouble
         eventually(lambda: trouble._failures > 3, "it keeps trying")
         assert 0 < left(alias) < 400
-        assert not DeadJob.objects.using(alias).exists()
-        # Out of memory is no accident: only the batch that met it first is in doubt.
-        assert Incident.objects.using(alias).count() == 1
+        # A full Redis is no accident: only the batch that met it first is in doubt.
+        incidents = Incident.objects.using(alias).count()
+        eventually(lambda: trouble._failures > 5, "it keeps trying")
+        assert Incident.objects.using(alias).count() == incidents
         server.config_set("maxmemory", 0)
         drained(alias)
 
     jobs.receive(app)
     jobs.assert_complete()
     assert not DeadJob.objects.using(alias).exists()
-    assert Incident.objects.using(alias).count() == 1
     assert len(jobs.twice) <= AT_MOST
-    assert set(jobs.twice.values()) <= {1}
+    assert max(jobs.twice.values(), default=0) <= incidents
 
 
 def test_one_key_is_of_another_type(
@@ -183,7 +191,9 @@ def test_one_key_is_of_another_type(
     assert set(jobs.twice.values()) <= {1}
 
 
-def test_evicting_redis_is_refused(alias, private_redis, server, make_named_app, start_drainer, book):
+def test_evicting_redis_is_refused(
+    alias, private_redis, server, make_named_app, start_drainer, book
+):
     server.config_set("maxmemory-policy", "allkeys-lru")
     app, jobs = make_named_app(private_redis.url), book(alias)
     jobs.stage(app, 1)

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
+from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
 from tests import tasks
 
@@ -91,3 +92,43 @@ def test_insecure_content_is_accepted(make_app, accepted):
     app = make_app(accept_content=["application/json", accepted])
     [message] = messages_of(app)
     assert message.id == "outbox.W004"
+
+
+def test_apps_of_one_name():
+    name = f"twice-{uuid4().hex}"
+    apps = [OutboxCelery(name, broker="memory://", set_as_current=False) for _ in range(2)]
+    assert [message.id for message in messages_of(apps[0])] == ["outbox.E010"]
+    for app in apps:
+        app.close()
+
+
+def test_app_without_a_name():
+    app = OutboxCelery(broker="memory://", set_as_current=False)
+    assert "outbox.W012" in [message.id for message in check_apps()]
+    app.close()
+
+
+def test_forgotten_in_installed_apps(tmp_path):
+    (tmp_path / "forgetful.py").write_text(
+        "SECRET_KEY = 'x'\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}}\n"
+    )
+    script = (
+        "import django; django.setup()\n"
+        "from django.db import transaction\n"
+        "from outbox_app.celery import OutboxCelery\n"
+        "app = OutboxCelery('forgetful', broker='memory://')\n"
+        "with transaction.atomic(): app.send_task('any')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "forgetful",
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert "Add 'outbox_app' to INSTALLED_APPS" in done.stderr

@@ -138,10 +138,15 @@ def test_each_option_selects(alias):
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "arguments",
-    [("list",), ("requeue", "--all"), ("discard", "--task", "none"), ("requeue", "--id", "5")],
+    [("requeue", "--all"), ("discard", "--task", "none"), ("requeue", "--id", "5")],
 )
 def test_nothing_matched_is_exit_code_1(alias, arguments):
     assert run(*arguments) == (1, "No dead job matches.\n")
+
+
+@pytest.mark.django_db
+def test_an_empty_list_is_good_news(alias):
+    assert run("list") == (0, "No dead job matches.\n")
 
 
 @pytest.mark.django_db

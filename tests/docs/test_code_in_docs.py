@@ -1,7 +1,7 @@
 """The Python code of the README and of each page runs, in order, in one namespace per page.
 
-A block that cannot run says so to the reader, in its first line: ``# not run: REASON``. What is
-staged on a page is rolled back: the page runs inside one transaction.
+A block that cannot run has a comment that no reader sees in the line before it: ``<!-- not run:
+REASON -->``. What is staged on a page is rolled back: the page runs inside one transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from django.test.utils import isolate_apps
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.M)
+BLOCK = re.compile(
+    r"^(?P<not_run> *<!-- not run: \S.* -->\n)?"
+    r"^(?P<indent> *)```python\n(?P<code>(?s:.*?))^(?P=indent)```$",
+    re.MULTILINE,
+)
 
 
 def blocks(page: Path) -> list[types.CodeType]:
@@ -28,7 +32,7 @@ def blocks(page: Path) -> list[types.CodeType]:
     found = []
     for match in BLOCK.finditer(text):
         code = match["code"].replace(f"\n{match['indent']}", "\n").removeprefix(match["indent"])
-        if not re.match(r"# not run: \S", code):
+        if not match["not_run"]:
             line = text.count("\n", 0, match.start("code"))
             found.append(compile("\n" * line + code, str(page), "exec"))
     return found
@@ -61,3 +65,10 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pages_are_found() -> None:
     assert ROOT / "docs" / "index.md" in PAGES
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+def test_each_comment_stands_right_before_its_block(page: Path) -> None:
+    text = page.read_text()
+    comments = len(re.findall(r"^ *<!-- not run:", text, re.MULTILINE))
+    assert comments == sum(bool(match["not_run"]) for match in BLOCK.finditer(text))

@@ -1,4 +1,4 @@
-"""The reference names all that there is: options, columns, indexes, signals, exceptions.
+"""The reference names all that there is: options, columns, indexes, signals, public names.
 
 Each is looked for in the section that is about it. (Settings and checks have tests of their own.)
 """
@@ -15,7 +15,8 @@ from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.dispatch import Signal
 
-from outbox_app import exceptions, signals
+import outbox_app
+from outbox_app import exceptions, signals, testing
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 COMMANDS = sorted(
@@ -67,6 +68,13 @@ def test_every_signal_is_documented() -> None:
     text = (REFERENCE / "signals.md").read_text()
     names = [name for name, value in vars(signals).items() if isinstance(value, Signal)]
     assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("name", sorted([*outbox_app._MODULES, *testing.__all__]))
+def test_every_public_name_is_documented(name: str) -> None:
+    directive = rf"^\.\. auto\w+:: outbox_app\.[\w.]*\b{name}\b|^## `{name}`"
+    pages = [page.read_text() for page in REFERENCE.glob("*.md")]
+    assert any(re.search(directive, text, re.MULTILINE) for text in pages)
 
 
 def test_every_exception_has_a_docstring_for_its_page() -> None:

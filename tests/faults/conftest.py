@@ -14,6 +14,7 @@ from celery import Celery
 from django.core.management import call_command
 from django.db import connections
 
+from outbox_app.models import StagedJob
 from tests.servers import MariaDB, PostgreSQL, Proxy, RabbitMQ, Redis
 
 from . import project
@@ -142,11 +143,17 @@ def private_database(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def private_alias(private_database: Any, transactional_db: None, settings: Any) -> Iterator[str]:
-    """An alias on the private server, migrated and empty, with the outbox on it."""
-    with alias_for(private_database.url) as alias:
-        call_command("migrate", "outbox_app", database=alias, verbosity=0)
-        call_command("flush", database=alias, interactive=False, verbosity=0)
+def private_alias(private_database: Any, django_db_blocker: Any, settings: Any) -> Iterator[str]:
+    """An alias on the private server, migrated and empty, with the outbox on it.
+
+    Not for tests with the mark ``django_db``: that knows the aliases of the settings only.
+    """
+    with django_db_blocker.unblock(), alias_for(private_database.url) as alias:
+        if StagedJob._meta.db_table not in connections[alias].introspection.table_names():
+            call_command("migrate", database=alias, verbosity=0)
+        call_command(
+            "flush", database=alias, interactive=False, verbosity=0, inhibit_post_migrate=True
+        )
         settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
         yield alias
 

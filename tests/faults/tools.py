@@ -82,13 +82,14 @@ class Book:
         self.jobs.update({task_id: (id, shard) for task_id, id, shard in rows})
 
     def receive(self, app: Any, queue: str = "", url: str | None = None) -> list[str]:
-        """Take what is in the app's queue. Returns all task ids that were sent, in order."""
+        """Take what is in the app's queue now. Returns all task ids that were sent, in order."""
         with app.connection_for_read(url) as connection:
             bound = app.amqp.queues[queue or app.conf.task_default_queue](
                 connection.default_channel
             )
-            bound.declare()
-            while (message := bound.get(no_ack=True)) is not None:
+            for _ in range(bound.queue_declare().message_count):
+                message = bound.get(no_ack=True)
+                assert message is not None
                 self.sent.append(message.headers["id"])
                 self.bodies.append(json.loads(message.body)[0])
         return self.sent

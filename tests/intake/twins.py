@@ -139,17 +139,16 @@ class RabbitInbox(Inbox):
         found = []
         for queue in self.queues:
             while (raw := self.channel.basic_get(queue.name, no_ack=True)) is not None:
-                properties = dict(raw.properties)
-                encoding = properties.get("content_encoding", "utf-8")
+                properties, body = dict(raw.properties), raw.body
+                if isinstance(body, str):
+                    body = body.encode(properties.get("content_encoding", "utf-8"))
                 headers = properties.pop("application_headers", {})
                 headers.pop("x-delivery-count", None)  # added by quorum queues
                 route = {name: raw.delivery_info[name] for name in ("exchange", "routing_key")}
                 found.append(
                     {
                         "queue": queue.name,
-                        "body": raw.body.encode(encoding)
-                        if isinstance(raw.body, str)
-                        else raw.body,
+                        "body": body,
                         "headers": headers,
                         "properties": {**properties, "delivery_info": route},
                     }

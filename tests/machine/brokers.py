@@ -14,7 +14,7 @@ from kombu.exceptions import BatchPublishError
 from kombu.transport import memory, redis
 from kombu.utils.json import loads
 
-from .puppet import operation
+from .puppet import operation, sender
 
 #: The queue of all jobs, and one that the broker refuses while ``Broker.refuses``.
 QUEUE, REFUSED_QUEUE = "machine", "machine-refused"
@@ -24,14 +24,15 @@ class Broker:
     """The switch and the book. The transports ask ``Broker.current``.
 
     Args:
-        take: Called with the task id of each accepted message, in the order of acceptance.
+        taken: Called with the task id and the sender of each accepted message, in the order of
+            acceptance.
         batches: Whether ``Memory`` takes batches.
     """
 
     current: Broker
 
-    def __init__(self, take: Callable[[str], None], *, batches: bool = False) -> None:
-        self.take = take
+    def __init__(self, taken: Callable[[str, str], None], *, batches: bool = False) -> None:
+        self.taken = taken
         self.batches = batches
         self.up = True
         self.refuses = True
@@ -54,7 +55,11 @@ class Broker:
         """Accept a message, or refuse it by its queue."""
         if queue == REFUSED_QUEUE and self.refuses:
             raise LookupError(f"no route to queue {queue!r}")
-        self.take(message["headers"]["id"])
+        self.take(message)
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Note an accepted message."""
+        self.taken(message["headers"]["id"], sender())
 
 
 class _Switched:
@@ -161,7 +166,7 @@ class RedisChannel(redis.Channel):
             for key in (QUEUE, REFUSED_QUEUE):
                 if self.client.type(key) == b"list":
                     for text in reversed(self.client.lrange(key, 0, -1)):
-                        Broker.current.take(loads(text)["headers"]["id"])
+                        Broker.current.take(loads(text))
                     self.client.delete(key)
 
 

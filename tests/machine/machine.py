@@ -1,60 +1,26 @@
 """The state machine: staging, draining, crashing and requeueing, against the pure model.
 
-Hypothesis chooses the steps. After each the promises that must hold at any time are checked; at the
-end all drainers die, their leases run out, the broker works, zombies go on, and what is left is
-drained: then nothing may be missing, and every extra publish must belong to an incident. Time is
-virtual: ``time_passes`` moves the drainers' clocks on, and what the database remembers back.
+Hypothesis chooses the steps and what goes wrong in them. After each step the promises that must
+hold at any time are checked, at the end those that hold once everything is drained: see ``world``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import timedelta
-from itertools import count
-from typing import Any
-from unittest import mock
-from uuid import UUID
-
 from django.db import transaction
-from django.db.models import F
-from django.test import override_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from outbox_app.delivery import lease
-from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.models import DeadJob
 from outbox_app.operations import dead
 
-from .brokers import Broker
-from .model import (
-    DAMAGED,
-    EXPIRED,
-    HELD,
-    PLAIN,
-    REFUSED,
-    SCRIBBLED,
-    STRANGER,
-    Model,
-    Recorded,
-    Spec,
-)
-from .puppet import FAILPOINTS, Plan, Puppet, set_failpoints
-from .writer import DUE, LateWriter, Writer
+from .model import DAMAGED, EXPIRED, HELD, PLAIN, REFUSED, SCRIBBLED, STRANGER, Spec
+from .puppet import FAILPOINTS, Plan, Puppet
+from .world import Stage, World
+from .writer import DUE, LateWriter
 
-#: In seconds of virtual time. The database's clock goes on in real time too, but no sum of TIMES
-#: comes near the lease from below.
-LEASE, TIMES = 69, (10, 70, DUE)
 MAX_DRAINERS = 3
-
 _ODD = (EXPIRED, HELD, REFUSED, SCRIBBLED, DAMAGED, STRANGER)
+
 # Keys a and b keep P7's order; the other jobs are there to disturb them.
 jobs = st.lists(
     st.one_of(
@@ -66,28 +32,24 @@ jobs = st.lists(
     max_size=5,
 )
 which = st.integers(0, MAX_DRAINERS - 1)
+mostly = st.sampled_from([True, True, False])
+# Nothing, or so long that heartbeats are due, or more than the lease.
+before, after = st.sampled_from([0, 20]), st.sampled_from([0, 70])
 
 
 def plans(*actions: str) -> st.SearchStrategy[Plan]:
     """Plans of these actions, at an operation that a turn is likely to pass."""
     points = FAILPOINTS if set(actions) <= {"pause", "kill"} else ("commit",)
+    places = [
+        ((*points, "send"), 1),
+        ((*points, "send"), 3),
+        (("INSERT", "UPDATE", "DELETE"), 2),
+        (("sql",), 12),
+    ]
     return st.one_of(
         st.builds(Plan, st.sampled_from(actions), st.sampled_from(where), st.integers(1, most))
-        for where, most in [((*points, "send"), 1), ((*points, "send"), 3), (("sql",), 12)]
+        for where, most in places
     )
-
-
-@dataclass
-class Stage:
-    """Where the machine plays: a database, a broker and what Celery offers."""
-
-    alias: str
-    #: One task of each Celery app.
-    tasks: Sequence[Any]
-    #: Empties the broker, and makes it refuse its refused queue, or take it.
-    reset_broker: Callable[[bool], None]
-    #: Whether a row can be written while another transaction has written one.
-    concurrent_writers: bool = True
 
 
 class Machine(RuleBasedStateMachine):
@@ -97,23 +59,12 @@ class Machine(RuleBasedStateMachine):
         stage: Where it plays.
     """
 
+    world: World | None = None
+
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.stage = stage
-        self.using = stage.alias
-        self.model = Model()
-        self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
-        self.late: LateWriter | None = None
-        self.puppets: list[Puppet] = []
-        self.dead: dict[str, str] = {}
         self.transactions = 0
-        self.passed = 0.0
-        self.begun = False
-        self.patches = ExitStack()
-        for model in (StagedJob, DeadJob, Incident, Drainer):
-            model.objects.using(self.using).all().delete()
-        Lease.objects.using(self.using).update(owner=None)
-        set_failpoints(on=True)
 
     @initialize(
         batch_size=st.sampled_from([100, 1, 3]),
@@ -121,24 +72,8 @@ class Machine(RuleBasedStateMachine):
         dead_key=st.sampled_from(["pass", "block"]),
     )
     def begin(self, batch_size: int, batches: bool, dead_key: str) -> None:
-        Broker.current = self.broker = Broker(self.model.accepted, batches=batches)
-        self.stage.reset_broker(True)
-        # Drainers' ids decide on who gets which shards; from a counter, so that runs repeat.
-        ids = (UUID(int=number) for number in count(1))
-        self.begun = True
-        self.patches.enter_context(mock.patch.object(lease, "uuid4", ids.__next__))
-        self.patches.enter_context(
-            override_settings(
-                OUTBOX={
-                    "DATABASE": self.using,
-                    "BATCH_SIZE": batch_size,
-                    "DEAD_KEY": dead_key,
-                    "LEASE_SECONDS": LEASE,
-                    "MAX_BACKOFF": 0,
-                    "WAKE": False,
-                }
-            )
-        )
+        self.world = World(self.stage, batches=batches, BATCH_SIZE=batch_size, DEAD_KEY=dead_key)
+        self.using, self.model, self.writer = self.stage.alias, self.world.model, self.world.writer
 
     # Staging
 
@@ -168,18 +103,17 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stage.concurrent_writers)
     @rule(specs=jobs)
     def stage_in_late_transaction(self, specs: list[Spec]) -> None:
-        if self.late is None:
-            self.late = LateWriter(using=self.using)
+        if self.world.late is None:
+            self.world.late = LateWriter(using=self.using)
             self.late_number = self._next_transaction()
             self.late_ids: list[str] = []
-        self.late_ids += self.late.do(self.writer.stage, specs, transaction=self.late_number)
+        self.late_ids += self.world.late.do(self.writer.stage, specs, transaction=self.late_number)
 
-    @precondition(lambda self: self.late is not None)
+    @precondition(lambda self: self.world.late)
     @rule(commit=st.booleans())
     def end_late_transaction(self, commit: bool) -> None:
-        assert self.late is not None
-        self.late.end(commit=commit)
-        self.late = None
+        late, self.world.late = self.world.late, None
+        late.end(commit=commit)
         if commit:
             self.model.committed(self.late_number)
         else:
@@ -187,161 +121,113 @@ class Machine(RuleBasedStateMachine):
 
     # Draining. The first step starts a drainer, so a plan may concern its very first statements.
 
-    @precondition(lambda self: len(self.alive) < MAX_DRAINERS)
+    @precondition(lambda self: len(self.world.alive) < MAX_DRAINERS)
     @rule(plan=st.none() | plans("pause"))
     def start_drainer(self, plan: Plan | None) -> None:
-        self._start().go(plan)
+        self.world.start().go(plan)
 
     @rule(which=which)
     def turn(self, which: int) -> None:
-        self._pick(which).go()
+        self.world.pick(which).go()
 
-    @rule(which=which, plan=plans("pause"), specs=jobs, seconds=st.sampled_from([0, 70]))
-    def pause(self, which: int, plan: Plan, specs: list[Spec], seconds: float) -> None:
-        self.stage_jobs(specs, commit=True)
-        self._pick(which).go(plan)
-        self.time_passes(seconds)
+    @rule(
+        which=which,
+        plan=plans("pause"),
+        specs=jobs,
+        before=before,
+        after=after,
+        unnoticed=st.booleans(),
+    )
+    def pause(
+        self,
+        which: int,
+        plan: Plan,
+        specs: list[Spec],
+        before: float = 0,
+        after: float = 0,
+        unnoticed: bool = False,
+    ) -> None:
+        puppet = self._go(which, plan, specs, before)
+        if unnoticed and puppet.has_batch:
+            puppet.behind += after
+        self.world.pass_time(after)
 
-    @rule(which=which, plan=plans("kill"), specs=jobs, seconds=st.sampled_from([0, 70]))
-    def kill(self, which: int, plan: Plan, specs: list[Spec], seconds: float) -> None:
-        self.stage_jobs(specs, commit=True)
-        self._pick(which).go(plan)
-        self.time_passes(seconds)
+    @rule(which=which, plan=plans("kill"), specs=jobs, before=before, after=after)
+    def kill(self, which: int, plan: Plan, specs: list[Spec], before: float, after: float) -> None:
+        self._go(which, plan, specs, before)
+        self.world.pass_time(after)
 
-    @rule(which=which, plan=plans("fail", "lose"), specs=jobs)
-    def fail(self, which: int, plan: Plan, specs: list[Spec]) -> None:
-        self.stage_jobs(specs, commit=True)
-        self._pick(which).go(plan)
+    @rule(which=which, plan=plans("fail", "lose"), specs=jobs, before=before)
+    def fail(self, which: int, plan: Plan, specs: list[Spec], before: float) -> None:
+        self._go(which, plan, specs, before)
 
-    @precondition(lambda self: self.alive)
+    @rule(
+        schedule=st.lists(st.tuples(which, st.integers(1, 4)), min_size=4, max_size=16),
+        before=before | after,
+    )
+    def race(self, schedule: list[tuple[int, int]], before: float) -> None:
+        """Let two or three drainers go on by so many statements in turn."""
+        while len(self.world.alive) < 2:
+            self.world.start()
+        self.world.pass_time(before)
+        for which, statements in schedule:
+            self.world.pick(which).go(Plan("pause", "sql", statements))
+            self.world.check()
+
+    @precondition(lambda self: self.world.alive)
     @rule(which=which, plan=st.none() | plans("pause", "kill") | plans("fail", "lose"))
     def stop(self, which: int, plan: Plan | None) -> None:
-        self._pick(which).stop(plan)
+        self.world.pick(which).stop(plan)
 
-    @rule(seconds=st.sampled_from(TIMES))
-    def time_passes(self, seconds: float) -> None:
-        self.passed += seconds
-        ago = timedelta(seconds=seconds)
-        Drainer.objects.using(self.using).update(heartbeat_at=F("heartbeat_at") - ago)
-        # One by one: on MariaDB an UPDATE that scans would wait for rows of the late transaction.
-        held = StagedJob.objects.using(self.using).held()
-        for id in list(held.values_list("id", flat=True)):
-            held.filter(id=id).update(available_at=F("available_at") - ago)
+    @rule(seconds=st.sampled_from([20, 70, DUE]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
 
-    # Broker and people
+    # The broker, and people
 
-    @rule(up=st.sampled_from([True, True, False]))
+    @rule(up=mostly)
     def switch_broker(self, up: bool) -> None:
-        self.broker.up = up
+        self.world.broker.up = up
 
-    @rule(refuses=st.sampled_from([True, True, False]))
+    @rule(refuses=mostly)
     def switch_route(self, refuses: bool) -> None:
-        self.broker.refuses = refuses
+        self.world.broker.refuses = refuses
         self.stage.reset_broker(refuses)
 
-    @precondition(lambda self: self.dead)
-    @rule(which=st.none() | st.integers(0, 9), requeue=st.sampled_from([True, True, False]))
+    @precondition(lambda self: self.world.dead)
+    @rule(which=st.none() | st.integers(0, 9), requeue=mostly)
     def decide(self, which: int | None, requeue: bool) -> None:
         before = dict(DeadJob.objects.using(self.using).order_by("id").values_list("id", "task_id"))
         ids = None if which is None else [list(before)[which % len(before)]]
-        jobs = dead.find(using=self.using, ids=ids)
-        (dead.requeue if requeue else dead.discard)(jobs, using=self.using)
+        chosen = dead.find(using=self.using, ids=ids)
+        (dead.requeue if requeue else dead.discard)(chosen, using=self.using)
         after = DeadJob.objects.using(self.using).values_list("id", flat=True)
-        for id in before.keys() - set(after):
-            job = self.model.jobs[before[id]]
-            job.requeued, job.discarded = job.requeued or requeue, not requeue
-
-    # What must hold after each step
+        decided = [before[id] for id in before.keys() - set(after)]
+        if requeue:
+            self.writer.requeued(decided)
+        else:
+            self.model.discarded(decided)
 
     @invariant()
     def promises_are_kept(self) -> None:
-        self._check_jobs()
-        self._check_owners()
-
-    def _check_jobs(self) -> None:
-        rows = StagedJob.objects.using(self.using).values_list("task_id", "id")
-        staged = dict(rows)
-        assert len(staged) == len(rows), f"staged twice: {rows}"
-        for task_id, id in rows:
-            self.model.jobs[task_id].ids.add(id)
-        buried = DeadJob.objects.using(self.using).values_list("task_id", "error", "reason")
-        assert all(error and reason for _, error, reason in buried)
-        self.dead = {task_id: error for task_id, error, _ in buried}
-        assert len(self.dead) == len(buried), f"dead twice: {buried}"
-        counted = sum(puppet.drain.tally.expired for puppet in self.puppets if puppet.drain)
-        self.model.check_kept(staged, self.dead, expired=counted)
-        self.model.check_order()
-
-    def _check_owners(self) -> None:
-        owner = dict(Lease.objects.using(self.using).values_list("part", "owner"))
-        seen: dict[int, Puppet] = {}
-        for puppet in self.alive:
-            # Amid its statements it may be changing what it owns; it then publishes nothing.
-            if not puppet.trusts_itself or puppet.place == "sql":
-                continue
-            for part in puppet.drain.membership.owned:
-                assert part not in seen, f"two drainers own shard {part}: {puppet} {seen[part]}"
-                assert owner[part] == puppet.drain.membership.id, f"{puppet} lost shard {part}"
-                seen[part] = puppet
+        self.world.check()
 
     def teardown(self) -> None:
+        if self.world is None:
+            return
         try:
-            if self.begun:
-                self._finish()
+            if self.world.late:
+                self.end_late_transaction(commit=True)
+            self.world.finish()
         finally:
-            if self.late is not None:
-                self.late.end(commit=False)
-            for puppet in self.alive:
-                puppet.kill()
-            set_failpoints(on=False)
-            self.patches.close()
+            self.world.close()
 
-    def _finish(self) -> None:
-        if self.late is not None:
-            self.end_late_transaction(commit=True)
-        self.broker.up = True
-        zombies = self.alive
-        self.time_passes(DUE)
-        self._drain_all()
-        for zombie in zombies:
-            zombie.stop()
-        self.time_passes(DUE)
-        self._drain_all()
-        for puppet in self.alive:
-            puppet.stop()
-        self.promises_are_kept()
-        incidents = [
-            Recorded(kind, frozenset(shards), first, last)
-            for kind, shards, first, last in Incident.objects.using(self.using).values_list(
-                "kind", "shards", "first_id", "last_id"
-            )
-        ]
-        self.model.check_covered(incidents, sends_of_an_attempt=2 if self.broker.batches else 1)
-
-    def _drain_all(self) -> None:
-        """Let a new drainer drain everything."""
-        puppet = self._start()
-        left = StagedJob.objects.using(self.using)
-        for _ in range(20 + 2 * left.count()):
-            puppet.go()
-            self.promises_are_kept()
-            if not left.exists():
-                return
-            self.time_passes(TIMES[0])
-        raise AssertionError(f"not drained: {list(left.values_list('task_id', flat=True))}")
-
-    @property
-    def alive(self) -> list[Puppet]:
-        return [puppet for puppet in self.puppets if puppet.alive]
-
-    def _start(self) -> Puppet:
-        puppet = Puppet(using=self.using, clock=lambda: self.passed)
-        self.puppets.append(puppet)
+    def _go(self, which: int, plan: Plan, specs: list[Spec], before: float) -> Puppet:
+        self.stage_jobs(specs, commit=True)
+        self.world.pass_time(before)
+        puppet = self.world.pick(which)
+        puppet.go(plan)
         return puppet
-
-    def _pick(self, which: int) -> Puppet:
-        alive = self.alive or [self._start()]
-        return alive[which % len(alive)]
 
     def _next_transaction(self) -> int:
         self.transactions += 1

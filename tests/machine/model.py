@@ -6,6 +6,7 @@ each ``check_…`` raises AssertionError with the jobs that break a promise of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,9 +35,16 @@ class Recorded(NamedTuple):
     """An incident, as far as promise P5 speaks of it."""
 
     kind: str
+    #: Id of the drainer that is to blame; empty for people.
+    drainer: str
     shards: frozenset[int]
     first_id: int
     last_id: int
+
+    def concerns(self, job: Job) -> bool:
+        """Say whether it is recorded of this job."""
+        ids = any(self.first_id <= id <= self.last_id for id in job.ids)
+        return ids and job.shard in self.shards
 
 
 @dataclass
@@ -53,9 +61,12 @@ class Job:
     committed_at: int | None = None
     rolled_back: bool = False
     discarded: bool = False
-    requeued: bool = False
+    #: How often a person has staged it again.
+    requeued: int = 0
     #: Places in the order in which the broker accepted messages.
     accepted: list[int] = field(default_factory=list)
+    #: Ids of the drainers that sent those.
+    senders: list[str] = field(default_factory=list)
 
     def before(self, other: Job) -> bool:
         """Say whether P7 orders this job before the other one of its key."""
@@ -88,13 +99,24 @@ class Model:
         for task_id in task_ids:
             self.jobs[task_id].rolled_back = True
 
-    def accepted(self, task_id: str) -> None:
+    def requeued(self, task_id: str, *, id: int) -> None:
+        """Note that a person has staged a dead job again."""
+        self.jobs[task_id].requeued += 1
+        self.jobs[task_id].ids.add(id)
+
+    def discarded(self, task_ids: Iterable[str]) -> None:
+        """Note that a person has given up jobs for good."""
+        for task_id in task_ids:
+            self.jobs[task_id].discarded = True
+
+    def accepted(self, task_id: str, sender: str) -> None:
         """Note that the broker took a message: only of a job that is committed by now (P1, P2)."""
         job = self.jobs.get(task_id)
         assert job is not None, f"published, but never staged: {task_id}"
         assert job.committed_at is not None, f"published, but not committed: {job}"
         self._accepted += 1
         job.accepted.append(self._accepted)
+        job.senders.append(sender)
 
     def check_kept(
         self, staged: Mapping[str, int], dead: Mapping[str, str], *, expired: int
@@ -146,7 +168,11 @@ class Model:
                         assert in_order, f"out of order: {later} before {earlier}"
 
     def check_covered(self, incidents: Collection[Recorded], *, sends_of_an_attempt: int) -> None:
-        """P5: extra publishes of a job belong to incidents, of which each explains so many.
+        """P5: every extra publish of a job belongs to an incident.
+
+        Of several drainers that sent a job, all but one were to blame: they were taken for dead, or
+        did not hear what became of it. One that sent it again is to blame as well, and has not
+        heard each time. A requeue by a person allows one more of each.
 
         Args:
             incidents: Everything that was recorded.
@@ -154,16 +180,18 @@ class Model:
                 which a row was refused is sent again one by one.
         """
         for job in self.jobs.values():
-            causes = [
-                incident
-                for incident in incidents
-                if job.shard in incident.shards
-                and any(incident.first_id <= id <= incident.last_id for id in job.ids)
-            ]
-            extra = len(job.accepted) - 1
-            assert extra <= len(causes) * sends_of_an_attempt, (
-                f"{extra} extra publishes, but {len(causes)} incidents: {job} {causes}"
-            )
+            causes = [incident for incident in incidents if incident.concerns(job)]
+            tries = 1 + sum(cause.kind == "requeue" for cause in causes)
+            assert tries > job.requeued, f"a requeue is not recorded: {job} {causes}"
+            blamed = {cause.drainer for cause in causes}
+            blameless = set(job.senders) - blamed
+            assert len(blameless) <= tries, f"sent by {blameless}: {job} {causes}"
+            for sender, sends in Counter(job.senders).items():
+                unheard = [cause.drainer for cause in causes if cause.kind == "unknown"]
+                most = tries
+                if sender in blamed:
+                    most = (tries + unheard.count(sender)) * sends_of_an_attempt
+                assert sends <= most, f"sent {sends} times by {sender}: {job} {causes}"
 
     def _tick(self) -> int:
         self._now += 1

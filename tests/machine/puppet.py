@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
     #: "pause", "kill", "fail" (before it took effect) or "lose" (its reply, after it).
     action: str
-    #: "send", "sql", "commit", or a failpoint.
+    #: "send", "sql", the first word of a statement, "commit", or a failpoint.
     where: str
     nth: int = 1
 
@@ -55,6 +55,8 @@ class Puppet:
         self.options = options
         #: Where it waits: "start", "turn" (between two turns), an operation, or "ended".
         self.place = "start"
+        #: Seconds for which its clock has stood still. It catches up when its batch is done.
+        self.behind = 0.0
         self.drain: Drain | None = None
         self._plan: Plan | None = None
         self._latest = ""
@@ -70,6 +72,11 @@ class Puppet:
     @property
     def alive(self) -> bool:
         return self.place != "ended"
+
+    @property
+    def has_batch(self) -> bool:
+        """Say whether it waits with a batch in its hand."""
+        return self.place in ("claimed", "send", "published_not_deleted")
 
     @property
     def trusts_itself(self) -> bool:
@@ -100,11 +107,15 @@ class Puppet:
             self._killed = True
             self.go()
 
-    def operation(self, kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
+    def operation(
+        self, kind: str, do: Callable[[], Any], failure: type[Exception], verb: str = ""
+    ) -> Any:
         """Do something of the drainer's, unless the plan says otherwise."""
         if self._killed:
             raise Killed
-        action = self._action(kind)
+        if kind == "deleted":
+            self.behind = 0.0
+        action = self._action(kind, verb)
         if action == "pause":
             self._park(kind)
         elif action == "kill":
@@ -117,9 +128,9 @@ class Puppet:
             raise failure("failed on purpose, after it took effect")
         return result
 
-    def _action(self, kind: str) -> str | None:
+    def _action(self, *names: str) -> str | None:
         plan = self._plan
-        if plan is None or plan.where != kind:
+        if plan is None or plan.where not in names:
             return None
         if plan.nth > 1:
             self._plan = plan._replace(nth=plan.nth - 1)
@@ -144,7 +155,7 @@ class Puppet:
                 _here.puppet = self
                 _put_strings(self, connection)
                 self.drain = Drain(using=self.using, on_turn=self._between_turns, **self.options)
-                self.drain.membership.clock = self.clock
+                self.drain.membership.clock = lambda: self.clock() - self.behind
                 self.drain._waiter = _NoWaiting()  # type: ignore[assignment]
                 with connection.execute_wrapper(self._statement):
                     self.drain.run()
@@ -158,19 +169,26 @@ class Puppet:
             self._parked.release()
 
     def _between_turns(self, drain: Drain) -> None:
+        self.behind = 0.0
         if not drain._stop.is_set():
             self._plan = None
             self._park("turn")
 
     def _statement(self, execute: Callable[..., Any], *args: Any) -> Any:
         self._latest = args[0]
-        return self.operation("sql", lambda: execute(*args), OperationalError)
+        verb = self._latest.split()[0]
+        return self.operation("sql", lambda: execute(*args), OperationalError, verb)
 
 
 def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
     """Do something of the drainer that runs in this thread, if one does."""
     puppet: Puppet | None = getattr(_here, "puppet", None)
     return puppet.operation(kind, do, failure) if puppet else do()
+
+
+def sender() -> str:
+    """Return the id of the drainer that runs in this thread."""
+    return str(_here.puppet.drain.membership.id)
 
 
 def set_failpoints(*, on: bool) -> None:

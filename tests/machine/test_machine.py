@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from celery.signals import after_task_publish
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests import tasks
-
-from .brokers import QUEUE, REFUSED_QUEUE
-from .machine import Machine, Stage
+from .brokers import REFUSED_QUEUE
+from .machine import Machine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,35 +31,6 @@ settings.register_profile(
     "long", settings.get_profile("short"), max_examples=3000, derandomize=False
 )
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
-
-
-@pytest.fixture(autouse=True)
-def receiver():
-    """Somebody listens to what plain Celery announces, so the drain announces it."""
-
-    def receive(**kwargs):
-        pass
-
-    after_task_publish.connect(receive)
-    yield
-    after_task_publish.disconnect(receive)
-
-
-@pytest.fixture
-def make_stage(alias, make_app):
-    def make(url, transport, reset=lambda refuses: None):
-        apps = [
-            make_app(
-                url,
-                broker_transport=f"tests.machine.brokers:{transport}",
-                task_default_queue=QUEUE,
-            )
-            for _ in range(2)
-        ]
-        tasks_ = [app.task(name=f"note-{i}")(tasks.note) for i, app in enumerate(apps)]
-        return Stage(alias, tasks_, reset, concurrent_writers=alias != "default")
-
-    return make
 
 
 def play(stage, share=1.0):

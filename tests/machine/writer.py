@@ -47,6 +47,12 @@ class Writer:
         """Stage jobs in the transaction that this thread has open. Returns their task ids."""
         return [self._stage(spec, transaction) for spec in specs]
 
+    def requeued(self, task_ids: Sequence[str]) -> None:
+        """Tell the model of jobs that a person has just requeued, with their new ids."""
+        rows = StagedJob.objects.using(self.using).filter(task_id__in=task_ids)
+        for task_id, id in rows.values_list("task_id", "id"):
+            self.model.requeued(task_id, id=id)
+
     def _stage(self, spec: Spec, transaction: int) -> str:
         # Not a random id: it decides on the shard, and runs have to repeat.
         task_id = f"job-{len(self.model.jobs)}"

@@ -17,12 +17,12 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from ...conf import settings
 from ...exceptions import OutboxError
 from ...intake.rows import outbox_alias
 from ...models import DeadJob
 from ...operations import dead
 from ...operations.status import MANY, dead_groups
+from ...operations.tables import require_tables
 from ...operations.text import one_line
 
 HELP = """
@@ -101,7 +101,6 @@ class Command(BaseCommand):
             select.add_argument(option, **options)  # type: ignore[arg-type]
         parser.add_argument(
             "--database",
-            default=settings().DATABASE,
             metavar="ALIAS",
             help="alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
         )
@@ -135,6 +134,7 @@ class Command(BaseCommand):
                 "--all selects every dead job, so it goes with no other selection.",
                 returncode=EXIT_USAGE,
             )
+        require_tables(using)
         jobs = dead.find(using=using, **selection)
         if action == "list":
             self._list(jobs)
@@ -150,7 +150,8 @@ class Command(BaseCommand):
     def _list(self, jobs: QuerySet[DeadJob]) -> None:
         found = dead_groups(jobs)
         if not found.groups:
-            self._nothing()
+            self.stdout.write("No dead job matches.")
+            return
         self.stdout.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
         for group in found.groups:
             self.stdout.write(
@@ -168,7 +169,7 @@ class Command(BaseCommand):
         if not count:
             self._nothing()
         if options["dry_run"]:
-            self.stdout.write(f"Would {action} {count} dead jobs. Nothing was done.")
+            self.stdout.write(f"Would {action} {_jobs(count)}. Nothing was done.")
             return
         decide = {"requeue": dead.requeue, "discard": dead.discard}[action]
         try:
@@ -176,11 +177,15 @@ class Command(BaseCommand):
         except OutboxError as error:
             raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]
-        self.stdout.write(f"{past} {done} dead jobs.")
+        self.stdout.write(f"{past} {_jobs(done)}.")
 
     def _nothing(self) -> None:
         self.stdout.write("No dead job matches.")
         raise SystemExit(EXIT_NOTHING)
+
+
+def _jobs(count: int) -> str:
+    return f"{count} dead job" if count == 1 else f"{count} dead jobs"
 
 
 def _when(moment: datetime) -> str:

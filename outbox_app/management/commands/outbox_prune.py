@@ -10,7 +10,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ...conf import settings
 from ...operations.retention import BATCH_SIZE, prune_inbox, prune_incidents
 
 HELP = """
@@ -36,16 +35,15 @@ class Command(BaseCommand):
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options; the defaults are the project's settings."""
-        conf = settings()
+        """Declare the options."""
         parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
         parser.add_argument("--incidents", action="store_true", help="remove old incidents")
         parser.add_argument(
             "--older-than",
             type=int,
             metavar="DAYS",
-            help=f"age of what is removed, at least 1 (default: inbox {conf.INBOX_RETENTION_DAYS}, "
-            f"incidents {conf.INCIDENT_RETENTION_DAYS}, by the settings)",
+            help="age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
+            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30)",
         )
         parser.add_argument(
             "--database",

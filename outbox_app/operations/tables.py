@@ -1,0 +1,32 @@
+"""Whether the tables are there: said before the work begins, with what to do.
+
+A database that is away is no answer: drainers wait for it, and other commands fail by themselves.
+"""
+
+from __future__ import annotations
+
+import django.db
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ..models import StagedJob
+
+
+def require_tables(using: str) -> None:
+    """Check that the outbox's tables exist on an alias.
+
+    Raises:
+        CommandError: They do not; exit code 2.
+    """
+    connection = connections[using]
+    try:
+        tables = connection.introspection.table_names()
+    except django.db.Error:
+        connection.close()
+        return
+    if StagedJob._meta.db_table not in tables:
+        raise CommandError(
+            f"Database {using!r} has no table {StagedJob._meta.db_table}. Run: "
+            f"manage.py migrate outbox_app --database {using}",
+            returncode=2,
+        )

@@ -1,0 +1,49 @@
+"""The example that the README begins with runs as it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
+    names = ("DATABASE_URL", "BROKER_URL", "DJANGO_SETTINGS_MODULE", "LEASE_SECONDS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    return subprocess.run(
+        [sys.executable, "-m", f"example_project.{program}", *arguments],
+        cwd=ROOT,
+        env={**environment, "DATA_DIR": str(data)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_demo_kills_a_drainer_loses_nothing_and_explains_each_duplicate(tmp_path: Path) -> None:
+    done = example("demo", "--orders", "300", "--writers", "2", data=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed with SIGKILL" in done.stdout
+    assert "Incident recorded: " in done.stdout
+    assert re.search(r"^executed +200 +600$", done.stdout, re.MULTILINE)
+    # The killed drainer had published a batch: all of it went twice.
+    row = re.search(r"^duplicated +\d+ +(\d+) +(\d+) of them explained", done.stdout, re.MULTILINE)
+    assert row
+    assert row[1] == row[2] != "0"
+
+
+def test_up_says_what_to_do_where_its_address_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = example("up", "--address", address, data=tmp_path)
+    assert done.returncode == 1
+    assert f"cannot be served at {address}" in done.stderr
+    assert "ARGS=" in done.stderr
+    assert not done.stdout

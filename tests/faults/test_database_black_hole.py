@@ -1,0 +1,95 @@
+"""The network to the database swallows everything, or refuses: only the drainer's own bounds help.
+
+Real drainers whose database is behind a proxy. The limit for an answer is the lease.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from outbox_app.models import Drainer, Incident, StagedJob
+
+from .tools import assert_handed_back, drain, eventually, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("failpoint", ["idle", "claimed", "published_not_deleted"])
+@on("postgres", "mariadb")
+def test_black_hole(
+    alias, failpoint, redis_url, proxy, environment, make_named_app, start_drainer, book, quick
+):
+    """Nothing is refused, nothing is answered: only the drainer's own bounds help."""
+    variable = f"{alias.upper()}_URL"
+    link, url = proxy(environment(alias)[variable])
+    app, jobs = make_named_app(redis_url), book(alias)
+    where = {} if failpoint == "idle" else {"OUTBOX_FAILPOINT": f"{failpoint}=stop"}
+    drainer = start_drainer(alias, app, **{variable: url}, **where)
+    eventually(Drainer.objects.using(alias).exists, "it runs")
+    if where:
+        jobs.stage(app, 100)
+        eventually(lambda: is_stopped(drainer.pid), "in the middle of a batch")
+    link.mode = "blackhole"
+    if where:
+        drainer.signal(signal.SIGCONT)
+    drainer.says("In trouble of=")
+    link.mode = "pass"
+    link.cut()
+    jobs.stage(app, 100)
+
+    eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+    assert drainer.stop() == 0
+    jobs.receive(app)
+    jobs.assert_exact()
+    assert_handed_back(alias)
+
+
+@pytest.mark.parametrize("how", ["refuse", "blackhole"])
+@on("postgres", "mariadb")
+def test_sigterm_while_it_is_away(
+    alias, how, redis_url, proxy, environment, make_named_app, start_drainer, book, quick
+):
+    """It ends in time; what it could not hand back is taken over."""
+    variable = f"{alias.upper()}_URL"
+    link, url = proxy(environment(alias)[variable])
+    app, jobs = make_named_app(redis_url), book(alias)
+    drainer = start_drainer(
+        alias, app, **{variable: url, "OUTBOX_FAILPOINT": "published_not_deleted=stop"}
+    )
+    jobs.stage(app, 100)
+    eventually(lambda: is_stopped(drainer.pid), "published, not deleted")
+    link.mode = how
+    if how == "refuse":
+        link.cut()
+    drainer.signal(signal.SIGCONT)
+    drainer.says("In trouble of=")
+    assert drainer.stop() == 0
+    assert StagedJob.objects.using(alias).exists()
+
+    drain(alias)
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert jobs.twice
+    assert Incident.objects.using(alias).get().kind == Incident.Kind.TAKEOVER
+
+
+@on("postgres")
+def test_away_when_it_starts(
+    alias, redis_url, proxy, environment, make_named_app, start_drainer, book
+):
+    link, url = proxy(environment(alias)["POSTGRES_URL"])
+    link.mode = "refuse"
+    app, jobs = make_named_app(redis_url), book(alias)
+    drainer = start_drainer(alias, app, POSTGRES_URL=url)
+    drainer.says("In trouble of=")
+    link.mode = "pass"
+    jobs.stage(app, 10)
+    eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+    assert drainer.stop() == 0
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"

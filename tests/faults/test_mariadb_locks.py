@@ -1,0 +1,114 @@
+"""MariaDB at REPEATABLE READ, writers and drainers at full load: nobody waits for a drainer's locks.
+
+A relay that holds its rows with ``FOR UPDATE SKIP LOCKED`` blocks INSERTs there (1205), and
+deadlocks with them (1213).
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import connections, transaction
+
+from outbox_app.models import StagedJob
+from tests import tasks
+
+from .tools import PATIENCE, draining, eventually, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WRITERS, TRANSACTIONS = 4, 100
+
+
+@pytest.fixture(params=["repeatable read", "read committed"])
+def isolation(alias, request):
+    options = connections.settings[alias]["OPTIONS"]
+    before = dict(options)
+    options["isolation_level"] = request.param
+    options["init_command"] += ", innodb_lock_wait_timeout = 1"
+    connections[alias].close()
+    yield request.param
+    connections[alias].close()
+    options.clear()
+    options.update(before)
+
+
+@on("mariadb")
+def test_no_writer_waits_for_a_drainer(alias, isolation, redis_url, make_app, quick):
+    app = make_app(redis_url)
+    note = app.task(name="note")(tasks.note)
+    groups = [Group.objects.using(alias).create(name=f"{i}") for i in range(WRITERS)]
+    errors, done = [], threading.Event()
+
+    def write(number):
+        try:
+            for i in range(TRANSACTIONS):
+                with transaction.atomic(using=alias):
+                    Group.objects.using(alias).select_for_update().get(pk=groups[number].pk)
+                    for j in range(i % 4):
+                        note.apply_async((number, j), ordering_key=f"{i % 10}" if j % 2 else "")
+                    if i % 5 == 0:
+                        transaction.set_rollback(True, using=alias)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections[alias].close()
+
+    def keep_open():
+        with transaction.atomic(using=alias):
+            note.delay("open", 0)
+            staged.set()
+            done.wait(PATIENCE)
+        connections[alias].close()
+
+    staged = threading.Event()
+    opened = threading.Thread(target=keep_open)
+    opened.start()
+    assert staged.wait(PATIENCE)
+    writers = [threading.Thread(target=write, args=(i,)) for i in range(WRITERS)]
+    with draining(alias, batch_size=20) as one, draining(alias, batch_size=20) as other:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(PATIENCE)
+        # Not for the open transaction either, whose row is among those that are deleted.
+        eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+        done.set()
+        opened.join()
+        eventually(lambda: one.tally.published + other.tally.published == expected() + 1)
+        assert not one.trouble
+        assert not other.trouble
+    assert errors == []
+
+
+def expected():
+    return WRITERS * sum(i % 4 for i in range(TRANSACTIONS) if i % 5)
+
+
+@on("mariadb")
+def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
+    """By id, also where a scan would be cheaper: it would wait for every open transaction's row."""
+    from outbox_app.delivery.batch import delete
+
+    note = make_app().task(name="note")(tasks.note)
+    for count in (1, 10, 100, 1500):
+        blocker = connections.create_connection(alias)
+        with transaction.atomic(using=alias):
+            for i in range(count + 2):
+                note.delay("", i)
+        ids = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True))
+        blocker.set_autocommit(False)
+        with blocker.cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM outbox_stagedjob WHERE id = %s OR id = %s FOR UPDATE",
+                [ids[0], ids[-1]],
+            )
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 1")
+        delete(ids[1:-1], using=alias)
+        blocker.close()
+        assert StagedJob.objects.using(alias).count() == 2
+        StagedJob.objects.using(alias).all().delete()
+    connections[alias].close()

@@ -1,0 +1,68 @@
+"""The watchdog: a statement without an answer ends, whatever the driver thinks of timeouts."""
+
+from __future__ import annotations
+
+import os
+
+import django.db
+import pytest
+from django.db import connections
+
+from outbox_app.delivery.watchdog import Watchdog
+
+from .conftest import alias_for
+
+
+@pytest.fixture(params=["POSTGRES_URL", "MARIADB_URL"])
+def behind_a_proxy(request, proxy, django_db_blocker):
+    """An alias without any time-out, and the proxy before its server."""
+    if request.param not in os.environ:
+        pytest.skip(f"{request.param} is not set")
+    link, url = proxy(os.environ[request.param])
+    with django_db_blocker.unblock(), alias_for(url) as alias:
+        yield alias, link
+
+
+def answer(alias):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT 1")
+        return cursor.fetchone()
+
+
+def test_statement_without_an_answer_is_cut(behind_a_proxy):
+    alias, link = behind_a_proxy
+    watchdog = Watchdog(using=alias, limit=0.5)
+    with watchdog.watching():
+        assert answer(alias) == (1,)
+        link.mode = "blackhole"
+        with pytest.raises(django.db.Error):
+            answer(alias)
+        connections[alias].close()
+        link.mode = "pass"
+        link.cut()
+        assert answer(alias) == (1,)
+
+
+def test_what_comes_before_a_statement_is_cut_too(behind_a_proxy):
+    """A COMMIT is no statement to Django."""
+    alias, link = behind_a_proxy
+    watchdog = Watchdog(using=alias, limit=0.5)
+    connections[alias].set_autocommit(False)
+    with watchdog.watching(), watchdog.busy():
+        assert answer(alias) == (1,)
+        link.mode = "blackhole"
+        with pytest.raises(django.db.Error):
+            connections[alias].commit()
+    connections[alias].close()
+
+
+def test_time_spent_with_the_broker_is_not_the_database_s(behind_a_proxy):
+    alias, _ = behind_a_proxy
+    watchdog = Watchdog(using=alias, limit=0.2)
+    with watchdog.watching(), watchdog.busy():
+        assert answer(alias) == (1,)
+        with watchdog.elsewhere():
+            watchdog._ended.wait(0.8)
+            assert answer(alias) == (1,)
+            watchdog._ended.wait(0.8)
+        assert answer(alias) == (1,)

@@ -1,0 +1,181 @@
+"""The world of one run: a database, a broker, drainers on strings, and the model beside them.
+
+``check`` compares what there is with the model; it holds after every step. ``finish`` makes all
+well at the end (the broker works, leases run out, zombies go on) and drains what is left: then
+nothing may be missing, and every extra publish must belong to an incident. Time is virtual:
+``pass_time`` moves the drainers' clocks on, and what the database remembers back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+from unittest import mock
+from uuid import UUID
+
+from django.db.models import F
+from django.test import override_settings
+
+from outbox_app.delivery import lease
+from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+
+from .brokers import Broker
+from .model import Model, Recorded
+from .puppet import Puppet, set_failpoints
+from .writer import DUE, LateWriter, Writer
+
+#: In seconds. The database's clock goes on in real time too: no sum of the times that the machine
+#: lets pass comes near the lease from below.
+LEASE = 69
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass
+class Stage:
+    """Where the machine plays: a database, and what Celery offers."""
+
+    alias: str
+    #: One task of each Celery app.
+    tasks: Sequence[Any]
+    #: Empties the broker, and makes it refuse its refused queue, or take it.
+    reset_broker: Callable[[bool], None]
+    #: Whether a row can be written while another transaction has written one.
+    concurrent_writers: bool = True
+
+
+class World:
+    """See the module.
+
+    Args:
+        stage: Where it is. The outbox's tables are emptied.
+        batches: Whether kombu's memory takes batches.
+        **settings: The outbox's.
+    """
+
+    def __init__(self, stage: Stage, *, batches: bool, **settings: Any) -> None:
+        self.stage = stage
+        self.using = stage.alias
+        self.model = Model()
+        self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
+        self.late: LateWriter | None = None
+        self.puppets: list[Puppet] = []
+        #: What the latest check found in the dead table: the errors by task id.
+        self.dead: dict[str, str] = {}
+        self.passed = 0.0
+        Broker.current = self.broker = Broker(self.model.accepted, batches=batches)
+        stage.reset_broker(True)
+        for model in (StagedJob, DeadJob, Incident, Drainer):
+            model.objects.using(self.using).all().delete()
+        Lease.objects.using(self.using).update(owner=None)
+        set_failpoints(on=True)
+        # Drainers' ids decide on who gets which shards; from a counter, so that runs repeat.
+        ids = (UUID(int=number) for number in count(1))
+        own = {"DATABASE": self.using, "LEASE_SECONDS": LEASE, "MAX_BACKOFF": 0, "WAKE": False}
+        self._patches = ExitStack()
+        self._patches.enter_context(mock.patch.object(lease, "uuid4", ids.__next__))
+        self._patches.enter_context(override_settings(OUTBOX={**own, **settings}))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.late is not None:
+            self.late.end(commit=False)
+        for puppet in self.alive:
+            puppet.kill()
+        set_failpoints(on=False)
+        self._patches.close()
+
+    @property
+    def alive(self) -> list[Puppet]:
+        return [puppet for puppet in self.puppets if puppet.alive]
+
+    def start(self) -> Puppet:
+        """Return one more drainer, which has yet to do its first step."""
+        puppet = Puppet(using=self.using, clock=lambda: self.passed)
+        self.puppets.append(puppet)
+        return puppet
+
+    def pick(self, which: int) -> Puppet:
+        """Return one of the drainers, a new one where none is alive."""
+        alive = self.alive or [self.start()]
+        return alive[which % len(alive)]
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for everybody."""
+        self.passed += seconds
+        ago = timedelta(seconds=seconds)
+        Drainer.objects.using(self.using).update(heartbeat_at=F("heartbeat_at") - ago)
+        # One by one: on MariaDB an UPDATE that scans would wait for rows of the late transaction.
+        held = StagedJob.objects.using(self.using).held()
+        for id in list(held.values_list("id", flat=True)):
+            held.filter(id=id).update(available_at=F("available_at") - ago)
+
+    def check(self) -> None:
+        """Raise AssertionError where a promise is broken that holds at any time."""
+        self._check_jobs()
+        self._check_owners()
+
+    def _check_jobs(self) -> None:
+        rows = StagedJob.objects.using(self.using).values_list("task_id", "id")
+        staged = dict(rows)
+        assert len(staged) == len(rows), f"staged twice: {rows}"
+        buried = DeadJob.objects.using(self.using).values_list("task_id", "error", "reason")
+        assert all(error and reason for _, error, reason in buried)
+        self.dead = {task_id: error for task_id, error, _ in buried}
+        assert len(self.dead) == len(buried), f"dead twice: {buried}"
+        counted = sum(puppet.drain.tally.expired for puppet in self.puppets if puppet.drain)
+        self.model.check_kept(staged, self.dead, expired=counted)
+        self.model.check_order()
+
+    def _check_owners(self) -> None:
+        owner = dict(Lease.objects.using(self.using).values_list("part", "owner"))
+        seen: dict[int, Puppet] = {}
+        for puppet in self.alive:
+            # Amid its statements it may be changing what it owns; it then publishes nothing. With
+            # a clock that stood still it may publish what is in its hand.
+            if not puppet.trusts_itself or puppet.place == "sql" or puppet.behind:
+                continue
+            for part in puppet.drain.membership.owned:
+                assert part not in seen, f"two drainers own shard {part}: {puppet} {seen[part]}"
+                assert owner[part] == puppet.drain.membership.id, f"{puppet} lost shard {part}"
+                seen[part] = puppet
+
+    def finish(self) -> None:
+        """Drain everything, and raise AssertionError where a promise was broken in the end."""
+        self.broker.up = True
+        zombies = self.alive
+        self.pass_time(DUE)
+        self._drain()
+        for zombie in zombies:
+            zombie.stop()
+        self.pass_time(DUE)
+        self._drain()
+        for puppet in self.alive:
+            puppet.stop()
+        self.check()
+        incidents = [
+            Recorded(
+                incident.kind,
+                "".join(_UUID.findall(incident.drainer)),
+                frozenset(incident.shards),
+                incident.first_id,
+                incident.last_id,
+            )
+            for incident in Incident.objects.using(self.using)
+        ]
+        self.model.check_covered(incidents, sends_of_an_attempt=2 if self.broker.batches else 1)
+
+    def _drain(self) -> None:
+        puppet = self.start()
+        left = StagedJob.objects.using(self.using)
+        for _ in range(20 + 2 * left.count()):
+            puppet.go()
+            self.check()
+            if not left.exists():
+                return
+            self.pass_time(10)
+        raise AssertionError(f"not drained: {list(left.values_list('task_id', flat=True))}")
