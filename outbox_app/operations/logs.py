@@ -1,7 +1,8 @@
 """Log lines, hung off the signals: a constant message, then ``key=value`` fields.
 
-Loggers: ``outbox_app.intake`` and ``outbox_app.drain``. Nothing is configured here; a project's
-``LOGGING`` decides what is shown.
+Loggers: ``outbox_app.intake``, ``outbox_app.drain``, ``outbox_app.inbox``, ``outbox_app.dead``,
+``outbox_app.retention``.
+Nothing is configured here; a project's ``LOGGING`` decides what is shown.
 """
 
 from __future__ import annotations
