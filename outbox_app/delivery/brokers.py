@@ -12,7 +12,7 @@ from typing import Any
 from kombu import Producer
 from kombu.transport import virtual
 
-from ..exceptions import Unroutable, UnsafeBroker
+from ..exceptions import Undeliverable, Unroutable, UnsafeBroker
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -120,6 +120,27 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
         raise Unroutable(
             f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}. "
             "Declare the queue in task_queues, or correct the route, then requeue the job."
+        )
+
+
+def check_frame(connection: Any, envelope: str) -> None:
+    """Refuse headers and properties that cannot fit the one frame that AMQP has for them.
+
+    RabbitMQ closes the connection for these. Where they are much larger it does so while they are
+    still being sent, and then nothing says why.
+
+    Raises:
+        Undeliverable: See above.
+    """
+    if connection.transport.driver_type != "amqp":
+        return
+    limit = connection.connection.frame_max
+    # What is nearer to the limit RabbitMQ itself refuses: text in JSON has up to three times the
+    # bytes that it has in a frame.
+    if limit and len(envelope) > 4 * limit:
+        raise Undeliverable(
+            f"Headers and properties of {len(envelope)} bytes do not fit AMQP's frame of {limit} "
+            "bytes. Pass large data as arguments, or store it elsewhere and pass its key."
         )
 
 

@@ -18,6 +18,12 @@ from kombu import serialization
 from ..intake.message import Declaration, Message, moment
 from .batch import Row
 
+_TYPES: list[tuple[str, type]] = [
+    *((name, str) for name in ("exchange", "routing_key", "content_type", "content_encoding")),
+    *((name, dict) for name in ("headers", "properties")),
+    ("declare", list),
+]
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -61,6 +67,7 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
     for row in rows:
         try:
             message = Message.loads(row.envelope)
+            _check_types(message)
             options = _options(message)
             declare = {repr(declaration): declaration for declaration in message.declare}
             expires = moment(message.expires, app)
@@ -89,6 +96,19 @@ def announce(prepared: Sequence[Prepared], accepted: Iterable[Row]) -> None:
                 headers=item.message.headers,
                 exchange=item.message.exchange,
                 routing_key=item.message.routing_key,
+            )
+
+
+def _check_types(message: Message) -> None:
+    """Refuse what a broker may take all the same, and a worker cannot read.
+
+    Raises:
+        TypeError: A part of the envelope is of the wrong type.
+    """
+    for name, kind in _TYPES:
+        if not isinstance(value := getattr(message, name), kind):
+            raise TypeError(
+                f"The envelope's {name} must be {kind.__name__}; it is {type(value).__name__}."
             )
 
 

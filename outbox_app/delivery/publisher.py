@@ -25,6 +25,7 @@ from ..intake.message import Declaration, restore
 from .batch import Row
 from .brokers import (
     broker_at_fault,
+    check_frame,
     check_route,
     probe,
     refuse_unsafe,
@@ -160,13 +161,16 @@ class Publisher:
             try:
                 for name, declaration in item.declare.items():
                     self._declare_once(name, declaration)
+                self.open()
+                check_frame(self.connection, item.row.envelope)
                 if route not in checked:
-                    self.open()
                     check_route(self.producer.channel, *route)
                     checked.add(route)
             except Exception as error:
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
+                    if row_at_fault(error):
+                        self.close()
                     continue
                 self.close()
                 raise self._unavailable(error) from error

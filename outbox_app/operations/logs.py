@@ -1,8 +1,7 @@
 """Log lines, hung off the signals: a constant message, then ``key=value`` fields.
 
-Loggers: ``outbox_app.intake``, ``outbox_app.drain``, ``outbox_app.inbox``, ``outbox_app.dead``,
-``outbox_app.retention``.
-Nothing is configured here; a project's ``LOGGING`` decides what is shown.
+Loggers: ``outbox_app.intake``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``. Nothing is
+configured here; a project's ``LOGGING`` decides what is shown.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 import pytest
-from celery import _state
+from celery import Celery, _state
 from django.test.utils import isolate_apps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,9 @@ def keep_current_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_state, "_apps", WeakSet())
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     default, current = _state.default_app, getattr(_state._tls, "current_app", None)
+    app = Celery("tests.docs", broker="memory://")  # not an app of another test, finalized by now
     yield
+    app.close()
     _state.set_default_app(default)
     _state._set_current_app(current)
 

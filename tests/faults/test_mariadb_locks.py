@@ -64,23 +64,25 @@ def test_no_writer_waits_for_a_drainer(alias, isolation, redis_url, make_app, qu
         connections[alias].close()
 
     staged = threading.Event()
-    opened = threading.Thread(target=keep_open)
+    opened = threading.Thread(target=keep_open, daemon=True)
     opened.start()
     assert staged.wait(PATIENCE)
-    writers = [threading.Thread(target=write, args=(i,)) for i in range(WRITERS)]
-    with draining(alias, batch_size=20) as one, draining(alias, batch_size=20) as other:
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(PATIENCE)
-        # Not for the open transaction either, whose row is among those that are deleted.
-        eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+    writers = [threading.Thread(target=write, args=(i,), daemon=True) for i in range(WRITERS)]
+    try:
+        with draining(alias, batch_size=20) as one, draining(alias, batch_size=20) as other:
+            for writer in writers:
+                writer.start()
+            for writer in writers:
+                writer.join(PATIENCE)
+            # Not for the open transaction either, whose row is among those that are deleted.
+            eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+            done.set()
+            opened.join()
+            eventually(lambda: one.tally.published + other.tally.published == expected() + 1)
+            assert [one.trouble, other.trouble, errors] == ["", "", []]
+    finally:
         done.set()
         opened.join()
-        eventually(lambda: one.tally.published + other.tally.published == expected() + 1)
-        assert not one.trouble
-        assert not other.trouble
-    assert errors == []
 
 
 def expected():
@@ -101,14 +103,14 @@ def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
         ids = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True))
         blocker.set_autocommit(False)
         with blocker.cursor() as cursor:
-            cursor.execute(
-                "SELECT id FROM outbox_stagedjob WHERE id = %s OR id = %s FOR UPDATE",
-                [ids[0], ids[-1]],
-            )
+            for id in (ids[0], ids[-1]):
+                cursor.execute("SELECT id FROM outbox_stagedjob WHERE id = %s FOR UPDATE", [id])
         with connections[alias].cursor() as cursor:
             cursor.execute("SET innodb_lock_wait_timeout = 1")
-        delete(ids[1:-1], using=alias)
-        blocker.close()
+        try:
+            delete(ids[1:-1], using=alias)
+        finally:
+            blocker.close()
         assert StagedJob.objects.using(alias).count() == 2
         StagedJob.objects.using(alias).all().delete()
     connections[alias].close()

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,15 +84,12 @@ class Book:
 
     def receive(self, app: Any, queue: str = "", url: str | None = None) -> list[str]:
         """Take what is in the app's queue now. Returns all task ids that were sent, in order."""
+        queue = queue or app.conf.task_default_queue
         with app.connection_for_read(url) as connection:
-            bound = app.amqp.queues[queue or app.conf.task_default_queue](
-                connection.default_channel
-            )
-            for _ in range(bound.queue_declare().message_count):
-                message = bound.get(no_ack=True)
-                assert message is not None
-                self.sent.append(message.headers["id"])
-                self.bodies.append(json.loads(message.body)[0])
+            take = _take_from_redis if connection.transport.driver_type == "redis" else _take
+            for headers, body in take(app.amqp.queues[queue](connection.default_channel)):
+                self.sent.append(headers["id"])
+                self.bodies.append(json.loads(body)[0])
         return self.sent
 
     @property
@@ -117,6 +115,24 @@ class Book:
         self.assert_complete(but)
         assert not self.twice
         assert not Incident.objects.using(self.using).exists()
+
+
+def _take(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
+    for _ in range(queue.queue_declare().message_count):
+        message = queue.get(no_ack=True)
+        assert message is not None
+        yield message.headers, message.body
+
+
+def _take_from_redis(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """All at once: one by one, kombu takes a thousand in a second."""
+    with queue.channel.client.pipeline() as pipeline:
+        pipeline.lrange(queue.name, 0, -1)
+        pipeline.delete(queue.name)
+        texts = pipeline.execute()[0]
+    for text in reversed(texts):
+        message = json.loads(text)
+        yield message["headers"], b64decode(message["body"])
 
 
 def assert_handed_back(using: str) -> None:

@@ -37,6 +37,12 @@ def make_stage(alias, make_app):
         # By name, as drainers go through them, so that runs repeat.
         apps.sort(key=lambda app: app.main)
         tasks_ = [app.task(name=f"note-{i}")(tasks.note) for i, app in enumerate(apps)]
-        return Stage(alias, tasks_, reset, concurrent_writers=alias != "default")
+        return Stage(
+            alias,
+            tasks_,
+            reset,
+            concurrent_writers=alias != "default",
+            batches=True if transport == "Redis" else None,
+        )
 
     return make

@@ -6,6 +6,8 @@ hold at any time are checked, at the end those that hold once everything is drai
 
 from __future__ import annotations
 
+import sys
+
 from django.db import transaction
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -52,6 +54,21 @@ def plans(*actions: str) -> st.SearchStrategy[Plan]:
     )
 
 
+schedules = st.lists(
+    st.tuples(
+        which,
+        st.builds(
+            Plan,
+            st.sampled_from(["pause"] * 5 + ["fail", "lose", "kill"]),
+            st.sampled_from(["sql", "UPDATE"]),
+            st.integers(1, 4),
+        ),
+    ),
+    min_size=4,
+    max_size=16,
+)
+
+
 class Machine(RuleBasedStateMachine):
     """See the module.
 
@@ -65,6 +82,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.stage = stage
         self.transactions = 0
+        self.handled = sys.exc_info()[1]
 
     @initialize(
         batch_size=st.sampled_from([100, 1, 3]),
@@ -161,17 +179,14 @@ class Machine(RuleBasedStateMachine):
     def fail(self, which: int, plan: Plan, specs: list[Spec], before: float) -> None:
         self._go(which, plan, specs, before)
 
-    @rule(
-        schedule=st.lists(st.tuples(which, st.integers(1, 4)), min_size=4, max_size=16),
-        before=before | after,
-    )
-    def race(self, schedule: list[tuple[int, int]], before: float) -> None:
-        """Let two or three drainers go on by so many statements in turn."""
+    @rule(schedule=schedules, before=before | after)
+    def race(self, schedule: list[tuple[int, Plan]], before: float) -> None:
+        """Let two or three drainers go on by a few statements in turn."""
         while len(self.world.alive) < 2:
             self.world.start()
         self.world.pass_time(before)
-        for which, statements in schedule:
-            self.world.pick(which).go(Plan("pause", "sql", statements))
+        for which, plan in schedule:
+            self.world.pick(which).go(plan)
             self.world.check()
 
     @precondition(lambda self: self.world.alive)
@@ -216,9 +231,10 @@ class Machine(RuleBasedStateMachine):
         if self.world is None:
             return
         try:
-            if self.world.late:
-                self.end_late_transaction(commit=True)
-            self.world.finish()
+            if sys.exc_info()[1] is self.handled:  # no step has failed
+                if self.world.late:
+                    self.end_late_transaction(commit=True)
+                self.world.finish()
         finally:
             self.world.close()
 

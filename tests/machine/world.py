@@ -46,6 +46,8 @@ class Stage:
     reset_broker: Callable[[bool], None]
     #: Whether a row can be written while another transaction has written one.
     concurrent_writers: bool = True
+    #: Whether the broker takes batches; None: as the run says.
+    batches: bool | None = None
 
 
 class World:
@@ -58,7 +60,7 @@ class World:
     """
 
     def __init__(self, stage: Stage, *, batches: bool, **settings: Any) -> None:
-        self.stage = stage
+        batches = batches if stage.batches is None else stage.batches
         self.using = stage.alias
         self.model = Model()
         self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
