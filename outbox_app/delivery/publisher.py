@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import Producer
+from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from ..conf import settings
@@ -55,6 +56,8 @@ class Publisher:
         self.producer: Any = None
         self._declared: set[str] = set()
         self._returned: Exception | None = None
+        #: Exchanges of ``Broadcast`` queues: nobody may be listening, and that is no error.
+        self._broadcasts: set[str] = set()
         #: A send was not answered: see ``brokers.probe``.
         self._doubtful = False
         #: A batch met a broker that answers but refuses, out of memory for example: one by one, as
@@ -98,6 +101,8 @@ class Publisher:
                     f"The broker of Celery app {app.main!r} cannot be reached: {_words(error)}"
                 ) from error
             raise
+        queues = app.amqp.queues.values()
+        self._broadcasts = {q.exchange.name for q in queues if isinstance(q, Broadcast)}
         on_return = self._on_return if hasattr(channel, "events") else None
         self.producer = Producer(
             channel,
@@ -243,7 +248,7 @@ class Publisher:
             self.open(may_send)
             self._returned = None
             try:
-                self._send(item, mandatory=True)
+                self._send(item, mandatory=item.message.exchange not in self._broadcasts)
                 if self._returned is not None:
                     raise self._returned
             except Exception as error:

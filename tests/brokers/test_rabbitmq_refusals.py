@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Exchange, Queue
+from kombu.common import Broadcast
 
 from outbox_app.models import DeadJob, StagedJob
 from tests.faults.tools import drain, draining, eventually, on
@@ -116,3 +117,15 @@ def test_priorities(alias, rabbitmq, make_named_app, book):
     sent = jobs.receive(app)
     assert [set(sent[:2]), set(sent[2:4]), set(sent[4:])] == [set(high), set(middle), set(low)]
     jobs.assert_exact()
+
+
+def test_broadcast_that_nobody_listens_to(alias, rabbitmq, make_named_app, book):
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    app.conf.task_queues = [*app.amqp.queues.values(), Broadcast(f"news-{app.main}")]
+    del app.amqp.queues, app.amqp.router
+    news = app.amqp.queues[f"news-{app.main}"]
+    with app.connection_for_write() as connection:
+        news.exchange(connection.default_channel).declare()
+    jobs.stage(app, 1, queue=news.name)
+    tally = drain(alias)
+    assert (tally.published, tally.dead) == (1, 0)

@@ -32,7 +32,7 @@ def note(make_app):
 
 @pytest.fixture
 def open_writer(alias, note):
-    """``open_writer(key)``: stages one job and leaves its transaction open until told ``commit``."""
+    """``open_writer(key)``: stages one job in a transaction that stays open until ``commit``."""
     writers = []
 
     class Writer(threading.Thread):

@@ -1,4 +1,4 @@
-"""MariaDB at REPEATABLE READ, writers and drainers at full load: nobody waits for a drainer's locks.
+"""MariaDB at REPEATABLE READ, at full load: nobody waits for a drainer's locks.
 
 A relay that holds its rows with ``FOR UPDATE SKIP LOCKED`` blocks INSERTs there (1205), and
 deadlocks with them (1213).

@@ -1,4 +1,4 @@
-"""Rows edited by hand into nonsense: each is dead with its reason, everything around it is delivered.
+"""Rows edited by hand into nonsense: each is dead with its reason, all others are delivered.
 
 None of them may stop the drain, or take a healthy row with it.
 """

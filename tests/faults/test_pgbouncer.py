@@ -1,4 +1,4 @@
-"""pgbouncer in transaction pooling: everything works; LISTEN is noticed to be useless, and said so."""
+"""pgbouncer in transaction pooling: everything works; that LISTEN is useless is noticed."""
 
 from __future__ import annotations
 
