@@ -6,12 +6,12 @@ project, read when the drain starts: what is wrong with them, the system checks 
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from ...operations.drainers import drain
+from ..base import TeachingCommand
 
 HELP = """
 Moves committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
@@ -28,16 +28,10 @@ Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments, or n
 """
 
 
-class Command(BaseCommand):
+class Command(TeachingCommand):
     """Drains the outbox of one database."""
 
     help = HELP
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Keep the line breaks of the help."""
-        return super().create_parser(
-            prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
-        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
@@ -89,11 +83,7 @@ class Command(BaseCommand):
             once=options["once"],
             processes=options["processes"],
             max_jobs=options["max_jobs"],
-            write=self._write,
+            write=self.write,
         )
         if code:
             raise SystemExit(code)
-
-    def _write(self, line: str) -> None:
-        self.stdout.write(line)
-        self.stdout.flush()  # a log collector reads a pipe

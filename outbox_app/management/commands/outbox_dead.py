@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import getpass
 import re
-from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -24,6 +24,7 @@ from ...operations import dead
 from ...operations.status import MANY, dead_groups
 from ...operations.tables import require_tables
 from ...operations.text import one_line
+from ..base import TeachingCommand
 
 HELP = """
 Lists, requeues or discards dead jobs: those that the drain has given up on, with the reason.
@@ -65,16 +66,10 @@ def identifier(text: str) -> int:
     return int(text)
 
 
-class Command(BaseCommand):
+class Command(TeachingCommand):
     """Lists, requeues and discards dead jobs."""
 
     help = HELP
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Keep the line breaks of the help."""
-        return super().create_parser(
-            prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
-        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare what to do and with which jobs."""

@@ -5,12 +5,12 @@ Thin: arguments in, ``operations.retention`` out. Interrupting it loses nothing.
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from ...operations.retention import BATCH_SIZE, prune_inbox, prune_incidents
+from ..base import TeachingCommand
 
 HELP = """
 Removes rows that were kept long enough, oldest first, in small transactions. Run it once a day.
@@ -23,16 +23,10 @@ Exit codes: 0 done; 2 wrong arguments.
 """
 
 
-class Command(BaseCommand):
+class Command(TeachingCommand):
     """Removes old inbox ids and incidents."""
 
     help = HELP
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Keep the line breaks of the help."""
-        return super().create_parser(
-            prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
-        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
@@ -69,9 +63,5 @@ class Command(BaseCommand):
                 using=options["database"],
                 older_than=options["older_than"],
                 batch_size=options["batch_size"],
-                write=self._write,
+                write=self.write,
             )
-
-    def _write(self, line: str) -> None:
-        self.stdout.write(line)
-        self.stdout.flush()
