@@ -128,6 +128,7 @@ class Demo:
             time.sleep(0.2)
             if self._runs() != runs:
                 runs, since = self._runs(), time.monotonic()
+        self._tell_incidents()
 
     def stop(self):
         """Stop what still runs, the worker last."""
