@@ -218,6 +218,9 @@ class Drain:
         if self._last is not None:
             rows = [row for row in rows if row.id <= self._last]
         if not rows:
+            if lane.trouble.text:  # others may have sent what it failed with
+                with self._watchdog.elsewhere():
+                    lane.open()
             return False
         failpoint("claimed")
         free = bury_blocked(rows, using=self.using)
@@ -247,10 +250,15 @@ class Drain:
         self.tally.expired += len(outcome.expired)
         if outcome.accepted:
             failpoint("published_not_deleted")
-        self._debts.pay()
+        try:
+            self._debts.pay()
+        finally:
+            self._announce(outcome, seconds)
         failpoint("deleted")
         for row, error in outcome.refused:
             self.tally.dead += bury(row, error, using=self.using) is not None
+
+    def _announce(self, outcome: Outcome, seconds: float) -> None:
         if outcome.accepted:
             jobs_published.send_robust(
                 Drain,

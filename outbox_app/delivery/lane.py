@@ -46,13 +46,15 @@ class Lane:
             UnsafeBroker: Its configuration loses messages.
         """
         publisher = self._find_publisher()
-        if publisher is not None:
-            try:
+        try:
+            if publisher is not None:
                 publisher.open()
-            except UnsafeBroker:
-                raise
-            except Exception as error:
-                self.trouble.note(error)
+        except UnsafeBroker:
+            raise
+        except Exception as error:
+            self.trouble.note(error)
+        else:
+            self.trouble.over()
 
     def publish(
         self, rows: Sequence[Row], *, now: datetime, may_send: Callable[[], None]

@@ -21,7 +21,7 @@ from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from ..conf import settings
-from ..exceptions import BrokerUnavailable
+from ..exceptions import BrokerUnavailable, UnsafeBroker
 from ..intake.message import Declaration, restore
 from .batch import Row
 from .brokers import (
@@ -171,6 +171,8 @@ class Publisher:
                 if route not in checked:
                     check_route(self.producer.channel, *route)
                     checked.add(route)
+            except UnsafeBroker:
+                raise
             except Exception as error:
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
@@ -318,7 +320,7 @@ class Publisher:
         connection = self.connection or self.app.connection_for_write()
         # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
         lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
-        return isinstance(error, (*lost, OperationalError, BrokerUnavailable))
+        return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))
 
 
 def _words(error: BaseException) -> str:

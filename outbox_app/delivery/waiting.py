@@ -140,8 +140,11 @@ class Listener(Clock):
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, self._token])
 
     def _is_woken(self, seconds: float) -> bool:
-        notices = self._connection.connection.notifies(timeout=seconds, stop_after=1)
-        heard = [notice.payload for notice in notices]
+        notifies = self._connection.connection.notifies
+        heard: list[str] = []
+        # One, and then all that has piled up while nobody waited.
+        while more := list(notifies(timeout=0 if heard else seconds, stop_after=1)):
+            heard += [notice.payload for notice in more]
         if self._token in heard:
             self._token = ""
         elif self._token and time.monotonic() > self._hear_until:

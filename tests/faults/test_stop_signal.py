@@ -58,6 +58,23 @@ def test_twice(alias, redis_url, make_named_app, start_drainer):
     assert_handed_back(alias)
 
 
+@on("postgres")
+def test_several_processes(alias, redis_url, make_named_app, start_drainer):
+    """The parent passes it on; where the parent is killed, nobody could, so they end as well."""
+    drainers = Drainer.objects.using(alias)
+    parent = start_drainer(alias, make_named_app(redis_url), "--processes", "2")
+    eventually(lambda: drainers.count() == 2, "both run")
+    assert parent.stop() == 0
+    assert_handed_back(alias)
+
+    parent = start_drainer(alias, make_named_app(redis_url), "--processes", "2")
+    eventually(lambda: drainers.count() == 2, "both run")
+    parent.signal(signal.SIGKILL)
+    assert parent.wait() == -signal.SIGKILL
+    eventually(lambda: not drainers.exists(), "the orphans ended")
+    assert_handed_back(alias)
+
+
 @pytest.mark.parametrize("how", ["refuse", "blackhole"])
 @on("postgres")
 def test_while_the_broker_is_away(

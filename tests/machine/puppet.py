@@ -57,6 +57,8 @@ class Puppet:
         self.place = "start"
         #: Seconds for which its clock has stood still. It catches up when its batch is done.
         self.behind = 0.0
+        #: Whether what was planned has happened, the latest time it went on.
+        self.has_met_its_plan = False
         self.drain: Drain | None = None
         self._plan: Plan | None = None
         self._latest = ""
@@ -87,6 +89,7 @@ class Puppet:
     def go(self, plan: Plan | None = None) -> None:
         """Let it run to the end of its turn, or as its plan says."""
         self._plan = plan
+        self.has_met_its_plan = False
         self._resume.release()
         parked = self._parked.acquire(timeout=STUCK_SECONDS)
         assert parked, f"{self} has gone on, and hangs; its latest statement: {self._latest}"
@@ -138,6 +141,7 @@ class Puppet:
         if plan.action == "pause" and not connections[self.using].get_autocommit():
             return None
         self._plan = None
+        self.has_met_its_plan = True
         return plan.action
 
     def _park(self, place: str) -> None:

@@ -31,7 +31,7 @@ settings.register_profile(
 )
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 #: What a database does of the profile's examples.
-SHARES = {"default": 1, "postgres": 0.5, "mariadb": 0.3}
+SHARES = {"default": 1, "postgres": 0.4, "mariadb": 0.2}
 
 pytestmark = [
     pytest.mark.slow,
