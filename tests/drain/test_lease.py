@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections, transaction
 
+from outbox_app.delivery.drain import Drain
 from outbox_app.delivery.lease import Membership
 from outbox_app.exceptions import LeaseLost
 from outbox_app.models import DatabaseNow, Drainer, Lease
+from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -147,8 +149,6 @@ def test_a_heartbeat_at_a_whole_second_is_buried_as_any_other(alias, member):
     dead.join()
     whole = datetime(2020, 1, 1, tzinfo=timezone.utc)  # noqa: UP017
     if alias == "default":
-        from django.db import connections
-
         with connections[alias].cursor() as cursor:
             cursor.execute("UPDATE outbox_drainer SET heartbeat_at = '2020-01-01 00:00:00.000'")
     else:
@@ -187,3 +187,27 @@ def test_its_idea_of_the_database_s_time(alias, member, clock):
     assert abs((one.now() - asked).total_seconds()) < 5
     clock.now += 3600
     assert 3595 < (one.now() - asked).total_seconds() < 3605
+
+
+def test_a_heartbeat_that_took_too_long_is_not_trusted(alias, make_app, clock):
+    """It counts from before it was sent: by the time of its answer others may own the shards."""
+    note = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    drain = Drain(using=alias, lease_seconds=10)
+    drain.membership.clock = clock
+    drain.membership.join()
+    clock.now += 3
+
+    def slow(execute, sql, *args):
+        if sql.startswith("UPDATE") and "heartbeat_at" in sql:
+            clock.now += 8
+        return execute(sql, *args)
+
+    with connections[alias].execute_wrapper(slow), pytest.raises(LeaseLost, match="about to end"):
+        drain.turn()
+    assert drain.tally.published == 0
+    assert drain.membership.joined
+    drain.turn()
+    assert drain.tally.published == 1
+    drain.membership.leave()
