@@ -18,15 +18,25 @@ if TYPE_CHECKING:
     from .intake.model import OutboxMixin as OutboxMixin
     from .intake.stage import stage as stage
     from .intake.stage import stage_many as stage_many
+    from .log.publish import ANY as ANY
+    from .log.publish import NO_STREAM as NO_STREAM
+    from .log.publish import NewEvent as NewEvent
+    from .log.publish import publish as publish
+    from .log.publish import publish_many as publish_many
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "ANY": "outbox_app.log.publish",
+    "NO_STREAM": "outbox_app.log.publish",
+    "NewEvent": "outbox_app.log.publish",
     "OutboxMixin": "outbox_app.intake.model",
     "idempotent": "outbox_app.delivery.inbox",
     "on_create": "outbox_app.intake.declaration",
     "on_delete": "outbox_app.intake.declaration",
     "on_update": "outbox_app.intake.declaration",
+    "publish": "outbox_app.log.publish",
+    "publish_many": "outbox_app.log.publish",
     "stage": "outbox_app.intake.stage",
     "stage_many": "outbox_app.intake.stage",
 }

@@ -8,7 +8,8 @@ them at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from django.core.signals import setting_changed
 
 #: Number of shards. Rows keep the shard they were staged with, so this is not a setting.
 SHARDS = 128
+#: Number of slices of a log. Rows keep the slice they were published with.
+SLICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,21 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
+    #: Largest data and metadata of an event, in bytes of JSON each.
+    MAX_EVENT_BYTES: int = 256 * 1024
+    #: Window classes by database vendor, as dotted paths, over the built-in ones.
+    WINDOWS: Mapping[str, str] = field(default_factory=dict)
+    #: MySQL: seconds after which a missing position of which nothing was seen counts as never used.
+    SETTLE_SECONDS: float = 5.0
+    #: MySQL: seal positions that were never used with a tombstone row.
+    TOMBSTONES: bool = False
+    #: Events handed to a subscriber at once.
+    PAGE_SIZE: int = 500
+    #: Longest pause before a failed page is tried again, in seconds.
+    MAX_RETRY_DELAY: float = 60.0
 
 
-NAMES = tuple(field.name for field in fields(OutboxSettings))
+NAMES = tuple(each.name for each in fields(OutboxSettings))
 
 
 @lru_cache(maxsize=1)

@@ -14,9 +14,21 @@
     │   ├── UnknownApp          its Celery app is not loaded in the drainer's process
     │   ├── Unroutable          no queue is bound for its exchange and routing key
     │   └── KeyBlocked          an earlier job of its ordering key is dead
-    └── InboxError              an idempotent task cannot be noted; nothing of it is committed
+    ├── InboxError              an idempotent task cannot be noted; nothing of it is committed
+    ├── PublishRefused          the event is not published; the caller's transaction stays usable
+    │   ├── InvalidEvent        a field of the event is out of bounds     (also a ValueError)
+    │   ├── UnknownLog          there is no such log                      (also a LookupError)
+    │   ├── VersionConflict     the stream is at another version than expected
+    │   └── MessageIdConflict   the message id belongs to another event
+    ├── InvalidSubscriber       a subscription is declared in a way that cannot work
+    ├── UnknownSubscription     no subscription has this name             (also a LookupError)
+    └── ReadRefused             a log cannot be read exactly from here; nothing is advanced
+        ├── DamagedCursor       the cursor's state makes no sense
+        ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
+        ├── UnsafeLog           the server or the connection cannot tell what has been committed
+        └── TooManyGaps         more positions are missing than a cursor may keep
 
-What refuses a job is raised before any statement, so it never breaks a transaction.
+What refuses a job or an event is raised before any statement that could break a transaction.
 """
 
 from __future__ import annotations
@@ -72,3 +84,62 @@ class KeyBlocked(Undeliverable):
 
 class InboxError(OutboxError):
     """An idempotent task's id or result cannot be kept, so its effects are not committed."""
+
+
+class PublishRefused(OutboxError):
+    """The event was not published. The message names the field, what was expected, what to do."""
+
+
+class InvalidEvent(PublishRefused, ValueError):
+    """A field of the event could not be stored, or not on every database."""
+
+
+class UnknownLog(PublishRefused, LookupError):
+    """What was given as ``log`` is no concrete model derived from ``EventLog``."""
+
+
+class VersionConflict(PublishRefused):
+    """The stream is not at the expected version.
+
+    Args:
+        message: What happened.
+        stream: The stream.
+        current: Its version now; 0 where it has no event.
+    """
+
+    def __init__(self, message: str, *, stream: str, current: int) -> None:
+        super().__init__(message)
+        self.stream = stream
+        self.current = current
+
+
+class MessageIdConflict(PublishRefused):
+    """The message id was used for an event of other content."""
+
+
+class InvalidSubscriber(OutboxError):
+    """A subscription is declared in a way that cannot work."""
+
+
+class UnknownSubscription(OutboxError, LookupError):
+    """No subscription of this name is declared in this process."""
+
+
+class ReadRefused(OutboxError):
+    """A log cannot be read exactly from here. Nothing was delivered, no cursor was moved."""
+
+
+class DamagedCursor(ReadRefused):
+    """A cursor's state is not what the window of its log writes."""
+
+
+class ForeignCursor(ReadRefused):
+    """The cursor was made in another database cluster, or in a future that was not restored."""
+
+
+class UnsafeLog(ReadRefused):
+    """The server or the connection cannot tell what has been committed: a standby, for example."""
+
+
+class TooManyGaps(ReadRefused):
+    """More positions are missing than a cursor may keep; none of them is forgotten."""

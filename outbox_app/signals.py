@@ -32,3 +32,18 @@ incident_recorded = Signal()
 #: (delivery.drain.Drain).
 drainer_started = Signal()
 drainer_stopped = Signal()
+
+#: Sent after events were written, before the commit. A receiver that raises fails the publish.
+#: Arguments: ``using`` (str), ``events`` (list of instances of the log, which is the sender).
+events_published = Signal()
+
+#: Sent after a page was handled and committed. Arguments: ``using`` (str), ``subscription`` (str),
+#: ``partition`` (int), ``log`` (str: its table), ``count`` (int), ``seconds`` (float).
+page_handled = Signal()
+
+#: Sent after a handler raised. Arguments: ``using``, ``subscription``, ``partition``, ``log``,
+#: ``error`` (the exception), ``failures`` (int: in a row).
+page_failed = Signal()
+
+#: Sent after a stream was set aside. Arguments: ``using`` (str), ``parked`` (ParkedStream).
+stream_parked = Signal()

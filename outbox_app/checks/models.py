@@ -24,7 +24,7 @@ from ..intake.sending import StagingMixin
 from ..models import StagedJob
 
 #: What the mixin gives to a model.
-NAMES = ("outbox", "stage", "stage_declared")
+NAMES = ("outbox", "publish", "stage", "stage_declared")
 
 
 def check_models(

@@ -7,6 +7,7 @@ setting is checked as soon as it is declared.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -69,6 +70,9 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             fits = number and LEAST[name] <= value < math.inf
             return None if fits else f"a number of at least {LEAST[name]}"
         return None if number and 0 < value < math.inf else "a number above 0"
+    if get_origin(hint) is Mapping:
+        fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        return None if fits else "a dictionary of database vendors and dotted paths of classes"
     raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
 
 

@@ -29,7 +29,7 @@ from django.utils import timezone
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ..intake.rows import outbox_alias
-from ..intake.wake import LINGER
+from ..log.wake import LINGER
 from ..models import StagedJob
 from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
 from .batch import apps_with_rows

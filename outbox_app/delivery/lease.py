@@ -72,6 +72,7 @@ class Membership:
         self.id = uuid4()
         Drainer.objects.using(self.using).create(
             id=self.id,
+            resource=self.resource,
             host=socket.gethostname()[:255],
             pid=os.getpid(),
             lease_seconds=self.lease_seconds,
@@ -159,7 +160,8 @@ class Membership:
     def _bury_the_silent(self) -> set[UUID]:
         live = set()
         asked = self.clock()
-        seen = Drainer.objects.using(self.using).annotate(now=DatabaseNow())
+        seen = Drainer.objects.using(self.using).filter(resource=self.resource)
+        seen = seen.annotate(now=DatabaseNow())
         for id, heartbeat_at, lease_seconds, now in seen.values_list(
             "id", "heartbeat_at", "lease_seconds", "now"
         ):

@@ -18,7 +18,7 @@ from uuid import uuid4
 import django.db
 from django.db import connections
 
-from ..intake.wake import CHANNEL
+from ..log.wake import JOBS
 from .watchdog import Watchdog
 
 logger = logging.getLogger("outbox_app.drain")
@@ -85,11 +85,13 @@ class Listener(Clock):
         stop: Ends every wait.
         using: Alias whose connection settings are used.
         watchdog: Bounds what is asked of the database.
+        channel: What is listened to.
     """
 
-    def __init__(self, stop: Stop, *, using: str, watchdog: Watchdog) -> None:
+    def __init__(self, stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> None:
         super().__init__(stop)
         self.using = using
+        self.channel = channel
         self.watchdog = watchdog
         #: When to test the listener (again).
         self._test_at = 0.0
@@ -132,12 +134,12 @@ class Listener(Clock):
         self.watchdog.listener = connection
         connection.connect()
         with connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {CHANNEL}")
+            cursor.execute(f"LISTEN {self.channel}")
         self._token = uuid4().hex
         self._hear_until = time.monotonic() + TEST_SECONDS
         # Sent by another session: a pooler may well show a session its own notices.
         with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, self._token])
+            cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, self._token])
 
     def _is_woken(self, seconds: float) -> bool:
         notifies = self._connection.connection.notifies
@@ -169,11 +171,11 @@ class Listener(Clock):
         return Error
 
 
-def waiter(stop: Stop, *, using: str, watchdog: Watchdog) -> Clock:
+def waiter(stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> Clock:
     """Return the way of waiting that the database of ``using`` offers."""
     if connections[using].vendor == "postgresql":
         from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
         if is_psycopg3:
-            return Listener(stop, using=using, watchdog=watchdog)
+            return Listener(stop, using=using, watchdog=watchdog, channel=channel)
     return Clock(stop)

@@ -1,4 +1,4 @@
-"""Models that stage: ``class Order(OutboxMixin, models.Model)``.
+"""Models that stage and publish: ``class Order(OutboxMixin, models.Model)``.
 
 ``self.stage()`` stages on the instance's own database. What ``outbox`` declares is staged by every
 ``save()`` and ``delete()``, by ``QuerySet.delete()`` and by cascades, in one transaction with the
@@ -20,14 +20,16 @@ from django.db import models, router, transaction
 from django.db.models.signals import class_prepared, post_delete, post_save
 from django.dispatch import receiver
 
-from ..exceptions import InvalidJob
+from ..exceptions import InvalidEvent, InvalidJob
+from ..log.publish import publish
+from ..models import EventLog
 from .declaration import Change, Declared, declared
 from .rows import collecting
 from .stage import require_atomic, stage
 
 
 class OutboxMixin(models.Model):
-    """Gives a model ``self.stage()``, and stages what ``outbox`` declares."""
+    """Gives a model ``self.stage()`` and ``self.publish()``; stages what ``outbox`` declares."""
 
     #: What ``on_create()``, ``on_update()`` and ``on_delete()`` return. Inherited as any attribute.
     outbox: ClassVar[Sequence[Declared]] = ()
@@ -63,6 +65,32 @@ class OutboxMixin(models.Model):
         if ordered:
             options["ordering_key"] = ordering_key_of(self)
         return stage(task, args, kwargs, **options)
+
+    def publish(self, type: str, data: Any = None, **options: Any) -> EventLog:
+        """Publish an event of this instance, on the database that it is saved to.
+
+        Its stream is ``app_label.model:pk``.
+
+        Args:
+            type, data: As for ``outbox_app.publish``.
+            **options: What else ``outbox_app.publish`` takes, for example ``expected_version``.
+
+        Returns:
+            The row, not committed yet.
+
+        Raises:
+            InvalidEvent: The instance has no primary key yet; and what ``outbox_app.publish``
+                raises.
+        """
+        options.setdefault("using", alias_of(self))
+        try:
+            stream = options.pop("stream", None) or ordering_key_of(self)
+        except InvalidJob as error:
+            raise InvalidEvent(
+                f"This {self._meta.label} has no primary key yet, so its events have no stream. "
+                "Save it before you publish."
+            ) from error
+        return publish(stream, type, data, **options)
 
     @classmethod
     def stage_declared(

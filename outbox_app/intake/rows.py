@@ -20,8 +20,8 @@ from django.db import connections, router, transaction
 
 from ..conf import SHARDS, settings
 from ..exceptions import InvalidJob
+from ..log.wake import JOBS, wake_after_commit
 from ..signals import jobs_staged
-from .wake import wake_after_commit
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -122,7 +122,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
         else:
             for chunk in _chunks(jobs, limit):
                 table.bulk_create(chunk)
-        wake_after_commit(using)
+        wake_after_commit(using, JOBS)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
 
 

@@ -2,8 +2,28 @@
 
 from .clock import DatabaseNow
 from .drainer import Drainer, Lease
+from .event import Event, EventLog, StreamHead
+from .gap import Gap
 from .inbox import InboxEntry
 from .incident import Incident
 from .job import DeadJob, StagedJob
+from .subscription import Cursor, ParkedStream, Subscription
+from .transaction import CurrentTransaction
 
-__all__ = ["DatabaseNow", "DeadJob", "Drainer", "InboxEntry", "Incident", "Lease", "StagedJob"]
+__all__ = [
+    "CurrentTransaction",
+    "Cursor",
+    "DatabaseNow",
+    "DeadJob",
+    "Drainer",
+    "Event",
+    "EventLog",
+    "Gap",
+    "InboxEntry",
+    "Incident",
+    "Lease",
+    "ParkedStream",
+    "StagedJob",
+    "StreamHead",
+    "Subscription",
+]

@@ -1,4 +1,6 @@
-"""Who drains: one row a drainer (its heartbeat), one row a shard (its owner).
+"""Who works on what: one row a drainer (its heartbeat), one row a shard (its owner).
+
+A process that runs subscriptions has a row for each, and leases on their partitions.
 
 A drainer that is alive rewrites only its own row; shards are written when they change hands. The
 protocol that keeps one owner a shard is ``delivery.lease``.
@@ -16,6 +18,8 @@ class Drainer(models.Model):
     """A running drainer. The row goes when the drainer stops, or when its lease has run out."""
 
     id = models.UUIDField(primary_key=True)
+    #: What it shares with the others: "jobs", or "subscription:" and a name.
+    resource = models.CharField(_("resource"), max_length=100, default="jobs")
     host = models.CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process id"))
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())

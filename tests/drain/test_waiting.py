@@ -54,10 +54,10 @@ def test_nothing_is_waited_for_after_a_stop(listener):
 
 
 def test_one_that_hears_nothing_is_given_up(alias, listener, monkeypatch, caplog):
-    monkeypatch.setattr(waiting, "CHANNEL", "another_channel")
+    listener.channel = "another_channel"
     monkeypatch.setattr(waiting, "TEST_SECONDS", 0.0)
     listener.wait(0)
-    monkeypatch.setattr(waiting, "CHANNEL", "outbox_jobs")
+    listener.channel = "outbox_jobs"
     listener._token = "never sent"
     assert not listener.wait(0.5)
     assert "LISTEN does not work, polling instead" in caplog.text

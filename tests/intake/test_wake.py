@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.intake import wake
+from outbox_app.log import wake
 from tests.intake.transactions import rolled_back
 
 pytestmark = [
@@ -24,11 +24,11 @@ def notified(alias):
     names = ("dbname", "host", "port", "user", "password")
     known = {name: parameters[name] for name in names if name in parameters}
     with psycopg.connect(autocommit=True, **known) as listener:
-        listener.execute(f"LISTEN {wake.CHANNEL}")
+        listener.execute(f"LISTEN {wake.JOBS}")
 
         def count():
             # A notification of one's own comes after all that were committed before it.
-            listener.execute(f"NOTIFY {wake.CHANNEL}, 'end'")
+            listener.execute(f"NOTIFY {wake.JOBS}, 'end'")
             for found, notification in enumerate(listener.notifies()):
                 if notification.payload == "end":
                     return found

@@ -1,0 +1,1 @@
+"""The event log: the only place that reasons about order, ids, visibility and gaps."""

@@ -1,0 +1,88 @@
+"""The heads of streams: who may write the next versions.
+
+A head's row is locked from the statement that raises it until the transaction ends, so the versions
+of a stream are contiguous, and commit in their order. Streams are raised in one order everywhere:
+two transactions that write several streams in one call cannot wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import connections
+from django.db.models import F
+from django.db.models.constants import OnConflict
+
+from ..models import StreamHead
+
+#: Streams of one statement.
+CHUNK = 500
+
+
+def raise_heads(log: str, counts: Mapping[str, int], *, using: str) -> dict[str, int]:
+    """Raise each stream by its count, whatever it stands at.
+
+    Returns:
+        The new version of each stream.
+    """
+    streams = sorted(counts)
+    versions: dict[str, int] = {}
+    for start in range(0, len(streams), CHUNK):
+        chunk = streams[start : start + CHUNK]
+        rows: list[Any] = []
+        for stream in chunk:
+            rows += [log, stream, counts[stream]]
+        versions.update(_upsert(chunk, rows, log=log, using=using))
+    return versions
+
+
+def raise_head(log: str, stream: str, count: int, *, expected: int, using: str) -> bool:
+    """Raise a stream by ``count`` if it is at version ``expected`` (0: if it does not exist).
+
+    Returns:
+        Whether it was raised.
+    """
+    if expected:
+        heads = StreamHead.objects.using(using).filter(log=log, stream=stream, version=expected)
+        return bool(heads.update(version=F("version") + count))
+    connection = connections[using]
+    ignore = OnConflict.IGNORE
+    sql = (
+        f"{connection.ops.insert_statement(on_conflict=ignore)} outbox_stream "
+        "(log, stream, version) VALUES (%s, %s, %s) "
+        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [log, stream, count])
+        return bool(cursor.rowcount)
+
+
+def current_version(log: str, stream: str, *, using: str) -> int:
+    """Return the version a stream is at as far as this transaction can see; 0 without events."""
+    heads = StreamHead.objects.using(using).filter(log=log, stream=stream)
+    return heads.values_list("version", flat=True).first() or 0
+
+
+def _upsert(streams: list[str], rows: list[Any], *, log: str, using: str) -> list[tuple[str, int]]:
+    connection = connections[using]
+    values = ", ".join(["(%s, %s, %s)"] * len(streams))
+    if connection.vendor == "mysql":
+        update = "ON DUPLICATE KEY UPDATE version = outbox_stream.version + VALUES(version)"
+    else:
+        update = (
+            "ON CONFLICT (log, stream) DO UPDATE "
+            "SET version = outbox_stream.version + excluded.version"
+        )
+    sql = f"INSERT INTO outbox_stream (log, stream, version) VALUES {values} {update}"
+    with connection.cursor() as cursor:
+        if connection.features.can_return_rows_from_bulk_insert:
+            cursor.execute(f"{sql} RETURNING stream, version", rows)
+        else:
+            cursor.execute(sql, rows)
+            slots = ", ".join(["%s"] * len(streams))
+            cursor.execute(
+                f"SELECT stream, version FROM outbox_stream WHERE log = %s AND stream IN ({slots})",
+                [log, *streams],
+            )
+        return list(cursor.fetchall())

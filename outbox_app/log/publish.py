@@ -1,0 +1,330 @@
+"""``publish()`` and ``publish_many()``: events into the caller's transaction.
+
+Versions are given out under the lock of the stream's head, so they are contiguous and commit in
+their order. Everything is checked before the first statement; a conflict of versions leaves the
+transaction usable. An event whose message id was published before is returned as it is, so a retry
+publishes nothing twice. After the commit the subscriptions are woken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Literal
+from uuid import UUID, uuid4
+from zlib import crc32
+
+from django.db import IntegrityError, connections, transaction
+
+from ..conf import SLICES, settings
+from ..exceptions import InvalidEvent, MessageIdConflict, NotAtomic, UnknownLog, VersionConflict
+from ..models import Event, EventLog
+from ..signals import events_published
+from .encoding import canonical
+from .heads import current_version, raise_head, raise_heads
+from .logs import log_alias
+from .wake import EVENTS, wake_after_commit
+
+#: Rows of one INSERT.
+CHUNK_ROWS = 1000
+#: Characters of a name: the columns' width.
+MAX_NAME = 255
+
+
+class Expected(Enum):
+    """Expectations that are not a number."""
+
+    ANY = "any"
+    NO_STREAM = "no stream"
+
+
+#: Whatever version the stream is at.
+ANY: Final = Expected.ANY
+#: The stream must not exist yet.
+NO_STREAM: Final = Expected.NO_STREAM
+
+ExpectedVersion = int | Literal[Expected.ANY, Expected.NO_STREAM]
+
+
+@dataclass(slots=True)
+class NewEvent:
+    """An event to be published. The fields are those of ``publish()``."""
+
+    stream: str
+    type: str
+    data: Any = field(default_factory=dict)
+    metadata: Any = field(default_factory=dict)
+    topic: str = ""
+    message_id: UUID | None = None
+
+
+def publish(
+    stream: str,
+    type: str,
+    data: Any = None,
+    *,
+    expected_version: ExpectedVersion = ANY,
+    topic: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    message_id: UUID | str | None = None,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> EventLog:
+    """Publish one event.
+
+    Args:
+        stream: The aggregate it happened to, for example ``"order-17"``; at most 255 characters.
+        type: What happened, for example ``"order.placed"``; at most 255 characters.
+        data: What JSON can hold. Default: ``{}``.
+        expected_version: The version that the stream is at, ``NO_STREAM``, or ``ANY`` (default).
+        topic: Names a publication inside the log, for example a tenant. Default: none.
+        metadata: What receivers need beside the data: trace, user, cause. Default: ``{}``.
+        message_id: Makes the call repeatable. Default: a new one.
+        log: The log. Default: ``Event``.
+        using: Database alias. Default: the log's.
+
+    Returns:
+        The row, an instance of ``log``, not committed yet.
+
+    Raises:
+        NotAtomic: No transaction is open on the alias, and the setting OUTSIDE is not "stage".
+        InvalidEvent, UnknownLog: Something of it could never be stored. The transaction is usable.
+        VersionConflict: The stream is at another version; ``current`` says which. The same.
+        MessageIdConflict: The message id belongs to an event of other content. The same.
+    """
+    event = NewEvent(stream, type, {} if data is None else data, metadata or {}, topic)
+    event.message_id = message_id  # type: ignore[assignment]  # checked with the rest
+    return publish_many([event], expected_version=expected_version, log=log, using=using)[0]
+
+
+def publish_many(
+    events: Iterable[NewEvent],
+    *,
+    expected_version: ExpectedVersion | Mapping[str, ExpectedVersion] = ANY,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> list[EventLog]:
+    """Publish events in their order, all of them or none, with one INSERT a thousand rows.
+
+    Args:
+        events: What to publish. All of it is held in memory.
+        expected_version: As for ``publish``, for the one stream that the events belong to; for
+            several, a mapping by stream (default for those not in it: ``ANY``).
+        log, using: As for ``publish``.
+
+    Returns:
+        The rows, in the same order. On MySQL without RETURNING their ``id`` is None.
+
+    Raises:
+        As ``publish``.
+    """
+    table = _table(log)
+    using = using or log_alias(log)
+    rows = [_checked(event, log) for event in events]
+    expectations = _expectations(expected_version, rows)
+    _require_atomic(using)
+    if not rows:
+        return []
+    given = [row for row, event in rows if event.message_id is not None]
+    if len({row.message_id for row in given}) < len(given):
+        raise InvalidEvent("Two of the events have the same message_id. Give each its own.")
+    known = _published_before(given, log, using=using)
+    new = [row for row, _ in rows if row.message_id not in known]
+    streams = Counter(row.stream for row in new)
+    # A savepoint costs two statements: only where what was written may have to be undone.
+    undo = bool(given) or (len(streams) > 1 and any(e is not ANY for e in expectations.values()))
+    undo = undo or not connections[using].in_atomic_block
+    try:
+        with transaction.atomic(using=using) if undo else nullcontext():
+            _write(new, streams, expectations, log, table, using=using)
+    except IntegrityError as error:
+        if not _published_before(given, log, using=using, locked=True):
+            raise
+        raise MessageIdConflict(
+            "A message id was published by another transaction at the same moment. Publish again: "
+            "what is the same is then returned as it is."
+        ) from error
+    return [known.get(row.message_id, row) for row, _ in rows]
+
+
+def _write(
+    rows: list[EventLog],
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    log: type[EventLog],
+    table: str,
+    *,
+    using: str,
+) -> None:
+    if not rows:
+        return
+    # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
+    # rollback: it cannot commit without its events. A conflict is raised between them.
+    with transaction.atomic(using=using, savepoint=False):
+        heads = _raise_heads(streams, expectations, table, using=using)
+    for stream, expected in expectations.items():
+        if stream in streams and stream not in heads:
+            raise _conflict(table, stream, expected, using=using)
+    versions = {stream: heads[stream] - n for stream, n in streams.items()}
+    for row in rows:
+        versions[row.stream] += 1
+        row.version = versions[row.stream]
+    with transaction.atomic(using=using, savepoint=False):
+        log._default_manager.using(using).bulk_create(rows, batch_size=CHUNK_ROWS)
+        events_published.send(log, using=using, events=rows)
+        wake_after_commit(using, EVENTS)
+
+
+def _raise_heads(
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    table: str,
+    *,
+    using: str,
+) -> dict[str, int]:
+    """Return the new versions, without those streams that were not where they should be."""
+    if all(expectations.get(stream, ANY) is ANY for stream in streams):
+        return raise_heads(table, streams, using=using)
+    heads: dict[str, int] = {}
+    # In one order, whatever is expected of them: see log.heads.
+    for stream, count in sorted(streams.items()):
+        expected = expectations.get(stream, ANY)
+        if expected is ANY:
+            heads |= raise_heads(table, {stream: count}, using=using)
+            continue
+        at = 0 if expected is NO_STREAM else expected
+        if raise_head(table, stream, count, expected=at, using=using):
+            heads[stream] = at + count
+    return heads
+
+
+def _conflict(table: str, stream: str, expected: ExpectedVersion, *, using: str) -> VersionConflict:
+    current = current_version(table, stream, using=using)
+    wanted = "not to exist yet" if expected is NO_STREAM else f"to be at version {expected}"
+    found = f"it is at version {current}" if current else "it has no event"
+    return VersionConflict(
+        f"Stream {stream!r} of {table} was expected {wanted}; {found}. Read what is new in it, "
+        "decide again, and publish with the version you have seen.",
+        stream=stream,
+        current=current,
+    )
+
+
+def _published_before(
+    rows: Sequence[EventLog], log: type[EventLog], *, using: str, locked: bool = False
+) -> dict[UUID, EventLog]:
+    """Return the events whose message ids are taken, if they are the same events.
+
+    Raises:
+        MessageIdConflict: One of them is another event.
+    """
+    if not rows:
+        return {}
+    found = log._default_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
+    if locked:
+        found = found.select_for_update()  # at REPEATABLE READ this sees what is new
+    known = {event.message_id: event for event in found}
+    for row in rows:
+        other = known.get(row.message_id)
+        if other is not None and _content(other) != _content(row):
+            raise MessageIdConflict(
+                f"The message id {row.message_id} belongs to {other} (position {other.pk}), which "
+                f"differs from the {row.type!r} for {row.stream!r} given now. Use a new id."
+            )
+    return known
+
+
+def _content(event: EventLog) -> tuple[Any, ...]:
+    return event.stream, event.type, event.topic, event.data, event.metadata
+
+
+def _checked(event: NewEvent, log: type[EventLog]) -> tuple[EventLog, NewEvent]:
+    if not isinstance(event, NewEvent):
+        raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
+    row = log(
+        topic=_name("topic", event.topic, empty=True),
+        stream=_name("stream", event.stream),
+        type=_name("type", event.type),
+        data=canonical("data", event.data),
+        metadata=canonical("metadata", event.metadata),
+        slice=slice_of(event.stream),
+        message_id=uuid4() if event.message_id is None else _uuid(event.message_id),
+    )
+    return row, event
+
+
+def slice_of(stream: str) -> int:
+    """Return the slice of a stream: its CRC-32 (as in zlib) modulo 1024."""
+    return crc32(stream.encode()) % SLICES
+
+
+def _name(field: str, value: Any, *, empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{field} must be a string; got {value!r}. Convert it to str.")
+    if not value and not empty:
+        raise InvalidEvent(f"{field} must not be empty.")
+    if len(value) > MAX_NAME:
+        raise InvalidEvent(
+            f"{field} has {len(value)} characters; at most {MAX_NAME} are possible. It begins "
+            f"with {value[:60]!r}."
+        )
+    if "\x00" in value:
+        raise InvalidEvent(f"{field} {value[:60]!r} holds a NUL character. Remove it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(f"{field} {value[:60]!r} is not valid Unicode: {error}.") from error
+    return value
+
+
+def _uuid(value: Any) -> UUID:
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidEvent(f"message_id must be a UUID; got {value!r}.") from error
+
+
+def _expectations(given: Any, rows: list[tuple[EventLog, NewEvent]]) -> dict[str, ExpectedVersion]:
+    streams = {row.stream for row, _ in rows}
+    if isinstance(given, Mapping):
+        if unknown := sorted(set(given) - streams):
+            raise InvalidEvent(
+                f"expected_version names the stream {unknown[0]!r}, of which there is no event."
+            )
+        return {stream: _expectation(value) for stream, value in given.items()}
+    if _expectation(given) is not ANY and len(streams) > 1:
+        raise InvalidEvent(
+            f"expected_version={given!r} was given for events of {len(streams)} streams. Give a "
+            "mapping by stream."
+        )
+    return dict.fromkeys(streams, given)
+
+
+def _expectation(value: Any) -> ExpectedVersion:
+    if isinstance(value, Expected):
+        return value
+    if type(value) is not int or not 1 <= value < 2**63:
+        raise InvalidEvent(
+            f"expected_version must be an integer from 1 to 2**63 - 1, NO_STREAM or ANY; got "
+            f"{value!r}."
+        )
+    return value
+
+
+def _table(log: Any) -> str:
+    if not isinstance(log, type) or not issubclass(log, EventLog) or log._meta.abstract:
+        raise UnknownLog(
+            f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
+        )
+    return log._meta.db_table
+
+
+def _require_atomic(using: str) -> None:
+    if not connections[using].in_atomic_block and settings().OUTSIDE != "stage":
+        raise NotAtomic(
+            f"publish() was called outside a transaction on {using!r}. Wrap the work and the "
+            f"publishing in transaction.atomic(using={using!r})."
+        )

@@ -1,0 +1,51 @@
+"""Which rows of a log a reader wants: a condition in SQL that every database understands.
+
+Imports no Django: Spark's executors use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Some topics, some types, one part of the streams.
+
+    Args:
+        topics: Exact names; None: all.
+        types: Exact names, or prefixes that end in ``*``; None: all.
+        parts: Number of parts.
+        part: Which of them: streams whose slice modulo ``parts`` is this.
+    """
+
+    topics: Sequence[str] | None = None
+    types: Sequence[str] | None = None
+    parts: int = 1
+    part: int = 0
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """Return the condition (empty: all rows) and its parameters, ``%s`` each."""
+        conditions: list[str] = []
+        params: list[Any] = []
+        if self.parts > 1:
+            conditions.append(f"slice %% {int(self.parts)} = {int(self.part)}")
+        if self.topics is not None:
+            conditions.append(_one_of("topic", len(self.topics)))
+            params += self.topics
+        if self.types is not None and "*" not in self.types:
+            exact = [name for name in self.types if not name.endswith("*")]
+            alternatives = [_one_of("type", len(exact))] if exact else []
+            params += exact
+            for prefix in (name[:-1] for name in self.types if name.endswith("*")):
+                # LIKE ignores the case on SQLite; a range follows the collation on PostgreSQL.
+                alternatives.append(f"substr(type, 1, {len(prefix)}) = %s")
+                params.append(prefix)
+            conditions.append(f"({' OR '.join(alternatives or ['1 = 0'])})")
+        return " AND ".join(conditions), params
+
+
+def _one_of(column: str, count: int) -> str:
+    return f"{column} IN ({', '.join(['%s'] * count)})" if count else "1 = 0"

@@ -1,0 +1,63 @@
+"""Waking the drainers and the subscriptions after a commit. Nothing depends on it: a lost wake-up
+costs one interval.
+
+On PostgreSQL a NOTIFY goes out in a statement of its own, after the commit: inside the business
+transaction it would take a lock on the whole database at commit. A process sends at most one a
+channel in ``DEBOUNCE`` seconds. What is left out in that time is not lost: whoever was woken looks
+again after ``LINGER`` seconds, which is longer, before it goes back to its interval. Elsewhere
+nothing is sent, and the readers poll.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+from django.db import connections, transaction
+
+from ..conf import settings
+
+#: Channel of the drainers, and channel of the subscriptions.
+JOBS = "outbox_jobs"
+EVENTS = "outbox_events"
+#: At most one NOTIFY of a process on a channel in this time, in seconds.
+DEBOUNCE = 0.02
+#: Who was woken looks once more after this time, in seconds. Longer than DEBOUNCE.
+LINGER = 0.05
+
+_last_sent: dict[tuple[str, str], float] = {}
+
+
+def wake_after_commit(using: str, channel: str) -> None:
+    """Have the readers of ``using`` woken when the open transaction commits."""
+    connection = connections[using]
+    if connection.vendor != "postgresql" or not settings().WAKE:
+        return
+    waker = _waker(using, channel)
+    pending = connection.run_on_commit
+    # One is enough: it is gone only if a savepoint is rolled back that is open now as well.
+    if pending and pending[-1][1] is waker:
+        return
+    transaction.on_commit(waker, using=using, robust=True)
+
+
+def wake(using: str, channel: str) -> None:
+    """Wake who listens on a channel of ``using``, unless this process has just done so."""
+    now = time.monotonic()
+    if now - _last_sent.get((using, channel), -DEBOUNCE) < DEBOUNCE:
+        return
+    connection = connections[using]
+    if connection.in_atomic_block or connection.vendor != "postgresql":
+        return
+    _last_sent[using, channel] = now
+    with connection.cursor() as cursor:
+        cursor.execute(f"NOTIFY {channel}")
+
+
+@cache
+def _waker(using: str, channel: str) -> Callable[[], None]:
+    def wake_readers() -> None:  # no partial: where it fails, Django logs its __qualname__
+        wake(using, channel)
+
+    return wake_readers

@@ -1,0 +1,1 @@
+"""Windows, one a database vendor. The setting WINDOWS replaces them."""

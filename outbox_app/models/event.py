@@ -1,0 +1,89 @@
+"""The event log: an append-only table of what happened, read by any number of subscriptions.
+
+A row is there if and only if the transaction that published it committed. ``id`` is the position;
+positions commit out of order and leave gaps, so whoever reads by "the last id I saw" loses rows:
+``log`` reads it exactly. Versions of a stream are contiguous and commit in their order, because
+``StreamHead`` is locked while they are given out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+from .transaction import CurrentTransaction
+
+
+class EventLog(models.Model):
+    """Base of every log. Derive a concrete model from it for a log of your own; add no fields that
+    must be given, and write to it with ``outbox_app.publish(…, log=YourLog)`` only."""
+
+    #: The position: what cursors count in.
+    id = models.BigAutoField(primary_key=True)
+    #: The transaction that wrote the row (PostgreSQL; 0 elsewhere). Windows are made of it.
+    txid = models.BigIntegerField(_("transaction"), db_default=CurrentTransaction(), editable=False)
+    #: The publication it belongs to, for example one for each tenant.
+    topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
+    #: The aggregate or entity it happened to.
+    stream = models.CharField(_("stream"), max_length=255)
+    #: 1, 2, 3 … inside the stream.
+    version = models.BigIntegerField(_("version"))
+    type = models.CharField(_("type"), max_length=255)
+    data = models.JSONField(_("data"), default=dict, encoder=DjangoJSONEncoder)
+    metadata = models.JSONField(_("metadata"), default=dict, encoder=DjangoJSONEncoder)
+    #: CRC-32 of the stream, modulo 1024: what parallel readers share the log by.
+    slice = models.PositiveSmallIntegerField(_("slice"))
+    #: Unique over all events of the log: what receivers deduplicate by.
+    message_id = models.UUIDField(_("message id"), unique=True, default=uuid4)
+    recorded_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow(), editable=False)
+
+    class Meta:
+        abstract = True
+        indexes = [models.Index(fields=["txid", "id"])]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["stream", "version"], name="%(app_label)s_%(class)s_version"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.stream}@{self.version}"
+
+    def to_cloudevent(self, source: str = "") -> dict[str, Any]:
+        """Return the event in CloudEvents' JSON format. See ``log.record.RecordedEvent``."""
+        from ..log.record import recorded
+
+        return recorded(self).to_cloudevent(source)
+
+
+class Event(EventLog):
+    """The log that is there without any code: ``publish()`` writes to it by default."""
+
+    class Meta(EventLog.Meta):
+        abstract = False
+        db_table = "outbox_event"
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+
+
+class StreamHead(models.Model):
+    """The latest version of a stream. It is kept when the stream's events are archived."""
+
+    pk = models.CompositePrimaryKey("log", "stream")
+    #: Table of the log.
+    log = models.CharField(_("log"), max_length=128)
+    stream = models.CharField(_("stream"), max_length=255)
+    version = models.BigIntegerField(_("version"))
+
+    class Meta:
+        db_table = "outbox_stream"
+        verbose_name = _("stream")
+        verbose_name_plural = _("streams")
+
+    def __str__(self) -> str:
+        return f"{self.log}: {self.stream}@{self.version}"

@@ -1,0 +1,66 @@
+"""Gaps: what is not there although it should be, or may yet come. Only evidence closes one.
+
+An id gap (MySQL) is a range of positions that a cursor has passed without seeing them; a version
+gap is a range of versions missing inside a stream. Rows are written by readers that notice one;
+skipping one is a person's act, with a name and a reason.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+
+
+class Gap(models.Model):
+    """A range of positions or versions that a reader has missed."""
+
+    class Kind(models.TextChoices):
+        """What is missing."""
+
+        ID = "id", _("positions of a log")
+        VERSION = "version", _("versions of a stream")
+
+    class State(models.TextChoices):
+        """What has become of it."""
+
+        OPEN = "open", _("open")
+        FILLED = "filled", _("filled: the rows came")
+        CLOSED = "closed", _("closed: never written, or rolled back")
+        TOMBSTONE = "tombstone", _("sealed with a tombstone")
+        SKIPPED = "skipped", _("skipped")
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
+    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
+    subscription = models.CharField(_("subscription"), max_length=80, blank=True, default="")
+    partition = models.PositiveSmallIntegerField(_("partition"), default=0)
+    log = models.CharField(_("log"), max_length=128)
+    #: Empty for a gap in positions.
+    stream = models.CharField(_("stream"), max_length=255, blank=True, default="")
+    #: Positions or versions that are missing, both ends included.
+    first = models.BigIntegerField(_("first"))
+    last = models.BigIntegerField(_("last"))
+    seen_at = models.DateTimeField(_("first seen"), db_default=DatabaseNow(), editable=False)
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
+    settled_by = models.CharField(_("settled by"), max_length=255, blank=True, default="")
+    reason = models.TextField(_("reason"), blank=True, default="")
+
+    class Meta:
+        db_table = "outbox_gap"
+        verbose_name = _("gap")
+        verbose_name_plural = _("gaps")
+        permissions = [("skip_gap", _("Can skip gaps"))]
+        indexes = [models.Index(fields=["state", "seen_at"], name="outbox_gap_state")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "partition", "log", "stream", "first"],
+                name="outbox_gap_first",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        where = self.stream or self.log
+        return f"{where} {self.first}-{self.last}: {self.get_state_display()}"

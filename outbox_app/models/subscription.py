@@ -1,0 +1,102 @@
+"""Where subscriptions stand: one row a subscription, one row a cursor.
+
+A cursor is written in the same transaction as the effects of the page it has passed, by compare and
+set on ``revision``: of two processes that hold the same page, one commits. What a state means is
+known to the window of the log (``log.cursor``); nothing here reads it.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+
+
+class Subscription(models.Model):
+    """A subscription that has run at least once."""
+
+    name = models.CharField(_("name"), max_length=80, primary_key=True)
+    partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
+    #: Set by a person: nothing is handled until it is resumed.
+    paused = models.BooleanField(_("paused"), default=False)
+    created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow(), editable=False)
+
+    class Meta:
+        db_table = "outbox_subscription"
+        verbose_name = _("subscription")
+        verbose_name_plural = _("subscriptions")
+        permissions = [
+            ("pause_subscription", _("Can pause and resume subscriptions")),
+            ("replay_subscription", _("Can replay and reset subscriptions")),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Cursor(models.Model):
+    """Where one partition of a subscription stands in one log."""
+
+    id = models.BigAutoField(primary_key=True)
+    subscription = models.CharField(_("subscription"), max_length=80)
+    partition = models.PositiveSmallIntegerField(_("partition"))
+    #: Table of the log.
+    log = models.CharField(_("log"), max_length=128)
+    #: Counts the writes of this row: the condition of the next one.
+    revision = models.BigIntegerField(_("revision"), default=0)
+    #: The cursor in JSON, as ``log.cursor`` reads it.
+    state = models.TextField(_("state"))
+    #: Highest position handled; for people, and for what must not be pruned.
+    position = models.BigIntegerField(_("position"), default=0)
+    handled = models.BigIntegerField(_("events handled"), default=0)
+    moved_at = models.DateTimeField(_("moved at"), db_default=DatabaseNow())
+    #: Why it stands still: the exception in its own words; empty when all is well.
+    error = models.TextField(_("error"), blank=True, default="")
+    failures = models.PositiveIntegerField(_("failures in a row"), default=0)
+    #: Not before this time is it tried again.
+    retry_at = models.DateTimeField(_("next attempt"), null=True)
+
+    class Meta:
+        db_table = "outbox_cursor"
+        verbose_name = _("cursor")
+        verbose_name_plural = _("cursors")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "partition", "log"], name="outbox_cursor_part"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.subscription}[{self.partition}] in {self.log}"
+
+
+class ParkedStream(models.Model):
+    """A stream that one subscription has set aside; its other streams go on."""
+
+    id = models.BigAutoField(primary_key=True)
+    subscription = models.CharField(_("subscription"), max_length=80)
+    partition = models.PositiveSmallIntegerField(_("partition"))
+    log = models.CharField(_("log"), max_length=128)
+    stream = models.CharField(_("stream"), max_length=255)
+    #: First version that was not handled.
+    version = models.BigIntegerField(_("first version not handled"))
+    #: Position of that event; nothing from here on may be pruned.
+    position = models.BigIntegerField(_("position"))
+    error = models.TextField(_("error"))
+    parked_at = models.DateTimeField(_("parked at"), db_default=DatabaseNow(), editable=False)
+    #: A person has asked for another attempt.
+    released = models.BooleanField(_("released"), default=False)
+
+    class Meta:
+        db_table = "outbox_parked"
+        verbose_name = _("parked stream")
+        verbose_name_plural = _("parked streams")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "log", "stream"], name="outbox_parked_stream"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream}@{self.version} of {self.subscription}"
