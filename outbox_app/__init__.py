@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .delivery.inbox import idempotent as idempotent
+    from .delivery.subscriber import subscriber as subscriber
     from .intake.declaration import on_create as on_create
     from .intake.declaration import on_delete as on_delete
     from .intake.declaration import on_update as on_update
@@ -39,6 +40,7 @@ _MODULES = {
     "publish_many": "outbox_app.log.publish",
     "stage": "outbox_app.intake.stage",
     "stage_many": "outbox_app.intake.stage",
+    "subscriber": "outbox_app.delivery.subscriber",
 }
 
 

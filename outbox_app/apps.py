@@ -1,12 +1,13 @@
 """The Django app.
 
-When Django is ready it registers the system checks and connects the log lines. It reads no
-database and imports no broker.
+When Django is ready it registers the system checks, connects the log lines, and imports the modules
+named ``subscribers`` of the installed apps. It reads no database and contacts no broker.
 """
 
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 
@@ -25,3 +26,4 @@ class OutboxAppConfig(AppConfig):
 
         checks.register()
         logs.connect()
+        autodiscover_modules("subscribers")

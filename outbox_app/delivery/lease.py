@@ -195,7 +195,8 @@ class Membership:
                     self.on_takeover(owner, parts)
 
     def _leases(self) -> QuerySet[Lease]:
-        return Lease.objects.using(self.using).filter(resource=self.resource)
+        leases = Lease.objects.using(self.using)
+        return leases.filter(resource=self.resource, part__lt=self.parts)
 
 
 def _age(then: datetime, now: datetime) -> float:

@@ -23,10 +23,12 @@ class Trouble:
 
     Args:
         of: What it is, for the log.
+        logger: Whose log. Default: the drain's.
     """
 
-    def __init__(self, of: object) -> None:
+    def __init__(self, of: object, logger: logging.Logger = logger) -> None:
         self.of = of
+        self.logger = logger
         #: In the exception's own words; empty when all is well.
         self.text = ""
         self._failures = 0
@@ -41,7 +43,7 @@ class Trouble:
         """It failed (again)."""
         if not self._failures:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
-            logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
+            self.logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
         self._failures += 1
         self.text = readable(f"{type(error).__name__}: {error}")
         longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self._failures, 16))
@@ -50,7 +52,7 @@ class Trouble:
     def over(self) -> None:
         """It worked."""
         if self._failures:
-            logger.warning("Goes on again with=%s after_failures=%d", self.of, self._failures)
+            self.logger.warning("Goes on again with=%s after_failures=%d", self.of, self._failures)
             self.text, self._failures, self._until = "", 0, float("-inf")
 
 

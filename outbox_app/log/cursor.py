@@ -87,7 +87,7 @@ class State:
         return state
 
     def check(self) -> None:
-        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` where the values are nonsense."""
+        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` where it makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)

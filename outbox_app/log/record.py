@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ..models import EventLog
+from ..models.cloudevent import cloudevent
 
 #: The columns of a record, in its order.
 COLUMNS = (
@@ -49,28 +50,8 @@ class RecordedEvent(NamedTuple):
         }
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
-        """Return the event in the JSON format of CloudEvents 1.0.
-
-        The stream is the ``subject``; version, position and topic are the extension attributes
-        ``streamversion``, ``position`` and ``topic``, as strings: their integers have 32 bits.
-
-        Args:
-            source: URI reference of the publishing system. Default: the log's table.
-        """
-        time = self.recorded_at.isoformat()
-        return {
-            "specversion": "1.0",
-            "id": str(self.message_id),
-            "source": source or self.log,
-            "type": self.type,
-            "subject": self.stream,
-            "time": time if self.recorded_at.tzinfo else f"{time}Z",
-            "datacontenttype": "application/json",
-            "streamversion": str(self.version),
-            "position": str(self.id),
-            **({"topic": self.topic} if self.topic else {}),
-            "data": self.data,
-        }
+        """Return the event in the JSON format of CloudEvents. See ``models.cloudevent``."""
+        return cloudevent(self, log=self.log, source=source)
 
 
 def recorded(event: EventLog) -> RecordedEvent:

@@ -16,6 +16,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .clock import DatabaseNow
+from .cloudevent import cloudevent
 from .transaction import CurrentTransaction
 
 
@@ -55,10 +56,8 @@ class EventLog(models.Model):
         return f"{self.type} {self.stream}@{self.version}"
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
-        """Return the event in CloudEvents' JSON format. See ``log.record.RecordedEvent``."""
-        from ..log.record import recorded
-
-        return recorded(self).to_cloudevent(source)
+        """Return the event in the JSON format of CloudEvents. See ``models.cloudevent``."""
+        return cloudevent(self, log=self._meta.db_table, source=source)
 
 
 class Event(EventLog):

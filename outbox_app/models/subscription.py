@@ -41,6 +41,8 @@ class Cursor(models.Model):
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
     partition = models.PositiveSmallIntegerField(_("partition"))
+    #: Of how many.
+    partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: Table of the log.
     log = models.CharField(_("log"), max_length=128)
     #: Counts the writes of this row: the condition of the next one.

@@ -7,11 +7,11 @@ parent passes a stop on, and starts a new drainer for each that dies.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -21,12 +21,13 @@ from ..conf import settings
 from ..delivery.drain import Drain
 from ..exceptions import UnsafeBroker
 from ..intake.rows import outbox_alias
+from .processes import bound_waits, in_children
 from .status import backlog, held
 from .tables import require_tables
 
 logger = logging.getLogger("outbox_app.drain")
 
-EXIT_OK, EXIT_DIED, EXIT_UNSAFE = 0, 1, 3
+EXIT_OK, EXIT_UNSAFE = 0, 3
 
 
 def drain(
@@ -69,7 +70,7 @@ def drain(
         raise CommandError(
             f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
         )
-    _bound_waits(using)
+    bound_waits(using)
     require_tables(using)
     options: dict[str, Any] = {
         "using": using,
@@ -79,19 +80,13 @@ def drain(
     }
     if processes == 1:
         return _drain_here(options, once=once, write=write)
-    return _drain_in_children(options, once=once, processes=processes, write=write)
-
-
-def _bound_waits(using: str) -> None:
-    """Bound connecting, and answers where the driver can: its default is to wait for ever."""
-    timeout = max(1, int(settings().LEASE_SECONDS))
-    bounds = {
-        "postgresql": ["connect_timeout"],
-        "mysql": ["connect_timeout", "read_timeout", "write_timeout"],
-    }
-    options = connections[using].settings_dict.setdefault("OPTIONS", {})
-    for name in bounds.get(connections[using].vendor, []):
-        options.setdefault(name, timeout)
+    return in_children(
+        partial(_drain_here, options, once=once, write=write),
+        count=processes,
+        restart=not once,
+        final=EXIT_UNSAFE,
+        write=write,
+    )
 
 
 def _drain_here(
@@ -127,53 +122,6 @@ def _drain_here(
         f"dead={tally.dead}{waiting}"
     )
     return EXIT_OK
-
-
-def _drain_in_children(
-    options: dict[str, Any], *, once: bool, processes: int, write: Callable[[str], Any]
-) -> int:
-    """Fork the drainers, pass a stop on, and start a new one for each that dies."""
-    connections.close_all()  # a forked child must not share a connection
-    context = multiprocessing.get_context("fork")
-    stopping = False
-
-    def stop(number: int, frame: Any) -> None:
-        nonlocal stopping
-        stopping = True
-
-    # Before the first fork: a signal that comes too early must not leave orphans behind.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-
-    def start() -> Any:
-        child = context.Process(target=_child, args=(options, once, write, os.getpid()))
-        child.start()
-        return child
-
-    children = [start() for _ in range(processes)]
-    code = EXIT_OK
-    while children:
-        for child in list(children):
-            child.join(timeout=0.1)
-            if child.exitcode is None:
-                if stopping:  # again and again: a new child may not listen yet
-                    child.terminate()
-                continue
-            children.remove(child)
-            if child.exitcode == EXIT_UNSAFE:
-                code = EXIT_UNSAFE
-            elif child.exitcode and not stopping:
-                write(f"drainer process died pid={child.pid} exit_code={child.exitcode}")
-                if once:
-                    code = code or EXIT_DIED
-                else:
-                    time.sleep(1)
-                    children.append(start())
-    return code
-
-
-def _child(options: dict[str, Any], once: bool, write: Callable[[str], Any], parent: int) -> None:
-    raise SystemExit(_drain_here(options, once=once, write=write, parent=parent))
 
 
 class Progress:

@@ -1,6 +1,7 @@
 """Log lines, hung off the signals: a constant message, then ``key=value`` fields.
 
-Loggers: ``outbox_app.intake``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``. Nothing is
+Loggers: ``outbox_app.intake``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``,
+``.subscriptions``. Nothing is
 configured here; a project's ``LOGGING`` decides what is shown.
 """
 
@@ -9,8 +10,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..signals import incident_recorded, job_dead, jobs_expired, jobs_published
+from ..signals import (
+    incident_recorded,
+    job_dead,
+    jobs_expired,
+    jobs_published,
+    page_failed,
+    page_handled,
+    stream_parked,
+)
 
+events = logging.getLogger("outbox_app.subscriptions")
 logger = logging.getLogger("outbox_app.drain")
 
 
@@ -21,6 +31,9 @@ def connect() -> None:
         (jobs_expired, log_expired),
         (job_dead, log_dead),
         (incident_recorded, log_incident),
+        (page_handled, log_page),
+        (page_failed, log_failure),
+        (stream_parked, log_parked),
     ):
         signal.connect(receiver, dispatch_uid=f"outbox_app.logs.{receiver.__name__}")
 
@@ -58,4 +71,49 @@ def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
         incident.last_id,
         len(incident.shards),
         incident.detail,
+    )
+
+
+def log_page(
+    *, using: str, subscription: str, partition: int, log: str, count: int, **kwargs: Any
+) -> None:
+    """A page was handled."""
+    events.debug(
+        "Page handled database=%s subscription=%s partition=%d log=%s events=%d seconds=%.3f",
+        using,
+        subscription,
+        partition,
+        log,
+        count,
+        kwargs["seconds"],
+    )
+
+
+def log_failure(
+    *, using: str, subscription: str, partition: int, log: str, error: Exception, **kwargs: Any
+) -> None:
+    """A partition stands still. The traceback is told once."""
+    failures = kwargs["failures"]
+    events.error(
+        "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",
+        using,
+        subscription,
+        partition,
+        log,
+        failures,
+        error,
+        exc_info=error if failures == 1 else None,
+    )
+
+
+def log_parked(*, using: str, parked: Any, **kwargs: Any) -> None:
+    """A stream was set aside."""
+    events.error(
+        "Stream parked database=%s subscription=%s log=%s stream=%s version=%d error=%s",
+        using,
+        parked.subscription,
+        parked.log,
+        parked.stream,
+        parked.version,
+        parked.error,
     )

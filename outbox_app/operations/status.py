@@ -136,7 +136,12 @@ def drainers(*, using: str) -> list[DrainerStatus]:
         .values_list("owner")
         .annotate(shards=Count("part"))
     )
-    rows = Drainer.objects.using(using).annotate(now=DatabaseNow()).order_by("host", "pid", "id")
+    rows = (
+        Drainer.objects.using(using)
+        .filter(resource="jobs")
+        .annotate(now=DatabaseNow())
+        .order_by("host", "pid", "id")
+    )
     return [
         DrainerStatus(
             drainer=row,

@@ -56,7 +56,7 @@ def test_a_drainer_process_that_is_killed_is_replaced(
     first = eventually(lambda: len(pids()) == 2 and pids(), "two drainers")
     assert drainer.pid not in first
     os.kill(min(first), signal.SIGKILL)
-    drainer.says("drainer process died")
+    drainer.says("process died")
     eventually(lambda: len(pids() - first) == 1, "a third one")
     jobs.stage(app, 200)
     eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")

@@ -1,0 +1,117 @@
+"""Cursors in the database: made once, moved by compare and set.
+
+``advance`` runs inside the transaction of the effects, first: it locks the row, so another process
+that holds the same page waits, and then finds that the page is no longer its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+
+from ..conf import settings
+from ..exceptions import LeaseLost, ReadRefused
+from ..log.cursor import State
+from ..log.reader import LogReader
+from ..models import Cursor, DatabaseNow, Subscription
+from .subscriber import Subscriber
+from .trouble import readable
+
+
+class PartitionsDiffer(ReadRefused):
+    """The code and the database do not agree on the number of partitions."""
+
+    @classmethod
+    def between(cls, name: str, before: int, wanted: int, why: str = "") -> PartitionsDiffer:
+        """Return the error for a number in the database and one in the code."""
+        return cls(
+            f"Subscription {name!r} has {before} partitions in the database and {wanted} in the "
+            f"code. {why or 'Its events would be handled twice or not at all.'} Run manage.py "
+            f"outbox_subscriptions repartition {name}, or go back to {before}."
+        )
+
+
+class Overtaken(LeaseLost):
+    """Somebody else has moved the cursor: another process, or a person."""
+
+
+def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
+    """Return the cursor of a partition in a log; made where it has never run.
+
+    Raises:
+        PartitionsDiffer: In the database the subscription has another number of partitions.
+    """
+    key = {"subscription": subscriber.name, "partition": part, "log": reader.table}
+    cursors = Cursor.objects.using(reader.using)
+    count = subscriber.partitions
+    found = cursors.filter(**key).first()
+    if found is not None:
+        if found.partitions != count:
+            raise PartitionsDiffer.between(subscriber.name, found.partitions, count)
+        return found
+    state = reader.window.start(0 if subscriber.start == "beginning" else None)
+    with transaction.atomic(using=reader.using):
+        # All partitions at one place: the slice of a stream must lie behind one of them only.
+        subscriptions = Subscription.objects.using(reader.using).select_for_update()
+        now = subscriptions.get(pk=subscriber.name).partitions
+        if now != count:
+            raise PartitionsDiffer.between(subscriber.name, now, count)
+        rows = [
+            Cursor(**{**key, "partition": n}, partitions=count, state=state.dump())
+            for n in range(count)
+        ]
+        cursors.bulk_create(rows, ignore_conflicts=True)
+    return cursors.get(**key)
+
+
+def advance(cursor: Cursor, state: State, *, handled: int, position: int, using: str) -> None:
+    """Move a cursor, in the open transaction of the effects.
+
+    Raises:
+        Overtaken: It was moved since it was read.
+    """
+    text = state.dump()
+    position = max(cursor.position, position)
+    moved = (
+        Cursor.objects.using(using)
+        .filter(pk=cursor.pk, revision=cursor.revision)
+        .update(
+            state=text,
+            position=position,
+            revision=cursor.revision + 1,
+            handled=F("handled") + handled,
+            moved_at=DatabaseNow(),
+            error="",
+            failures=0,
+            retry_at=None,
+        )
+    )
+    if not moved:
+        raise Overtaken(f"The cursor {cursor} was moved by another process; this page is dropped.")
+
+
+def advanced(cursor: Cursor, state: State, *, position: int) -> None:
+    """Note in memory what ``advance`` wrote, once it is committed."""
+    cursor.state = state.dump()
+    cursor.position = max(cursor.position, position)
+    cursor.revision += 1
+    cursor.failures = 0
+    cursor.error = ""
+
+
+def fail(cursor: Cursor, error: BaseException, *, using: str) -> float:
+    """Write down why a cursor stands still. Returns the seconds after which to try again."""
+    cursor.failures += 1
+    delay: float = min(settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
+    cursor.error = readable(f"{type(error).__name__}: {error}")[:10_000]
+    columns: dict[str, Any] = {
+        "error": cursor.error,
+        "failures": cursor.failures,
+        "retry_at": DatabaseNow() + timedelta(seconds=delay),
+    }
+    rows = Cursor.objects.using(using).filter(pk=cursor.pk, revision=cursor.revision)
+    rows.update(**columns)
+    return delay

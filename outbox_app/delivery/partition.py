@@ -1,0 +1,251 @@
+"""One partition of a subscription: reads a page, and commits its effects with the cursor.
+
+::
+
+    read a page (autocommit) -> begin -> advance the cursor -> handle -> commit -> next
+
+A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
+stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
+With ``on_error="park"`` the streams at fault are set aside after a few attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import django.db
+from django.db import connections, transaction
+
+from ..conf import settings
+from ..exceptions import LeaseLost, OutboxError, ReadRefused
+from ..log.cursor import State
+from ..log.reader import Events, LogReader
+from ..log.record import RecordedEvent
+from ..models import Cursor
+from ..signals import page_failed, page_handled
+from .cursors import Overtaken, advance, advanced, cursor_of, fail
+from .failpoints import failpoint
+from .parking import Parking
+from .subscriber import Subscriber
+
+#: Seconds after which a cursor that has moved past nothing is written nevertheless.
+STORE_SECONDS = 5.0
+#: Attempts at a page before its streams are parked, with ``on_error="park"``.
+PARK_AFTER = 3
+
+
+class SwallowedError(OutboxError):
+    """A handler caught a database error, so that nothing it did can be committed."""
+
+
+@dataclass(slots=True)
+class Feed:
+    """One log of a partition."""
+
+    reader: LogReader
+    cursor: Cursor
+    #: Ahead of the cursor's row where there was nothing to handle.
+    state: State
+    stored_at: float
+
+
+class Partition:
+    """One partition of a subscription, in the hands of this process.
+
+    Args:
+        subscriber: The subscription.
+        part: Which partition.
+        batch_size: Events of a page. Default: the subscription's, or the setting PAGE_SIZE.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        part: int,
+        *,
+        batch_size: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.subscriber = subscriber
+        self.part = part
+        self.using = subscriber.using
+        self.batch_size = batch_size or subscriber.batch_size or settings().PAGE_SIZE
+        self.clock = clock
+        self.handled = 0
+        self.error = ""
+        self.parking = Parking(subscriber, part, using=self.using)
+        self._feeds: list[Feed] = []
+        self._readers = [
+            LogReader(log, using=self.using, only=subscriber.only(part)) for log in subscriber.logs
+        ]
+        self._rest_until = float("-inf")
+
+    @property
+    def resting(self) -> float:
+        """Seconds for which it is left alone after a failure."""
+        return max(0.0, self._rest_until - self.clock())
+
+    def turn(self) -> bool:
+        """Handle a page of each log. Returns whether there may be more at once."""
+        if self.resting:
+            return False
+        if not self._feeds:
+            self._load()
+        more = False
+        for feed in self._feeds:
+            try:
+                more |= self._handle_page(feed)
+            except Overtaken:
+                self._feeds = []
+                return True
+            if self.resting:
+                return False
+        more |= self._catch_up()
+        return more
+
+    def close(self) -> None:
+        """Close what it holds."""
+        for reader in self._readers:
+            reader.close()
+
+    def _load(self) -> None:
+        """Read the cursors, and see that they belong to this database."""
+        feeds = []
+        for reader in self._readers:
+            cursor = cursor_of(self.subscriber, self.part, reader)
+            try:
+                state = reader.load(cursor.state)
+                reader.window.verify(state)
+            except ReadRefused as error:
+                self._fail(cursor, error)
+                return
+            feeds.append(Feed(reader, cursor, state, self.clock()))
+        self.parking.load()
+        self._feeds = feeds
+
+    def _handle_page(self, feed: Feed) -> bool:
+        try:
+            events, page = feed.reader.read(feed.state, self.batch_size)
+        except ReadRefused as error:
+            self._fail(feed.cursor, error)
+            return False
+        failpoint("page_read")
+        events = self.parking.without(events)
+        if not events and not self._is_stale(feed, page.state):
+            feed.state = page.state
+            return page.more
+        started = self.clock()
+        try:
+            with transaction.atomic(using=self.using):
+                self._advance(feed, Events(events, page))
+                if events:
+                    self._handle(events)
+        except (LeaseLost, KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as error:
+            if not self._park(feed, Events(events, page), error):
+                self._fail(feed.cursor, error)
+                return False
+        self._moved(feed, Events(events, page), self.clock() - started)
+        return page.more
+
+    def _advance(self, feed: Feed, found: Events) -> None:
+        advance(
+            feed.cursor,
+            found.page.state,
+            handled=len(found.events),
+            position=found.page.position,
+            using=self.using,
+        )
+        failpoint("advanced")
+
+    def _handle(self, events: list[RecordedEvent]) -> None:
+        self.subscriber.handle(events)
+        if connections[self.using].needs_rollback:
+            raise SwallowedError(
+                f"The handler of {self.subscriber.name!r} caught an error of the database, which "
+                "has undone its transaction. Put the statement that may fail into atomic()."
+            )
+        failpoint("handled")
+
+    def _moved(self, feed: Feed, found: Events, seconds: float) -> None:
+        failpoint("committed")
+        feed.state = found.page.state
+        advanced(feed.cursor, found.page.state, position=found.page.position)
+        feed.stored_at = self.clock()
+        self.handled += len(found.events)
+        self.error = ""
+        if found.events:
+            page_handled.send_robust(
+                Partition,
+                using=self.using,
+                subscription=self.subscriber.name,
+                partition=self.part,
+                log=feed.reader.table,
+                count=len(found.events),
+                seconds=seconds,
+            )
+
+    def _is_stale(self, feed: Feed, state: State) -> bool:
+        """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
+        return bool(feed.cursor.failures) or (
+            state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS
+        )
+
+    def _park(self, feed: Feed, found: Events, error: Exception) -> bool:
+        """Handle a page event by event, setting failing streams aside. Says whether it was done."""
+        patient = feed.cursor.failures + 1 < PARK_AFTER
+        transient = isinstance(error, django.db.OperationalError | django.db.InterfaceError)
+        if self.subscriber.on_error != "park" or patient or transient:
+            return False
+        with transaction.atomic(using=self.using):
+            self._advance(feed, found)
+            for event in found.events:
+                self.parking.handle(event, self._handle)
+        return True
+
+    def _catch_up(self) -> bool:
+        """Handle what was released, up to where the cursor stands."""
+        more = False
+        for feed in self._feeds:
+            for parked in self.parking.released(feed.reader.table):
+                events = self.parking.missed(parked, feed.reader, feed.state, self.batch_size)
+                try:
+                    with transaction.atomic(using=self.using):
+                        advance(
+                            feed.cursor,
+                            feed.state,
+                            handled=len(events),
+                            position=0,
+                            using=self.using,
+                        )
+                        if events:
+                            self._handle(events)
+                        self.parking.progress(parked, events, done=len(events) < self.batch_size)
+                except LeaseLost:
+                    raise
+                except Exception as error:
+                    self.parking.park_again(parked, error)
+                else:
+                    advanced(feed.cursor, feed.state, position=0)
+                    self.handled += len(events)
+                more = True
+        return more
+
+    def _fail(self, cursor: Cursor, error: Exception) -> None:
+        self.error = repr(error)
+        delay = fail(cursor, error, using=self.using)
+        self._rest_until = self.clock() + delay
+        self._feeds = []
+        page_failed.send_robust(
+            Partition,
+            using=self.using,
+            subscription=self.subscriber.name,
+            partition=self.part,
+            log=cursor.log,
+            error=error,
+            failures=cursor.failures,
+        )

@@ -1,0 +1,118 @@
+"""Changing the number of a subscription's partitions, without an event lost or handled twice.
+
+From K to a multiple of K, each new partition begins where the one that it is cut out of stands:
+``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place at which all the
+old partitions have arrived; until they have, the change is refused, and nothing is handled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from django.db import connections, transaction
+
+from ..log.publish import slice_of
+from ..log.reader import LogReader
+from ..models import Cursor, ParkedStream, Subscription
+from .cursors import PartitionsDiffer
+from .subscriber import Subscriber
+
+
+def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False) -> None:
+    """Make the cursors fit the declared number of partitions.
+
+    Args:
+        subscriber: The subscription.
+        using: Database alias.
+        merge: Go to a number that is no multiple, too: a person's act, or two versions of the code
+            that run side by side would undo each other's changes.
+
+    Raises:
+        PartitionsDiffer: They cannot, or not yet.
+    """
+    name, wanted = subscriber.name, subscriber.partitions
+    rows = Subscription.objects.using(using).filter(pk=name)
+    if rows.filter(partitions=wanted).exists():
+        return
+    # Opened in autocommit: a window may not be looked at inside a transaction that has written.
+    readers = {log._meta.db_table: LogReader(log, using=using) for log in subscriber.logs}
+    try:
+        ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}
+        with transaction.atomic(using=using):
+            row = rows.select_for_update().get()
+            if row.partitions == wanted:
+                return
+            if wanted % row.partitions and not merge:
+                raise PartitionsDiffer.between(name, row.partitions, wanted)
+            cursors = list(
+                Cursor.objects.using(using).select_for_update().filter(subscription=name)
+            )
+            by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
+            for cursor in cursors:
+                by_log[cursor.log][cursor.partition] = cursor
+            for table, parts in by_log.items():
+                _cut(subscriber, row.partitions, parts, readers.get(table), ends.get(table))
+            for parked in ParkedStream.objects.using(using).filter(subscription=name):
+                parked.partition = slice_of(parked.stream) % wanted
+                parked.save(using=using, update_fields=["partition"])
+            rows.update(partitions=wanted)
+    finally:
+        for reader in readers.values():
+            reader.close()
+
+
+def _cut(
+    subscriber: Subscriber,
+    before: int,
+    parts: dict[int, Cursor],
+    reader: LogReader | None,
+    end: str | None,
+) -> None:
+    wanted = subscriber.partitions
+    some = next(iter(parts.values()))
+    using = str(some._state.db)
+    cursors = Cursor.objects.using(using)
+    if wanted % before == 0:
+        states = {n: (parts[n % before].state, parts[n % before].position) for n in range(wanted)}
+    elif reader is None or end is None:  # a log that is no longer subscribed to
+        return
+    else:
+        for part, cursor in parts.items():
+            if _has_unread(reader, cursor.state, end, before, part, using=using):
+                raise PartitionsDiffer.between(
+                    subscriber.name,
+                    before,
+                    wanted,
+                    f"Partition {part} is behind in {reader.table}, so there is no place at which "
+                    f"all of them stand: let {before} of them catch up.",
+                )
+        position = max(cursor.position for cursor in parts.values())
+        states = dict.fromkeys(range(wanted), (end, position))
+    handled = sum(cursor.handled for cursor in parts.values())
+    cursors.filter(pk__in=[cursor.pk for cursor in parts.values()]).delete()
+    cursors.bulk_create(
+        Cursor(
+            subscription=subscriber.name,
+            partition=n,
+            partitions=wanted,
+            log=some.log,
+            state=state,
+            position=position,
+            handled=0 if n else handled,
+        )
+        for n, (state, position) in states.items()
+    )
+
+
+def _has_unread(
+    reader: LogReader, state: str, end: str, parts: int, part: int, *, using: str
+) -> bool:
+    unread = reader.window.unread(reader.load(state))
+    later = reader.window.unread(reader.load(end))
+    table = connections[using].ops.quote_name(reader.table)
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            f"SELECT 1 FROM {table} WHERE {unread} AND NOT ({later}) AND slice %% %s = %s LIMIT 1",
+            [parts, part],
+        )
+        return cursor.fetchone() is not None

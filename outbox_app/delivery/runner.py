@@ -1,0 +1,235 @@
+"""Runs subscriptions: takes leases on their partitions, and turns them one after the other.
+
+One process at a time owns a (subscription, partition), by the same leases as the drain; another
+one waits, and takes over when the lease has run out. What two owners of one page could do to each
+other is prevented by the cursor itself (``delivery.cursors``), not by the lease. The database may
+go away at any point: the same process rests, and goes on when it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import django.db
+from django.db import connections
+
+from ..conf import settings
+from ..exceptions import LeaseLost, OutboxError
+from ..log.wake import EVENTS, LINGER
+from ..models import Subscription
+from .lease import Membership
+from .partition import Partition
+from .partitions import adopt_partitions
+from .subscriber import Subscriber
+from .trouble import Trouble
+from .waiting import Stop, waiter
+from .watchdog import Watchdog
+
+logger = logging.getLogger("outbox_app.subscriptions")
+
+#: A statement of a handler that gets no answer for so many seconds is cut off.
+ANSWER_SECONDS = 300.0
+
+
+class Share:
+    """The partitions of one subscription that this process owns.
+
+    Args:
+        subscriber: The subscription.
+        lease_seconds: Silence after which others may take the partitions.
+        batch_size: Events of a page.
+    """
+
+    def __init__(
+        self, subscriber: Subscriber, *, lease_seconds: float, batch_size: int | None
+    ) -> None:
+        self.subscriber = subscriber
+        self.batch_size = batch_size
+        self.using = subscriber.using
+        self.membership = Membership(
+            using=self.using,
+            lease_seconds=lease_seconds,
+            resource=f"subscription:{subscriber.name}",
+            parts=subscriber.partitions,
+        )
+        self.paused = False
+        self.partitions: dict[int, Partition] = {}
+        self.handled = 0
+        #: Why its partitions cannot be run at all; empty when all is well.
+        self.error = ""
+
+    @property
+    def trouble(self) -> str:
+        """What its partitions stand still for."""
+        return "; ".join([self.error, *(p.error for p in self.partitions.values())]).strip("; ")
+
+    def beat(self) -> None:
+        """Keep the leases, and look after the others where it is time."""
+        membership = self.membership
+        if membership.joined and membership.beat_is_due():
+            membership.beat(published=self.handled, trouble=self.trouble)
+        if membership.sharing_is_due():
+            self._share()
+
+    def turn(self) -> bool:
+        """Turn every partition once. Returns whether there may be more at once."""
+        self.beat()
+        more = False
+        for partition in list(self.partitions.values()):
+            if self.paused or self.error:
+                return False
+            before = partition.handled
+            more |= partition.turn()
+            self.handled += partition.handled - before
+            self.beat()  # a handler may take its time
+        return more
+
+    def leave(self) -> None:
+        """Hand the partitions back."""
+        self._drop(self.partitions)
+        if self.membership.joined:
+            self.membership.leave()
+
+    def _share(self) -> None:
+        row, _ = Subscription.objects.using(self.using).get_or_create(
+            name=self.subscriber.name, defaults={"partitions": self.subscriber.partitions}
+        )
+        self.paused = row.paused
+        try:
+            adopt_partitions(self.subscriber, using=self.using)
+            self.error = ""
+        except OutboxError as error:
+            self.error = str(error)
+        if self.membership.joined:
+            self.membership.rebalance()
+        else:
+            self.membership.join()
+        owned = self.membership.owned
+        self._drop([part for part in self.partitions if part not in owned])
+        for part in sorted(owned.difference(self.partitions)):
+            self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
+
+    def _drop(self, parts: Any) -> None:
+        for part in list(parts):
+            self.partitions.pop(part).close()
+
+
+class Runner:
+    """Runs subscriptions of one database.
+
+    Args:
+        subscribers: Which.
+        interval: Seconds between two looks while idle. Default: the setting INTERVAL.
+        batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
+        lease_seconds: Default: the setting LEASE_SECONDS.
+        on_turn: Called after each turn with the runner, for progress.
+    """
+
+    def __init__(
+        self,
+        subscribers: Sequence[Subscriber],
+        *,
+        interval: float | None = None,
+        batch_size: int | None = None,
+        lease_seconds: float | None = None,
+        on_turn: Callable[[Runner], None] | None = None,
+    ) -> None:
+        conf = settings()
+        self.using = subscribers[0].using
+        self.interval = conf.INTERVAL if interval is None else interval
+        self.on_turn = on_turn
+        self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
+        self.shares = [
+            Share(each, lease_seconds=self.lease_seconds, batch_size=batch_size)
+            for each in subscribers
+        ]
+        self._trouble = Trouble(self, logger)
+        self._stop = Stop()
+        self._watchdog = Watchdog(using=self.using, limit=ANSWER_SECONDS)
+        self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog, channel=EVENTS)
+
+    def __str__(self) -> str:
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def handled(self) -> int:
+        """Events handled by now."""
+        return sum(share.handled for share in self.shares)
+
+    @property
+    def trouble(self) -> str:
+        """What stands still, and why; empty when all is well."""
+        troubles = [f"{s.subscriber.name}: {s.trouble}" for s in self.shares if s.trouble]
+        return "; ".join([*([self._trouble.text] if self._trouble.text else []), *troubles])
+
+    def stop(self) -> None:
+        """Have it finish the page in hand and return. From any thread or signal handler."""
+        self._stop.set()
+
+    def run(self, *, once: bool = False) -> int:
+        """Run until ``stop()``; with ``once``, until nothing is left in the partitions it owns.
+
+        Returns:
+            How many events were handled.
+        """
+        try:
+            with self._watchdog.watching():
+                self._loop(once=once)
+        finally:
+            self._leave()
+        return self.handled
+
+    def turn(self) -> bool:
+        """Turn every subscription once. Returns whether there may be more at once."""
+        more = False
+        for share in self.shares:
+            if self._stop.is_set():
+                break
+            more |= share.turn()
+        return more
+
+    def _loop(self, *, once: bool) -> None:
+        linger = False
+        while not self._stop.is_set():
+            more = self._survive(self.turn)
+            if self.on_turn:
+                self._survive(lambda: self.on_turn and self.on_turn(self))
+            if more is None:
+                self._stop.wait(min(self._trouble.rest, self.lease_seconds / 5))
+            elif more:
+                linger = True
+            elif once:
+                break
+            else:
+                linger = self._waiter.wait(LINGER if linger else self._pause())
+
+    def _pause(self) -> float:
+        rests = [p.resting for s in self.shares for p in s.partitions.values() if p.resting]
+        return min([self.interval, self.lease_seconds / 5, *rests])
+
+    def _survive(self, step: Callable[[], Any]) -> Any:
+        """Run a step; return None where the database or the lease failed under it."""
+        try:
+            result = step()
+        except (LeaseLost, django.db.Error) as error:
+            self._trouble.note(error)
+            if not isinstance(error, LeaseLost):
+                connections[self.using].close()
+            return None
+        self._trouble.over()
+        return result
+
+    def _leave(self) -> None:
+        self._waiter.close()
+        for share in self.shares:
+            for _ in range(1 if self._trouble.text else 2):
+                try:
+                    share.leave()
+                    break
+                except (django.db.Error, LeaseLost) as error:
+                    logger.warning("Leases not handed back runner=%s error=%r", self, error)
+                    connections[self.using].close()

@@ -1,0 +1,84 @@
+"""``manage.py run_subscriptions``: hands committed events to the subscriptions of the project.
+
+Thin: arguments in, ``operations.subscriptions.run`` out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...operations.subscriptions import run
+from ..base import TeachingCommand
+
+HELP = """
+Hands committed events to the subscriptions that the project declares with @subscriber, in the order
+of each stream, none left out. What a handler writes to this database is committed with its place in
+the log: a process that is killed at any point has changed nothing, or all of it.
+
+Run one or more of these beside your web processes. Any number may run: one at a time owns a
+partition, and if it is killed another takes it over when its lease has run out
+(OUTBOX["LEASE_SECONDS"], and up to a fifth more).
+
+  SIGTERM, SIGINT   finish the page in hand, hand the partitions back, exit 0
+
+A handler that raises stops its partition, visibly (manage.py outbox_subscriptions list, the admin),
+and is tried again.
+
+Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription stands still;
+2 wrong arguments, no tables, or nothing to run.
+"""
+
+
+class Command(TeachingCommand):
+    """Runs subscriptions."""
+
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
+        parser.add_argument(
+            "--once", action="store_true", help="handle what is there, then stop (cron, tests)"
+        )
+        parser.add_argument(
+            "--interval",
+            type=float,
+            metavar="SECONDS",
+            help="pause between two looks at an idle log (default: OUTBOX['INTERVAL'], 1). On "
+            "PostgreSQL a commit wakes the process at once",
+        )
+        parser.add_argument(
+            "--batch-size",
+            type=int,
+            metavar="N",
+            help="events handed over at once (default: the subscription's, or "
+            "OUTBOX['PAGE_SIZE'], 500)",
+        )
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="only the subscriptions on this alias; needed where they are on several",
+        )
+        parser.add_argument(
+            "--processes",
+            type=int,
+            default=1,
+            metavar="N",
+            help="processes that share the partitions (default 1)",
+        )
+
+    def handle(self, **options: Any) -> None:
+        """Run."""
+        code = run(
+            options["names"],
+            using=options["database"],
+            interval=options["interval"],
+            batch_size=options["batch_size"],
+            once=options["once"],
+            processes=options["processes"],
+            write=self.write,
+        )
+        if code:
+            raise SystemExit(code)

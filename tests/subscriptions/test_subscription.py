@@ -1,0 +1,148 @@
+"""The main path: events reach their handler once, in order, with what the handler writes."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from outbox_app import subscriber
+from outbox_app.models import Cursor, Drainer, InboxEntry, ParkedStream, StagedJob
+from tests import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def seen_by(name, **options):
+    seen = []
+
+    @subscriber(name, **options)
+    def handle(events):
+        seen.extend((event.stream, event.version) for event in events)
+
+    return seen
+
+
+def test_every_event_once_in_order(alias, published, run):
+    seen = seen_by("all")
+    published("a", "b", "a")
+    assert run("all") == 3
+    assert seen == [("a", 1), ("b", 1), ("a", 2)]
+    assert run("all") == 0
+    published("a")
+    assert run("all") == 1
+    assert seen[3:] == [("a", 3)]
+    assert not Drainer.objects.using(alias).exists()
+
+
+def test_pages_and_filters(alias, published, run):
+    pages = []
+
+    @subscriber("some", types=["order.*", "paid"], batch_size=2)
+    def handle(events):
+        pages.append([event.type for event in events])
+
+    for type in ("order.placed", "ordered", "paid", "order.gone", "Order.x"):
+        published("a", type=type)
+    run("some")
+    assert [type for page in pages for type in page] == ["order.placed", "paid", "order.gone"]
+    assert max(map(len, pages)) <= 2
+
+
+def test_effects_and_cursor_are_one_transaction(alias, published, run):
+    attempts = []
+
+    @subscriber("fails")
+    def handle(events):
+        for event in events:
+            InboxEntry.objects.using(alias).create(job_id=f"{event.stream}{event.version}")
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("the first time only")
+
+    published("a", "b")
+    assert run("fails") == 0
+    assert not InboxEntry.objects.using(alias).exists()
+    cursor = Cursor.objects.using(alias).get()
+    assert (cursor.error, cursor.failures) == ("ValueError: the first time only", 1)
+    assert run("fails") == 2
+    assert InboxEntry.objects.using(alias).count() == 2
+    cursor.refresh_from_db()
+    assert (cursor.error, cursor.failures, cursor.handled) == ("", 0, 2)
+
+
+def test_partitions_share_the_streams(alias, published, run):
+    seen = seen_by("four", partitions=4)
+    streams = [f"s{i}" for i in range(40)]
+    published(*streams, *streams)
+    assert run("four") == 80
+    assert sorted(seen) == sorted((s, v) for s in streams for v in (1, 2))
+    assert all(seen.index((s, 1)) < seen.index((s, 2)) for s in streams)
+    assert Cursor.objects.using(alias).count() == 4
+
+
+def test_from_now_on(alias, published, run):
+    seen = seen_by("new", start="now")
+    published("a")
+    assert run("new") == 0
+    published("a")
+    assert run("new") == 1
+    assert seen == [("a", 2)]
+
+
+def test_a_task_for_each_event(alias, published, run, make_app):
+    app = make_app()
+    task = app.task(name="note")(tasks.add)
+
+    @subscriber("tasks", task=task)
+    def arguments(event):
+        return event.stream, event.version
+
+    published("a", "b")
+    run("tasks")
+    jobs = StagedJob.objects.using(alias).order_by("id")
+    assert list(jobs.values_list("task", "ordering_key")) == [("note", "a"), ("note", "b")]
+    assert b'"a", 1' in jobs[0].body
+
+
+def test_a_failing_stream_is_parked_and_released(alias, published, run):
+    broken, seen = {"b"}, []
+
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        for event in events:
+            if event.stream in broken:
+                raise ValueError(event.stream)
+        seen.extend((event.stream, event.version) for event in events)
+
+    published("a", "b", "c", "b", "a")
+    for _ in range(3):
+        run("parks")
+        Cursor.objects.using(alias).update(retry_at=None)
+    assert seen == [("a", 1), ("c", 1), ("a", 2)]
+    parked = ParkedStream.objects.using(alias).get()
+    assert (parked.stream, parked.version, parked.error) == ("b", 1, "ValueError: b")
+    published("b", "c")
+    run("parks")
+    assert seen[3:] == [("c", 2)]
+    ParkedStream.objects.using(alias).update(released=True)
+    run("parks")  # still broken
+    parked.refresh_from_db()
+    assert not parked.released
+    broken.clear()
+    ParkedStream.objects.using(alias).update(released=True)
+    run("parks")
+    assert seen[4:] == [("b", 1), ("b", 2), ("b", 3)]
+    assert not ParkedStream.objects.using(alias).exists()
+    published("b")
+    run("parks")
+    assert seen[7:] == [("b", 4)]
+
+
+def test_a_rolled_back_event_reaches_nobody(alias, published, run):
+    seen = seen_by("all")
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        published("a")
+        raise ZeroDivisionError
+    published("b")
+    run("all")
+    assert seen == [("b", 1)]
