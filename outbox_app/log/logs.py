@@ -1,4 +1,8 @@
-"""Which logs there are: ``Event``, and every concrete model derived from ``EventLog``."""
+"""Which logs there are: ``Event``, and every concrete model derived from ``EventLog``.
+
+A log is known by its table, which is what cursors, stream heads and SQL refer to: the model may be
+renamed. It lives on one alias, together with the cursors of who reads it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What readers of a log are given: one immutable record an event, cheaper than a model instance."""
+"""What readers of a log are given: one immutable record an event.
+
+Making a model instance costs several times as much as making a tuple, and nobody may save it:
+events do not change. The order of ``COLUMNS`` is the order of the record's fields.
+"""
 
 from __future__ import annotations
 

@@ -140,9 +140,9 @@ def test_a_failing_stream_is_parked_and_released(alias, published, run):
 
 def test_a_rolled_back_event_reaches_nobody(alias, published, run):
     seen = seen_by("all")
-    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+    with transaction.atomic(using=alias):
         published("a")
-        raise ZeroDivisionError
+        transaction.set_rollback(True, using=alias)
     published("b")
     run("all")
     assert seen == [("b", 1)]
