@@ -57,6 +57,8 @@ TEMPLATES = [
 ]
 
 OUTBOX: dict[str, Any] = {"DATABASE": os.environ.get("OUTBOX_ALIAS", "default")}
+if seconds := os.environ.get("OUTBOX_LEASE_SECONDS"):
+    OUTBOX["LEASE_SECONDS"], OUTBOX["PUBLISH_TIMEOUT"] = float(seconds), float(seconds) / 2
 
 
 def _sqlite(name: str) -> dict[str, Any]:

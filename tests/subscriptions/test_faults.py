@@ -1,0 +1,309 @@
+"""Killed, frozen, started twice: the effects of every event are there once, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from outbox_app import subscriber
+from outbox_app.delivery.cursors import Overtaken
+from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.delivery.partition import Partition, SwallowedError
+from outbox_app.delivery.runner import Runner
+from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.models import Cursor, Drainer, InboxEntry, Incident, Subscription
+from tests.faults.tools import ROOT, eventually, on
+from tests.servers import processes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+POINTS = ["page_read", "advanced", "handled", "committed"]
+STREAMS = ["a", "b", "c"]
+
+
+class Process:
+    """``manage.py run_subscriptions`` as a real process, with the subscription ``noted``."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str], log: Any, **declared: Any):
+        self.log = log
+        variables = {
+            **environment,
+            "OUTBOX_TEST_SUBSCRIBER": json.dumps({"name": "noted", "batch_size": 5, **declared}),
+            "OUTBOX_LEASE_SECONDS": "2",
+        }
+        self.popen = processes.spawn(
+            [sys.executable, "manage.py", "run_subscriptions", "--interval", "0.1", *arguments],
+            log=log,
+            folder=ROOT,
+            environment=variables,
+            user=None,
+        )
+
+    def wait(self) -> int:
+        code = self.popen.wait(60)
+        processes.forget_process(self.popen.pid)
+        return code
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            processes.kill_trees([self.popen.pid])
+        self.wait()
+
+
+@pytest.fixture
+def start(alias, environment, tmp_path):
+    """``start(…)``: a process; those that are left are killed with the test."""
+    started: list[Process] = []
+
+    def make(*arguments: str, failpoint: str = "", **declared: Any) -> Process:
+        variables = environment(alias)
+        if failpoint:
+            variables["OUTBOX_FAILPOINT"] = failpoint
+        log = tmp_path / f"process{len(started)}.log"
+        started.append(Process(*arguments, environment=variables, log=log, **declared))
+        return started[-1]
+
+    yield make
+    for each in started:
+        if each.popen.poll() is None:
+            os.kill(each.popen.pid, signal.SIGCONT)
+            each.kill()
+
+
+def noted(alias):
+    return list(Incident.objects.using(alias).order_by("id").values_list("detail", "first_id"))
+
+
+def assert_exact(alias, versions):
+    """Each version of each stream was handled once, in order."""
+    seen = noted(alias)
+    assert {s: [v for t, v in seen if t == s] for s in STREAMS} == {
+        stream: list(range(1, versions + 1)) for stream in STREAMS
+    }
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere(alias, published, start, point):
+    published(*STREAMS * 6)
+    killed = start("--once", failpoint=f"{point}=kill@2")
+    assert killed.wait() == -signal.SIGKILL, killed.log.read_text()
+    assert len(noted(alias)) < 18
+    published(*STREAMS)
+    start()
+    eventually(lambda: len(noted(alias)) >= 21, "the second one has handled all")
+    assert_exact(alias, 7)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_frozen_anywhere(alias, published, start, point):
+    """Another one takes over; what the frozen one had in hand is handled once."""
+    published(*STREAMS * 6)
+    frozen = start(failpoint=f"{point}=stop@2")
+    eventually(lambda: _state(frozen.popen.pid) == "T", "it is frozen")
+    start()
+    if point in ("page_read", "committed"):  # between, it holds the cursor's lock
+        eventually(lambda: len(noted(alias)) >= 18, "the second one has taken over")
+        assert_exact(alias, 6)
+    os.kill(frozen.popen.pid, signal.SIGCONT)
+    published(*STREAMS)
+    eventually(lambda: len(noted(alias)) >= 21, "all is handled")
+    assert_exact(alias, 7)
+
+
+@on("postgres")
+def test_the_second_one_waits_and_takes_over(alias, published, start):
+    first = start()
+    eventually(lambda: Drainer.objects.using(alias).count() == 1, "the first one runs")
+    second = start()
+    eventually(lambda: Drainer.objects.using(alias).count() == 2, "the second one runs")
+    published(*STREAMS)
+    eventually(lambda: len(noted(alias)) >= 3, "handled")
+    first.kill()
+    published(*STREAMS)
+    eventually(lambda: len(noted(alias)) >= 6, "handled")
+    second.kill()
+    published(*STREAMS)
+    start()
+    eventually(lambda: len(noted(alias)) >= 9, "taken over from both")
+    assert_exact(alias, 3)
+
+
+@on("postgres")
+def test_a_stop_finishes_the_page_and_hands_back(alias, published, start):
+    process = start(partitions=4)
+    published(*STREAMS * 10)
+    eventually(lambda: len(noted(alias)) >= 30, "handled")
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert not Drainer.objects.using(alias).exists()
+    assert "subscriptions stopped handled=30" in process.log.read_text()
+
+
+@on("postgres", "mariadb")
+def test_several_processes_share_the_partitions(alias, published, start):
+    published(*STREAMS * 10)
+    process = start("--processes", "3", partitions=4)
+    eventually(lambda: len(noted(alias)) >= 30, "handled")
+    assert_exact(alias, 10)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_partition_goes_on_after_an_end_in_the_middle(alias, published, point):
+    """The same without a process: the next one finds the cursor and the effects together."""
+    published(*STREAMS * 2)
+    handle = []
+
+    @subscriber("noted", batch_size=2)
+    def note(events):
+        rows = [
+            Incident(kind="unknown", detail=e.stream, first_id=e.version, last_id=0) for e in events
+        ]
+        Incident.objects.using(alias).bulk_create(rows)
+        handle.append(1)
+
+    Subscription.objects.using(alias).create(name="noted")
+
+    def end() -> None:
+        set_failpoint(point, None)
+        raise KeyboardInterrupt
+
+    set_failpoint(point, end)
+    one = Partition(subscriber_named("noted"), 0)
+    with pytest.raises(KeyboardInterrupt):
+        _exhaust(one)
+    one.close()
+    other = Partition(subscriber_named("noted"), 0)
+    _exhaust(other)
+    other.close()
+    assert_exact(alias, 2)
+
+
+def test_two_owners_of_one_page(alias, published):
+    """The lease may fail; the cursor does not: the second one finds that it was overtaken."""
+    published(*STREAMS)
+    seen = []
+    subscriber("noted")(seen.extend)
+    Subscription.objects.using(alias).create(name="noted")
+    one, other = (Partition(subscriber_named("noted"), 0) for _ in range(2))
+    set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.turn()))
+    one._load()
+    with pytest.raises(Overtaken):
+        one._handle_page(one._feeds[0])
+    one.turn()
+    assert [event.stream for event in seen] == STREAMS
+    one.close()
+    other.close()
+
+
+def test_a_handler_that_swallows_an_error_of_the_database(alias, published, run):
+    @subscriber("swallows")
+    def handle(events):
+        InboxEntry.objects.using(alias).create(job_id="x", task="")
+        try:
+            InboxEntry.objects.using(alias).create(job_id="x", task="")
+        except Exception:
+            from django.db import transaction
+
+            transaction.set_rollback(True, using=alias)
+
+    published("a")
+    run("swallows")
+    cursor = Cursor.objects.using(alias).get()
+    assert SwallowedError.__name__ in cursor.error
+    assert "swallows" in cursor.error
+    assert not cursor.handled
+    assert not InboxEntry.objects.using(alias).exists()
+
+
+def test_one_that_fails_does_not_hold_up_another(alias, published, run):
+    seen = []
+
+    @subscriber("fails")
+    def fail(events):
+        raise ValueError("always")
+
+    subscriber("works")(seen.extend)
+    published("a", "b")
+    assert run("fails", "works") == 2
+    assert len(seen) == 2
+
+
+def test_it_is_tried_again_with_pauses_that_grow(alias, published):
+    attempts, now = [], [0.0]
+
+    @subscriber("fails")
+    def fail(events):
+        attempts.append(now[0])
+        raise ValueError("always")
+
+    published("a")
+    Subscription.objects.using(alias).create(name="fails")
+    partition = Partition(subscriber_named("fails"), 0, clock=lambda: now[0])
+    for _ in range(4000):
+        partition.turn()
+        now[0] += 0.05
+    partition.close()
+    pauses = [after - before for before, after in pairwise(attempts)]
+    assert pauses[0] < 0.4
+    assert max(pauses) < 61
+    assert all(after >= 1.5 * before or after > 50 for before, after in pairwise(pauses))
+    assert Cursor.objects.using(alias).get().failures == len(attempts)
+
+
+def test_a_damaged_cursor_stands_still_and_says_so(alias, published, run):
+    seen = []
+    subscriber("noted")(seen.extend)
+    published("a")
+    run("noted")
+    Cursor.objects.using(alias).update(state='{"window": "nothing"}')
+    published("b")
+    assert run("noted") == 0
+    cursor = Cursor.objects.using(alias).get()
+    assert "cannot be read" in cursor.error
+    assert (cursor.state, len(seen)) == ('{"window": "nothing"}', 1)
+
+
+def test_more_partitions_take_over_where_the_old_ones_stand(alias, published, run):
+    seen = []
+    streams = [f"s{i}" for i in range(30)]
+
+    def declare(partitions):
+        from outbox_app.delivery import subscriber as module
+
+        module._subscribers.pop("noted", None)
+
+        @subscriber("noted", partitions=partitions, batch_size=7)
+        def note(events):
+            seen.extend((event.stream, event.version) for event in events)
+
+    declare(2)
+    published(*streams)
+    run("noted")
+    declare(6)
+    published(*streams)
+    run("noted")
+    assert sorted(seen) == sorted((s, v) for s in streams for v in (1, 2))
+    declare(4)  # no multiple of 6: a person has to say so
+    published(*streams)
+    runner = Runner([subscriber_named("noted")])
+    assert runner.run(once=True) == 0
+    assert "repartition" in runner.trouble
+    assert len(seen) == 60
+
+
+def _exhaust(partition: Partition) -> None:
+    while partition.turn():
+        pass
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
