@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.delivery.cursors import Overtaken
@@ -307,3 +308,23 @@ def _exhaust(partition: Partition) -> None:
 def _state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
+
+
+@on("default", "mariadb")
+def test_a_row_edited_into_nonsense_stops_its_subscription_only(alias, published, run):
+    """PostgreSQL refuses such an edit."""
+    unchecked = {
+        "default": "PRAGMA ignore_check_constraints = {:d}",
+        "mariadb": "SET check_constraint_checks = {:d}",
+    }[alias]
+    subscriber("reads")(list.clear)
+    subscriber("reads-a", topics=["a"])(list.clear)
+    published("a", "b")
+    with connections[alias].cursor() as cursor:
+        cursor.execute(unchecked.format(alias == "default"))
+        cursor.execute("UPDATE outbox_event SET data = '{nonsense' WHERE stream = 'b'")
+        cursor.execute(unchecked.format(alias != "default"))
+    assert run("reads", "reads-a") == 0
+    errors = dict(Cursor.objects.using(alias).values_list("subscription", "error"))
+    assert "JSONDecodeError" in errors["reads"]
+    assert errors["reads-a"] == ""
