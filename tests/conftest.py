@@ -116,6 +116,17 @@ def tasks_end_with_the_test() -> Iterator[None]:
     shared -= {each for each in shared - before if each.__qualname__.startswith("Celery.task")}
 
 
+@pytest.fixture(autouse=True)
+def subscriptions_end_with_the_test() -> Iterator[None]:
+    """Forget the subscriptions that a test, or code in the documentation, declared."""
+    from outbox_app.delivery import subscriber
+
+    before = dict(subscriber._subscribers)
+    yield
+    subscriber._subscribers.clear()
+    subscriber._subscribers.update(before)
+
+
 @pytest.fixture(scope="session")
 def worker_number() -> int:
     """0, or the number of this process under pytest-xdist."""

@@ -19,7 +19,7 @@ import django.db
 from django.db import connections, transaction
 
 from ..conf import settings
-from ..exceptions import LeaseLost, OutboxError, ReadRefused
+from ..exceptions import LeaseLost, OutboxError
 from ..log.cursor import State
 from ..log.reader import Events, LogReader
 from ..log.record import RecordedEvent
@@ -34,6 +34,8 @@ from .subscriber import Subscriber
 STORE_SECONDS = 5.0
 #: Attempts at a page before its streams are parked, with ``on_error="park"``.
 PARK_AFTER = 3
+#: Nobody's fault but the database's: the runner rests, and nothing is written down.
+AWAY = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class SwallowedError(OutboxError):
@@ -88,6 +90,11 @@ class Partition:
         """Seconds for which it is left alone after a failure."""
         return max(0.0, self._rest_until - self.clock())
 
+    @property
+    def revisions(self) -> dict[int, int]:
+        """Of the cursors it holds, by id."""
+        return {feed.cursor.pk: feed.cursor.revision for feed in self._feeds}
+
     def turn(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
         if self.resting:
@@ -119,7 +126,9 @@ class Partition:
             try:
                 state = reader.load(cursor.state)
                 reader.window.verify(state)
-            except ReadRefused as error:
+            except AWAY:
+                raise
+            except Exception as error:
                 self._fail(cursor, error)
                 return
             feeds.append(Feed(reader, cursor, state, self.clock()))
@@ -129,7 +138,9 @@ class Partition:
     def _handle_page(self, feed: Feed) -> bool:
         try:
             events, page = feed.reader.read(feed.state, self.batch_size)
-        except ReadRefused as error:
+        except AWAY:
+            raise
+        except Exception as error:  # refused; or a row that somebody edited into nonsense
             self._fail(feed.cursor, error)
             return False
         failpoint("page_read")
@@ -198,7 +209,7 @@ class Partition:
     def _park(self, feed: Feed, found: Events, error: Exception) -> bool:
         """Handle a page event by event, setting failing streams aside. Says whether it was done."""
         patient = feed.cursor.failures + 1 < PARK_AFTER
-        transient = isinstance(error, django.db.OperationalError | django.db.InterfaceError)
+        transient = isinstance(error, AWAY)
         if self.subscriber.on_error != "park" or patient or transient:
             return False
         with transaction.atomic(using=self.using):

@@ -3,6 +3,7 @@
 Works in a plain ``TestCase``, whose transaction never commits, and in a ``TransactionTestCase``.
 ``assert_staged()`` and its kin look into the table; ``run_staged()`` plays the worker in this
 process; ``drain_inline()`` plays the drainer and hands the jobs to the broker of the test settings.
+``assert_published()`` and ``run_subscribers()`` do the same for events.
 No broker, no worker and no drainer is needed but for the last. What was sent past the outbox (by a
 call outside any transaction, say) is not seen. With pytest the fixture ``outbox`` is this module.
 """
@@ -18,6 +19,7 @@ from ..delivery.drain import Drain, Tally
 from ..intake.rows import outbox_alias
 from ..intake.sending import explicitly
 from ..models import StagedJob
+from .events import assert_published, published_events, run_subscribers
 from .job import Job
 
 if TYPE_CHECKING:
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Job",
     "assert_not_staged",
+    "assert_published",
     "assert_staged",
     "drain_inline",
+    "published_events",
     "run_staged",
+    "run_subscribers",
     "staged_jobs",
 ]
 

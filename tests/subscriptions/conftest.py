@@ -1,8 +1,8 @@
-"""Subscriptions that end with the test, and readings of what became of their events."""
+"""What tests of subscriptions share: events to publish, and runs until nothing is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +11,6 @@ from django.db import transaction
 from outbox_app import NewEvent, publish_many
 from outbox_app.delivery import subscriber as declared
 from outbox_app.delivery.runner import Runner
-
-
-@pytest.fixture(autouse=True)
-def subscribers() -> Iterator[None]:
-    """Subscriptions that a test declares are forgotten."""
-    before = dict(declared._subscribers)
-    yield
-    declared._subscribers.clear()
-    declared._subscribers.update(before)
 
 
 @pytest.fixture

@@ -1,0 +1,145 @@
+"""Events in tests: what was published, and what the subscriptions make of it.
+
+``run_subscribers()`` works inside the transaction of a ``TestCase``, which a real runner may not
+read: it takes the events in the order of their positions, which is right where nobody else writes.
+A handler that raises fails the test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, transaction
+
+from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
+from ..log.cursor import SqliteState
+from ..log.logs import log_alias
+from ..log.reader import LogReader
+from ..log.record import COLUMNS, RecordedEvent, recorded
+from ..log.sql import Filter
+from ..models import Cursor, Event, EventLog
+
+#: How many events a failure message lists, at most.
+LISTED = 20
+#: Rounds after which events that publish events are taken to have no end.
+ROUNDS = 100
+
+
+def published_events(
+    type: str | None = None,
+    stream: str | None = None,
+    *,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> list[RecordedEvent]:
+    """Return the events of a log, in the order in which they were published.
+
+    Args:
+        type: Exact type. Default: all.
+        stream: Exact stream. Default: all.
+        log: The log.
+        using: Database alias. Default: the log's.
+    """
+    wanted = {"type": type, "stream": stream}
+    rows = log._default_manager.using(using or log_alias(log)).order_by("id")
+    rows = rows.filter(**{name: value for name, value in wanted.items() if value is not None})
+    return [recorded(row) for row in rows]
+
+
+def assert_published(
+    type: str,
+    data: Any = None,
+    *,
+    stream: str | None = None,
+    count: int = 1,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> list[RecordedEvent]:
+    """Assert that an event was published, ``count`` times exactly.
+
+    Args:
+        type: Exact type.
+        data: Its data, all of it. Default: any.
+        stream: Its stream. Default: any.
+        count: How many of these; 0: none.
+        log: The log.
+        using: Database alias. Default: the log's.
+
+    Returns:
+        The events.
+
+    Raises:
+        AssertionError: There are more or fewer. The message lists what was published.
+    """
+    __tracebackhide__ = True  # pytest shows the test's line, not this one
+    events = published_events(log=log, using=using)
+    found = [
+        event
+        for event in events
+        if event.type == type and stream in (None, event.stream) and data in (None, event.data)
+    ]
+    if len(found) != count:
+        lines = [f"  {e.type} {e.stream}@{e.version} {e.data!r}"[:200] for e in events[:LISTED]]
+        listed = "\n".join(["Published:", *lines]) if lines else "Nothing was published."
+        raise AssertionError(f"Expected {count} published of {type}; found {len(found)}.\n{listed}")
+    return found
+
+
+def run_subscribers(*names: str) -> int:
+    """Hand the events published so far to subscriptions, in this thread, until none is left.
+
+    What the handlers publish in turn is handled too. Another call goes on where this one ended.
+
+    Args:
+        *names: Names of subscriptions. Default: all.
+
+    Returns:
+        How many events were handled; one that two subscriptions handled counts twice.
+
+    Raises:
+        Exception: What a handler raised; its page is undone.
+        UnknownSubscription: There is none of this name.
+        AssertionError: Handlers published events without end.
+    """
+    chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
+    handled = 0
+    for _ in range(ROUNDS):
+        new = sum(_run(each) for each in chosen)
+        if not new:
+            return handled
+        handled += new
+    raise AssertionError(f"There is no end after {ROUNDS} rounds and {handled} events.")
+
+
+def _run(subscriber: Subscriber) -> int:
+    handled = 0
+    for log in subscriber.logs:
+        reader = LogReader(log, using=subscriber.using)
+        handled += _handle(subscriber, reader)
+        reader.close()
+    return handled
+
+
+def _handle(subscriber: Subscriber, reader: LogReader) -> int:
+    using = subscriber.using
+    cursor, _ = Cursor.objects.using(using).get_or_create(
+        subscription=subscriber.name,
+        partition=0,
+        log=reader.table,
+        defaults={"state": SqliteState().dump()},
+    )
+    condition, params = Filter(subscriber.topics, subscriber.types).sql()
+    table = connections[using].ops.quote_name(reader.table)
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as statement:
+            statement.execute(
+                f"SELECT {', '.join(COLUMNS)} FROM {table} WHERE id > %s "
+                f"{condition and f'AND {condition}'} ORDER BY id",
+                [cursor.position, *params],
+            )
+            events = reader.records(list(statement.fetchall()))
+        if events:
+            subscriber.handle(events)
+            cursor.position = events[-1].id
+            cursor.save(using=using, update_fields=["position"])
+    return len(events)
