@@ -48,7 +48,6 @@ class Feed:
 
     reader: LogReader
     cursor: Cursor
-    #: Ahead of the cursor's row where there was nothing to handle.
     state: State
     stored_at: float
 
@@ -125,7 +124,7 @@ class Partition:
             cursor = cursor_of(self.subscriber, self.part, reader)
             try:
                 state = reader.load(cursor.state)
-                reader.window.verify(state)
+                reader.verify(state)
             except AWAY:
                 raise
             except Exception as error:
@@ -145,9 +144,11 @@ class Partition:
             return False
         failpoint("page_read")
         events = self.parking.without(events)
-        if not events and not self._is_stale(feed, page.state):
-            feed.state = page.state
-            return page.more
+        if not events and not page.more and not self._is_stale(feed, page.state):
+            # The state is not moved in memory either. A server that crashes may give out again
+            # the ids of transactions that wrote nothing down: a snapshot is worth something from
+            # the moment on at which a later transaction, the cursor's own, is on disk.
+            return False
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
