@@ -14,6 +14,12 @@ from outbox_app.intake.declaration import named
 from tests.mixin import gate
 
 
+@pytest.fixture(autouse=True)
+def without_checks(monkeypatch):
+    """Celery runs Django's checks when it imports task modules; some of them ask a database."""
+    monkeypatch.setenv("CELERY_SKIP_CHECKS", "1")
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """``module(code)``: the name of a module that nobody has imported."""
