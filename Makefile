@@ -38,7 +38,7 @@ docs: venv ## build the documentation, warnings are errors
 
 bench: ARGS ?= drain
 bench: venv ## measure on private servers
-	$(BIN)/python -m tests.servers --only postgres,redis run -- $(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 venv: $(VENV)/.everything ## the environment for development, with system packages
 
@@ -60,5 +60,5 @@ $(VENV)/.example: setup.cfg $(VENV)/.created
 	@touch $@
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system
-	$(PIP) --editable '.[postgres,mysql,redis,example,docs,test]'
+	$(PIP) --editable '.[postgres,mysql,redis,example,docs,bench,test]'
 	@touch $@ $(VENV)/.example

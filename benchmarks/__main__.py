@@ -1,4 +1,4 @@
-"""The command line: starts private servers unless POSTGRES_URL and REDIS_URL name some."""
+"""The command line: starts private servers unless POSTGRES_URL and the like name some."""
 
 from __future__ import annotations
 
@@ -6,37 +6,68 @@ import argparse
 import importlib
 import json
 import os
+import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.servers import PostgreSQL, Redis
+from tests.servers import MariaDB, PostgreSQL, Redis
 
-NAMES = ("drain",)
+NAMES = ("drain", "log", "losses")
+#: With room for the millions of rows of ``losses``.
+SERVERS = {
+    "POSTGRES_URL": lambda: PostgreSQL(
+        extra_arguments=["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"]
+    ),
+    "MARIADB_URL": lambda: MariaDB(
+        extra_arguments=["--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M"]
+    ),
+    "REDIS_URL": Redis,
+}
 
 
 def main() -> None:
     """Run one benchmark, print its ratios, and write the raw rounds where asked."""
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
+    database = f"{options.database.upper()}_URL"
+    arguments: dict[str, Any] = {"quick": options.quick}
+    if options.name == "losses":
+        arguments["scale"] = options.scale
+    with ExitStack() as stack:
+        for variable in (database, *(["REDIS_URL"] if options.name == "drain" else [])):
+            if variable not in os.environ:
+                os.environ[variable] = stack.enter_context(SERVERS[variable]()).url
+        os.environ["BENCHMARK_URL"] = os.environ[database]
+        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        result = importlib.import_module(f"benchmarks.{options.name}").run(**arguments)
+    show(result)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    """Read the arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios and raw rounds")
+    parser.add_argument("--scale", type=float, default=1.0, help="losses: part of the time")
+    parser.add_argument(
+        "--database", choices=("postgres", "mariadb"), default="postgres", help="losses: where"
+    )
     options = parser.parse_args()
-    with ExitStack() as stack:
-        for variable, server in (("POSTGRES_URL", PostgreSQL), ("REDIS_URL", Redis)):
-            if variable not in os.environ:
-                os.environ[variable] = stack.enter_context(server()).url
-        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-        result = importlib.import_module(f"benchmarks.{options.name}").run(quick=options.quick)
-    show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    if options.database != "postgres" and options.name != "losses":
+        parser.error("only losses runs on another database than PostgreSQL")
+    return options
 
 
 def show(result: dict[str, Any]) -> None:
     """Print each ratio beside what is asked of it."""
     for name, value in result["ratios"].items():
-        print(f"{name:24} {value:8.4f}   {result['asked'].get(name, '')}")
+        print(f"{name:28} {value:10.4f}   {result['asked'].get(name, '')}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""Settings of the benchmarks: the database of POSTGRES_URL, nothing but the app."""
+"""Settings of the benchmarks: the database of BENCHMARK_URL, else of POSTGRES_URL."""
 
 from __future__ import annotations
 
 import os
 from urllib.parse import urlsplit
 
-_url = urlsplit(os.environ["POSTGRES_URL"])
+_url = urlsplit(os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"])
 
 SECRET_KEY = "benchmarks"
 USE_TZ = True
-INSTALLED_APPS = ["outbox_app"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["outbox_app", "benchmarks"]
 DATABASES = {
     "default": {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": f"django.db.backends.{'mysql' if _url.scheme == 'mysql' else 'postgresql'}",
         "HOST": _url.hostname,
         "PORT": _url.port,
         "USER": _url.username,
         "PASSWORD": _url.password or "",
         "NAME": _url.path.strip("/"),
+        "TEST": {"NAME": f"outbox_benchmark_{os.getpid()}"},
     }
 }

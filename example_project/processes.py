@@ -23,6 +23,7 @@ PYTHON = [sys.executable, "-u"]
 MANAGE = [*PYTHON, str(settings.BASE_DIR / "manage.py")]
 DRAINER = [*MANAGE, "drain_outbox"]
 WORKER = [*PYTHON, "-m", "celery", "-A", "example_project", "worker", "--concurrency", "2"]
+SUBSCRIPTIONS = [*MANAGE, "run_subscriptions"]
 WEB = [*MANAGE, "runserver", "--noreload"]
 
 

@@ -1,8 +1,9 @@
-"""``python -m example_project.up`` runs the example until Ctrl-C: drainer, worker and web server.
+"""``python -m example_project.up`` runs the example until Ctrl-C: drainer, views, worker, web.
 
-After ``manage.py migrate`` it starts these three, and any of them may be run on its own instead:
+After ``manage.py migrate`` it starts these four, and any of them may be run on its own instead:
 
     python manage.py drain_outbox
+    python manage.py run_subscriptions
     python -m celery -A example_project worker --concurrency 2 --loglevel INFO
     python manage.py runserver --noreload
 
@@ -20,7 +21,7 @@ import django
 from django.core.management import call_command
 
 from . import data_folder, demo_user
-from .processes import DRAINER, WEB, WORKER, Child, interrupt_on_termination, stop
+from .processes import DRAINER, SUBSCRIPTIONS, WEB, WORKER, Child, interrupt_on_termination, stop
 
 #: A process that ends within so many seconds would do so again.
 SHORT_LIFE = 3.0
@@ -64,10 +65,11 @@ def require_free(address):
 
 
 def run(address):
-    """Start the three processes, and start again what ends, until a signal comes."""
+    """Start the four processes, and start again what ends, until a signal comes."""
     interrupt_on_termination()
     commands = {
         "drainer": DRAINER,
+        "views": SUBSCRIPTIONS,
         "worker": [*WORKER, "--loglevel", "INFO"],
         "web": [*WEB, address],
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .delivery.inbox import idempotent as idempotent
+    from .delivery.projection import Projection as Projection
     from .delivery.subscriber import subscriber as subscriber
     from .intake.declaration import on_create as on_create
     from .intake.declaration import on_delete as on_delete
@@ -32,6 +33,7 @@ _MODULES = {
     "NO_STREAM": "outbox_app.log.publish",
     "NewEvent": "outbox_app.log.publish",
     "OutboxMixin": "outbox_app.intake.model",
+    "Projection": "outbox_app.delivery.projection",
     "idempotent": "outbox_app.delivery.inbox",
     "on_create": "outbox_app.intake.declaration",
     "on_delete": "outbox_app.intake.declaration",

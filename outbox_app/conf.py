@@ -66,6 +66,8 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
+    #: Days for which events are kept once every subscription has passed them. None: for ever.
+    EVENT_RETENTION_DAYS: int | None = None
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
     #: Window classes by database vendor, as dotted paths, over the built-in ones.

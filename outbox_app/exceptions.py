@@ -22,6 +22,8 @@
     │   └── MessageIdConflict   the message id belongs to another event
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
+    ├── NotMoved                a subscription stays where it is; what was asked for cannot be done
+    ├── NotSkippable            a gap is none that a person can skip, or none any more
     └── ReadRefused             a log cannot be read exactly from here; nothing is advanced
         ├── DamagedCursor       the cursor's state makes no sense
         ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
@@ -123,6 +125,14 @@ class InvalidSubscriber(OutboxError):
 
 class UnknownSubscription(OutboxError, LookupError):
     """No subscription of this name is declared in this process."""
+
+
+class NotMoved(OutboxError):
+    """What was asked of a subscription cannot be done, or not now. Nothing was changed."""
+
+
+class NotSkippable(OutboxError):
+    """The gap is not open, or nothing waits for it. Nothing was changed."""
 
 
 class ReadRefused(OutboxError):

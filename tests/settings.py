@@ -27,6 +27,8 @@ INSTALLED_APPS = [
     "outbox_app",
     "tests",
     "tests.mixin",
+    "tests.own_log",
+    "tests.projections",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

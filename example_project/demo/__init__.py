@@ -1,7 +1,8 @@
 """``python -m example_project.demo`` shows with real processes that nothing gets lost or leaks.
 
 Several writers place some thousand orders and roll back a third of them; a drainer is killed with
-SIGKILL at the worst moment; a Celery worker executes what arrives. Then two independent accounts
-are compared: the ledgers in which the writers noted, after each commit or rollback, what became of
-an order, and the notes that the worker made of each run.
+SIGKILL at the worst moment, and so is the process that keeps two views up to date from the events
+of the orders; a Celery worker executes what arrives. Then two independent accounts are compared:
+the ledgers in which the writers noted, after each commit or rollback, what became of an order, and
+the notes that the worker made of each run. The views are compared with the orders, row by row.
 """

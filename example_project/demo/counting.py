@@ -4,17 +4,18 @@
 rolled back, or that is not in the table of orders. *Duplicated* is a task of an order that ran
 again; it is explained if an incident names the shard and the id of the row from which it came.
 However often a task ran, its effects must be there once: what left the stock is what the orders
-reserved.
+reserved. A view is *right* where a row says what the tables of the shop say, and *wrong* otherwise.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db.models import Count as Number
 from django.db.models import Sum
 from django.utils import timezone
 
-from example_project.shop.models import Execution, Order, Stock
+from example_project.shop.models import ArticleSales, Execution, Order, OrderProgress, Stock
 from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
@@ -54,6 +55,41 @@ def total(field, rows):
     return rows.aggregate(total=Sum(field, default=0))["total"]
 
 
+@dataclass(frozen=True)
+class View:
+    """A view beside the rows that it should be made of."""
+
+    name: str
+    right: int
+    wrong: int
+
+
+def compare_views():
+    """Compare both views with the orders, row by row."""
+    orders = Order.objects.order_by()
+    sales = orders.values_list("stock").annotate(Sum("quantity"), Number("pk"))
+    steps = orders.values_list("pk", "reserved_at", "payment", "receipt")
+    return [
+        _compare(
+            "order-progress (pushed)",
+            {pk: tuple(bool(step) for step in done) for pk, *done in steps},
+            OrderProgress.objects.values_list("pk", "reserved", "paid", "receipt_sent"),
+        ),
+        _compare(
+            "article-sales",
+            {pk: (sold, number) for pk, sold, number in sales},
+            ArticleSales.objects.values_list("pk", "sold", "orders"),
+        ),
+    ]
+
+
+def _compare(name, expected, rows):
+    found = {pk: tuple(values) for pk, *values in rows}
+    keys = expected.keys() | found.keys()
+    right = sum(expected.get(key) == found.get(key) for key in keys)
+    return View(name, right, len(keys) - right)
+
+
 class Count:
     """The two accounts of one run, side by side."""
 
@@ -70,6 +106,7 @@ class Count:
         self.runs = list(runs.values_list("subject", "task", "state"))
         self.taken = start.on_hand - total("on_hand", Stock.objects)
         self.reserved = total("quantity", Order.objects.filter(reserved_at__gte=start.time))
+        self.views = compare_views()
         self.incidents = list(Incident.objects.filter(pk__gt=start.incident))
 
         self.expected = {(order, task) for order in self.committed for task in STAGED_AS}
@@ -88,6 +125,7 @@ class Count:
     @property
     def passed(self):
         wrong = self.lost or self.leaked or self.unexplained
+        wrong = wrong or any(view.wrong for view in self.views)
         return not wrong and self.taken == self.reserved
 
     def orders_done(self):

@@ -1,8 +1,8 @@
 """The demo from the first migration to the last count, in the order in which it happens.
 
-Drainer, worker and writers are processes of their own, as in production. Every wait is bounded:
-when nothing happens for a while, or a process ends that should not, the demo fails and shows the
-logs.
+Drainer, subscriptions, worker and writers are processes of their own, as in production. Every wait
+is bounded: when nothing happens for a while, or a process ends that should not, the demo fails and
+shows the logs.
 """
 
 import os
@@ -13,12 +13,12 @@ from django.conf import settings
 from django.core.management import call_command
 
 from example_project import demo_user
-from example_project.processes import DRAINER, PYTHON, WORKER, Child, stop
+from example_project.processes import DRAINER, PYTHON, SUBSCRIPTIONS, WORKER, Child, stop
 from example_project.shop.models import Execution
-from outbox_app.models import Incident, StagedJob
+from outbox_app.models import Cursor, Incident, StagedJob
 
 from . import ledger
-from .counting import Count, Start
+from .counting import Count, Start, compare_views, total
 from .terminal import Progress, incident_words, table
 
 #: Seconds without any progress after which the demo gives up.
@@ -28,6 +28,9 @@ QUIET = 2.0
 #: Freezes a drainer in its second batch, between publish and delete. That is the worst moment to be
 #: killed: the broker has the jobs, and their rows are still there.
 FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@2"}
+#: Freezes a process that runs subscriptions in its third page, before the commit: the views are
+#: written, and nothing of it counts.
+FREEZE_PAGE = {"OUTBOX_FAILPOINT": "handled=stop@3"}
 
 
 class Failed(Exception):
@@ -42,8 +45,10 @@ def run(orders, writers):
     try:
         try:
             demo.start()
+            demo.kill_a_subscriber()
             demo.kill_a_drainer()
             demo.wait_for_executions()
+            demo.wait_for_views()
         finally:
             demo.stop()
     except Failed as failure:
@@ -95,15 +100,28 @@ class Demo:
         self.shares = [orders // writers + (n < orders % writers) for n in range(writers)]
 
     def start(self):
-        """Start a drainer, a worker, and the writers."""
+        """Start a drainer, a worker, the subscriptions, and the writers."""
         self._start("drainer-1", DRAINER)
         self._start("worker", [*WORKER, "--loglevel", "WARNING"])
+        self.subscriptions = self._start("subscriptions-1", SUBSCRIPTIONS, FREEZE_PAGE)
         for number, share in enumerate(self.shares, 1):
             name = f"writer-{number}"
             ledger_file = self.folder / f"{name}.jsonl"
             writer = [*PYTHON, "-m", "example_project.demo.writer"]
             writer += ["--orders", str(share), "--ledger", str(ledger_file)]
             self.writers.append(self._start(name, writer))
+
+    def kill_a_subscriber(self):
+        """Kill the process that keeps the views where it has frozen, and start another."""
+        victim = self.subscriptions
+        self._wait(lambda: victim.is_frozen() or self._is_all_sent(), "a page of events")
+        victim.kill()
+        self.children.remove(victim)
+        self._start("subscriptions-2", SUBSCRIPTIONS)
+        self.progress.say(
+            f"{victim.name} (process {victim.pid}) killed with SIGKILL in the middle of a page. "
+            "Another one goes on when its lease has run out; until then one view is pushed only."
+        )
 
     def kill_a_drainer(self):
         """Start a second drainer, and kill it where it has frozen, with a batch in flight."""
@@ -129,6 +147,10 @@ class Demo:
             if self._runs() != runs:
                 runs, since = self._runs(), time.monotonic()
         self._tell_incidents()
+
+    def wait_for_views(self):
+        """Wait until the views have all the events."""
+        self._wait(lambda: not any(view.wrong for view in compare_views()), "the views")
 
     def stop(self):
         """Stop what still runs, the worker last."""
@@ -166,12 +188,13 @@ class Demo:
             self._tell_incidents()
             if condition():
                 return
-            now = (ledger.count(self.folder), self._runs(), StagedJob.objects.count())
+            handled = total("handled", Cursor.objects)
+            now = (ledger.count(self.folder), self._runs(), StagedJob.objects.count(), handled)
             if now != before:
                 before, moved = now, time.monotonic()
             elif time.monotonic() - moved > PATIENCE:
                 raise Failed(f"nothing has happened for {PATIENCE:.0f} s, waiting for {what}.")
-            placed, ran, waiting = now
+            placed, ran, waiting, _ = now
             text = f"{placed:,} orders placed, {waiting:,} jobs in the outbox, {ran:,} runs"
             self.progress.show(ran, 2 * self.orders, text)  # two of three orders, three runs each
             time.sleep(0.1)

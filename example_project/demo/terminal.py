@@ -58,6 +58,10 @@ def table(count):
     lines.append(
         f"Articles reserved by orders: {count.reserved:,}, taken from the stock: {count.taken:,}"
     )
+    lines += [
+        f"View {view.name}: {view.right:,} rows right, {view.wrong:,} wrong, against the orders"
+        for view in count.views
+    ]
     lines += [f"Incident: {incident_words(incident)}" for incident in count.incidents]
     lines.append(
         "Lost and leaked: the writers' own ledgers against the worker's own notes. The outbox is "

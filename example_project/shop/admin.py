@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from .models import Execution, Order, Payment, Receipt, Stock
+from .models import ArticleSales, Execution, Order, OrderProgress, Payment, Receipt, Stock
 
 
 @admin.register(Stock)
@@ -29,6 +29,31 @@ class PaymentAdmin(admin.ModelAdmin):
 class ReceiptAdmin(admin.ModelAdmin):
     list_display = ["order_id", "text", "sent_at"]
     raw_id_fields = ["order"]
+
+
+class ViewAdmin(admin.ModelAdmin):
+    """A view is written by its subscription alone."""
+
+    def has_add_permission(self, request):
+        return False
+
+    def has_change_permission(self, request, obj=None):
+        return False
+
+    def has_delete_permission(self, request, obj=None):
+        return False
+
+
+@admin.register(OrderProgress)
+class OrderProgressAdmin(ViewAdmin):
+    list_display = ["order_id", "reserved", "paid", "receipt_sent", "version"]
+    list_filter = ["reserved", "paid", "receipt_sent"]
+
+
+@admin.register(ArticleSales)
+class ArticleSalesAdmin(ViewAdmin):
+    list_display = ["stock", "sold", "orders"]
+    list_select_related = ["stock"]
 
 
 @admin.register(Execution)

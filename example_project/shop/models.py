@@ -1,4 +1,4 @@
-"""Rows of the shop: what is sold, what was ordered, and what the tasks made of it.
+"""Rows of the shop: what is sold, what was ordered, and what the tasks made of it; and two views.
 
 An order's id is a UUID made in Python, so an order that was rolled back can never share its id with
 a later one: a job that leaked out of a rollback would name an order that does not exist.
@@ -63,6 +63,45 @@ class Receipt(models.Model):
 
     def __str__(self):
         return f"receipt for order {self.order_id}"
+
+
+class OrderProgress(models.Model):
+    """A view: how far an order has come. ``subscribers.OrderProgressView`` makes it of events."""
+
+    #: The order's id, which is the stream of its events.
+    order_id = models.UUIDField(primary_key=True)
+    reserved = models.BooleanField(default=False)
+    paid = models.BooleanField(default=False)
+    receipt_sent = models.BooleanField(default=False)
+    #: Version of the last event that was applied.
+    version = models.BigIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "order progress"
+
+    def __str__(self):
+        steps = {
+            "receipt sent": self.receipt_sent,
+            "paid": self.paid,
+            "reserved": self.reserved,
+        }
+        return next((step for step, done in steps.items() if done), "placed")
+
+
+class ArticleSales(models.Model):
+    """A view: how many of an article were ordered. ``subscribers.ArticleSalesView`` makes it."""
+
+    stock = models.OneToOneField(
+        Stock, on_delete=models.DO_NOTHING, primary_key=True, related_name="sales"
+    )
+    sold = models.PositiveIntegerField(default=0)
+    orders = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "article sales"
+
+    def __str__(self):
+        return f"{self.sold} x {self.stock}"
 
 
 class Execution(models.Model):

@@ -1,4 +1,4 @@
-"""What the shop does, each in one transaction: rows and jobs commit together or not at all.
+"""What the shop does, each in one transaction: rows, jobs and events commit together or not at all.
 
 The calls are Celery's own. Inside ``atomic()`` they write a row instead of speaking to the broker,
 and the drainer sends that row after the commit. Outside a transaction they would be sent at once.
@@ -6,6 +6,8 @@ and the drainer sends that row after the commit. Outside a transaction they woul
 
 from celery import chain, group
 from django.db import transaction
+
+from outbox_app import publish
 
 from .models import Order, Stock
 from .tasks import capture_payment, reorder, reserve_stock, send_receipt
@@ -16,7 +18,7 @@ LOW = 600
 
 @transaction.atomic
 def place_order(customer, stock, quantity=1):
-    """Store an order and stage all that has to follow.
+    """Store an order, stage all that has to follow, and tell whoever wants to know.
 
     Returns:
         The stored order. If the transaction around this call is rolled back, no task will ever run.
@@ -26,6 +28,7 @@ def place_order(customer, stock, quantity=1):
     )
     reserve_stock.delay(order.pk)
     chain(capture_payment.si(order.pk), send_receipt.si(order.pk)).delay()
+    publish(str(order.pk), "order.placed", {"article": stock.pk, "quantity": quantity})
     return order
 
 

@@ -2,7 +2,8 @@
 
 A job is delivered at least once, so each task must bear being run twice. Taking from the stock
 would count twice, so ``idempotent`` notes the job's id in the same transaction. The others can be
-made only once anyway: an order has one payment and one receipt, and a full stock is full.
+made only once anyway: an order has one payment and one receipt, and a full stock is full. What has
+happened is published in the same transaction, once as well.
 """
 
 from celery import shared_task
@@ -10,7 +11,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from outbox_app import idempotent
+from outbox_app import idempotent, publish
 
 from .models import Order, Payment, Receipt, Stock
 
@@ -26,6 +27,7 @@ def reserve_stock(order_id):
     Stock.objects.filter(pk=order.stock_id).update(on_hand=F("on_hand") - order.quantity)
     order.reserved_at = timezone.now()
     order.save(update_fields=["reserved_at"])
+    publish(str(order.pk), "order.reserved")
 
 
 @shared_task
@@ -33,7 +35,9 @@ def reserve_stock(order_id):
 def capture_payment(order_id):
     """Take the money. The order is the payment's primary key: there cannot be two."""
     order = Order.objects.get(pk=order_id)
-    Payment.objects.get_or_create(order=order, defaults={"amount": order.total})
+    _, is_new = Payment.objects.get_or_create(order=order, defaults={"amount": order.total})
+    if is_new:
+        publish(str(order.pk), "order.paid")
 
 
 @shared_task
@@ -41,9 +45,11 @@ def capture_payment(order_id):
 def send_receipt(order_id):
     """Send the receipt for a payment; in this example sending means writing it down."""
     payment = Payment.objects.select_related("order__stock").get(pk=order_id)
-    Receipt.objects.get_or_create(
+    _, is_new = Receipt.objects.get_or_create(
         order=payment.order, defaults={"text": f"{payment.order}: {payment.amount} paid."}
     )
+    if is_new:
+        publish(str(payment.order_id), "order.receipt_sent")
 
 
 @shared_task

@@ -7,16 +7,19 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from . import services
-from .models import Order, Stock
+from .models import Order, OrderProgress, Stock
 
 SHOWN = 50
 
 
 @require_GET
 def orders(request):
-    """Show the latest orders and how far the tasks have brought each of them."""
+    """Show the latest orders, how far the tasks have brought them, and what the views say."""
     latest = Order.objects.select_related("stock", "payment", "receipt")[:SHOWN]
-    context = {"orders": latest, "stock": Stock.objects.order_by("name")}
+    progress = OrderProgress.objects.in_bulk([order.pk for order in latest])
+    for order in latest:
+        order.progress = progress.get(order.pk)
+    context = {"orders": latest, "stock": Stock.objects.select_related("sales").order_by("name")}
     return render(request, "shop/orders.html", context)
 
 

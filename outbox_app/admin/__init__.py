@@ -1,19 +1,45 @@
-"""The outbox in Django's admin: staged jobs, dead jobs, drainers, incidents, and an overview.
+"""The outbox in Django's admin: jobs, drainers, events, subscriptions, and an overview.
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
-requeue and discard dead jobs, delete a staged one.
+requeue and discard dead jobs, delete a staged one; pause, resume and replay subscriptions, release
+parked streams, skip gaps.
 """
 
 from django.contrib import admin
 
-from ..models import DeadJob, Drainer, Incident, StagedJob
+from ..models import (
+    DeadJob,
+    Drainer,
+    Event,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Subscription,
+)
 from .dead import DeadJobAdmin
 from .drainer import DrainerAdmin, IncidentAdmin
+from .event import EventAdmin
+from .gap import GapAdmin
 from .job import StagedJobAdmin
+from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
-__all__ = ["DeadJobAdmin", "DrainerAdmin", "IncidentAdmin", "StagedJobAdmin"]
+__all__ = [
+    "DeadJobAdmin",
+    "DrainerAdmin",
+    "EventAdmin",
+    "GapAdmin",
+    "IncidentAdmin",
+    "ParkedStreamAdmin",
+    "StagedJobAdmin",
+    "SubscriptionAdmin",
+]
 
 admin.site.register(StagedJob, StagedJobAdmin)
 admin.site.register(DeadJob, DeadJobAdmin)
 admin.site.register(Drainer, DrainerAdmin)
 admin.site.register(Incident, IncidentAdmin)
+admin.site.register(Event, EventAdmin)
+admin.site.register(Subscription, SubscriptionAdmin)
+admin.site.register(ParkedStream, ParkedStreamAdmin)
+admin.site.register(Gap, GapAdmin)

@@ -28,8 +28,8 @@ else:
     ModelAdmin = admin.ModelAdmin
     BasePaginator = Paginator
 
-#: Columns of a message: shown through ``payload`` only, and not fetched for a list.
-MESSAGE = ("body", "envelope")
+#: Columns of a message or an event: shown through ``payload`` only, and not fetched for a list.
+MESSAGE = ("body", "envelope", "data", "metadata")
 
 
 class BoundedPaginator(BasePaginator):

@@ -42,17 +42,17 @@ class MessageFields(OutboxAdmin):
     @admin.display(description=_("headers"))
     def headers(self, job: JobMessage) -> SafeString:
         """Headers of the message."""
-        return _block(_payload(job).headers)
+        return block(_payload(job).headers)
 
     @admin.display(description=_("route and properties"))
     def options(self, job: JobMessage) -> SafeString:
         """All that the message holds besides headers and body."""
-        return _block(_payload(job).options)
+        return block(_payload(job).options)
 
     @admin.display(description=_("body"))
     def content(self, job: JobMessage) -> SafeString:
         """Arguments of the task."""
-        return _block(_payload(job).body)
+        return block(_payload(job).body)
 
 
 class StagedJobAdmin(MessageFields):
@@ -97,7 +97,8 @@ def _payload(job: JobMessage) -> Payload:
     return job._payload  # type: ignore[attr-defined, no-any-return]
 
 
-def _block(part: Part) -> SafeString:
+def block(part: Part) -> SafeString:
+    """Return a part of a message as HTML."""
     if part.text is None:
         return format_html("<p>{}</p>", part.note)
     note = format_html("<p>{}</p>", part.note) if part.note else ""

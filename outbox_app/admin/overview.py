@@ -1,8 +1,8 @@
 """The overview: is work leaving, how late is it, who drains, what died and why.
 
 One page, made of ``operations.status``: a constant number of statements, all of them bounded. It
-takes the permission to view drainers; staged jobs, dead jobs and incidents are shown to those who
-may view them.
+takes the permission to view drainers; staged jobs, subscriptions, dead jobs and incidents are shown
+to those who may view them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..intake.rows import outbox_alias
-from ..models import DeadJob, Incident, StagedJob
-from ..operations import status
+from ..log.logs import log_alias
+from ..models import DeadJob, Event, Incident, StagedJob, Subscription
+from ..operations import lag, status
 from ..operations.text import one_line
 from .base import OutboxAdmin, harmless
+from .durations import duration
+from .subscription import in_flight
 
 
 def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse:
@@ -62,6 +65,18 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         context["incidents"] = [harmless(row) for row in status.incidents(using=using)]
     if may_view(request, DeadJob):
         context["dead"] = listed(status.dead_groups(DeadJob.objects.using(using)))
+    if may_view(request, Subscription):
+        context["subscriptions"] = [
+            {
+                "name": one_line(each.name, 80),
+                "state": each.state,
+                "behind": each.shown,
+                "late": duration(each.seconds) if each.behind else "-",
+                "error": one_line(each.error, 200),
+            }
+            for each in lag.lags(using=log_alias(Event))
+        ]
+        context["in_flight"] = in_flight()
     for row in drainers:
         harmless(row.drainer)
     request.current_app = model_admin.admin_site.name
@@ -90,18 +105,6 @@ def listed(dead: status.DeadGroups) -> dict[str, Any]:
         for group in dead.groups
     ]
     return {"rows": rows, "complete": dead.complete}
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``."""
-    if seconds < 60:
-        return _("%(seconds).0f s") % {"seconds": seconds}
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if not hours:
-        return _("%(minutes)d min") % {"minutes": minutes}
-    if not days:
-        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes % 60}
-    return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours % 24}
 
 
 def _warnings(drainers: list[status.DrainerStatus], unowned: int) -> Any:

@@ -67,6 +67,11 @@ def payload(job: JobMessage) -> Payload:
     )
 
 
+def data_of(value: Any) -> Part:
+    """Return the data or metadata of an event for display."""
+    return _json(value, "")
+
+
 def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Part:
     kind = str(envelope.get("content_type") or _("no content type"))
     compression = headers.get("compression")

@@ -11,12 +11,15 @@ from django.core import checks
 
 from .apps import check_apps
 from .databases import check_databases
+from .logs import check_log_tables, check_logs
 from .models import check_models
+from .subscribers import check_time_readers
 from .values import check_settings
 
 
 def register() -> None:
     """Register the checks of the app, under the tag ``outbox``."""
-    for check in (check_settings, check_apps, check_models):
+    for check in (check_settings, check_apps, check_models, check_logs, check_time_readers):
         checks.register(check, "outbox")
-    checks.register(check_databases, "outbox", checks.Tags.database)
+    for check in (check_databases, check_log_tables):
+        checks.register(check, "outbox", checks.Tags.database)

@@ -15,8 +15,9 @@ from django.db import connections
 
 from ..intake.declaration import load_tasks
 from ..intake.sending import celery_app
-from ..migrations._collation import COLLATIONS
+from ..log.logs import all_logs
 from ..models import StagedJob
+from ..models.collation import COLLATIONS
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000
@@ -29,7 +30,8 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
     found: list[CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
-        tables = {m._meta.db_table for m in apps.get_app_config("outbox_app").get_models()}
+        models = [*apps.get_app_config("outbox_app").get_models(), *all_logs()]
+        tables = {model._meta.db_table for model in models}
         tables &= set(connection.introspection.table_names())
         if StagedJob._meta.db_table not in tables:
             continue
@@ -60,7 +62,10 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         columns = cursor.fetchall()
         cursor.execute("SELECT @@sql_mode")
         (sql_mode,) = cursor.fetchone()
+    logs = {log._meta.db_table for log in all_logs()}  # those have checks of their own
     for table, engine in engines:
+        if table in logs:
+            continue
         yield Error(
             f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job would "
             "stay when its transaction is rolled back.",

@@ -55,6 +55,10 @@ def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
 
 def _expected(name: str, value: Any, hint: Any) -> str | None:
     """Return what was expected where ``value`` is not that."""
+    if type(None) in get_args(hint):
+        [hint] = [each for each in get_args(hint) if each is not type(None)]
+        expected = _expected(name, value, hint)
+        return None if value is None or not expected else f"{expected}, or None"
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return None if value in choices else f"one of {', '.join(map(repr, choices))}"

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef
 
 from ..conf import settings
 from ..exceptions import LeaseLost, ReadRefused
@@ -38,33 +38,59 @@ class Overtaken(LeaseLost):
     """Somebody else has moved the cursor: another process, or a person."""
 
 
+class Paused(LeaseLost):
+    """A person has paused the subscription: nothing of it is handled until it is resumed."""
+
+
 def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
     """Return the cursor of a partition in a log; made where it has never run.
 
     Raises:
+        Paused: The subscription is. Whoever pauses bumps the revisions in the same transaction, so
+            a cursor that was returned before cannot be advanced after.
         PartitionsDiffer: In the database the subscription has another number of partitions.
+        Overtaken: The cursor went while it was looked for.
     """
     key = {"subscription": subscriber.name, "partition": part, "log": reader.table}
-    cursors = Cursor.objects.using(reader.using)
+    # One statement: a pause that comes between two of them would be missed.
+    paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
+    cursors = Cursor.objects.using(subscriber.using).filter(**key)
+    cursors = cursors.annotate(is_paused=Exists(paused))
+    found = cursors.first()
+    if found is None:
+        _begin(subscriber, reader)
+        found = cursors.first()
+    if found is None:
+        raise Overtaken(f"Cursor {part} of {subscriber.name!r} in {reader.table} was taken away.")
+    if found.is_paused:
+        raise Paused(f"Subscription {subscriber.name!r} is paused.")
+    if found.partitions != subscriber.partitions:
+        raise PartitionsDiffer.between(subscriber.name, found.partitions, subscriber.partitions)
+    return found
+
+
+def _begin(subscriber: Subscriber, reader: LogReader) -> None:
+    state = reader.window.start(0 if subscriber.start == "beginning" else None).dump()
     count = subscriber.partitions
-    found = cursors.filter(**key).first()
-    if found is not None:
-        if found.partitions != count:
-            raise PartitionsDiffer.between(subscriber.name, found.partitions, count)
-        return found
-    state = reader.window.start(0 if subscriber.start == "beginning" else None)
-    with transaction.atomic(using=reader.using):
+    with transaction.atomic(using=subscriber.using):
         # All partitions at one place: the slice of a stream must lie behind one of them only.
-        subscriptions = Subscription.objects.using(reader.using).select_for_update()
-        now = subscriptions.get(pk=subscriber.name).partitions
-        if now != count:
-            raise PartitionsDiffer.between(subscriber.name, now, count)
+        subscriptions = Subscription.objects.using(subscriber.using).select_for_update()
+        row = subscriptions.get(pk=subscriber.name)
+        if row.paused:
+            raise Paused(f"Subscription {subscriber.name!r} is paused.")
+        if row.partitions != count:
+            raise PartitionsDiffer.between(subscriber.name, row.partitions, count)
         rows = [
-            Cursor(**{**key, "partition": n}, partitions=count, state=state.dump())
+            Cursor(
+                subscription=subscriber.name,
+                partition=n,
+                partitions=count,
+                log=reader.table,
+                state=state,
+            )
             for n in range(count)
         ]
-        cursors.bulk_create(rows, ignore_conflicts=True)
-    return cursors.get(**key)
+        Cursor.objects.using(subscriber.using).bulk_create(rows, ignore_conflicts=True)
 
 
 def advance(cursor: Cursor, state: State, *, handled: int, position: int, using: str) -> None:

@@ -8,11 +8,12 @@ row goes in the transaction of the last of them. Only the owner of the partition
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import django.db
 from django.db import connections, transaction
+from django.db.models import Q
 
 from ..exceptions import LeaseLost
 from ..log.cursor import State
@@ -20,8 +21,12 @@ from ..log.reader import LogReader
 from ..log.record import COLUMNS, RecordedEvent
 from ..models import ParkedStream
 from ..signals import stream_parked
+from .cursors import Overtaken
 from .subscriber import Subscriber
 from .trouble import readable
+
+#: Streams that a person has released and that are looked at in one turn.
+MAX_RELEASED = 100
 
 Handle = Callable[[list[RecordedEvent]], None]
 
@@ -39,21 +44,23 @@ class Parking:
         self.subscriber = subscriber
         self.part = part
         self.using = using
-        self._streams: set[tuple[str, str]] = set()
+        #: First version that was not handled, by log and stream.
+        self.parked: dict[tuple[str, str], int] = {}
 
     def load(self) -> None:
         """Read which streams are parked."""
-        self._streams = set(self._rows().values_list("log", "stream"))
+        rows = self._rows().values_list("log", "stream", "version")
+        self.parked = {(log, stream): version for log, stream, version in rows}
 
     def without(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         """Return the events of streams that are not parked."""
-        if not self._streams:
+        if not self.parked:
             return events
-        return [event for event in events if (event.log, event.stream) not in self._streams]
+        return [event for event in events if (event.log, event.stream) not in self.parked]
 
     def handle(self, event: RecordedEvent, handle: Handle) -> None:
         """Handle one event in a savepoint; park its stream where that fails."""
-        if (event.log, event.stream) in self._streams:
+        if (event.log, event.stream) in self.parked:
             return
         try:
             with transaction.atomic(using=self.using):
@@ -65,28 +72,43 @@ class Parking:
 
     def park(self, event: RecordedEvent, error: BaseException) -> None:
         """Set the event's stream aside, from this event on, in the open transaction."""
-        parked = ParkedStream(
-            subscription=self.subscriber.name,
-            partition=self.part,
-            log=event.log,
-            stream=event.stream,
-            version=event.version,
-            position=event.id,
-            error=readable(f"{type(error).__name__}: {error}")[:10_000],
-        )
-        parked.save(using=self.using, force_insert=True)
-        self._streams.add((event.log, event.stream))
+        text = readable(f"{type(error).__name__}: {error}")[:10_000]
+        parked = self.hold(event.log, event.stream, event.version, event.id, text)
         transaction.on_commit(
             lambda: stream_parked.send_robust(ParkedStream, using=self.using, parked=parked),
             using=self.using,
             robust=True,
         )
 
-    def released(self, log: str) -> list[ParkedStream]:
-        """Return the streams of a log that a person wants to go on. Asks only where some are."""
-        if not self._streams:
+    def hold(self, log: str, stream: str, version: int, position: int, why: str) -> ParkedStream:
+        """Set a stream aside, from a version on, in the open transaction."""
+        parked = ParkedStream(
+            subscription=self.subscriber.name,
+            partition=self.part,
+            log=log,
+            stream=stream,
+            version=version,
+            position=position,
+            error=why,
+        )
+        parked.save(using=self.using, force_insert=True)
+        self.parked[log, stream] = version
+        return parked
+
+    def move(self, parked: ParkedStream, version: int, position: int, why: str) -> bool:
+        """Leave a stream aside from a version on. Says whether nobody else has moved it."""
+        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk, version=parked.version)
+        return bool(row.update(version=version, position=position, error=why, released=False))
+
+    def due(self, log: str, streams: Sequence[str]) -> list[ParkedStream]:
+        """Return the streams of a log that a person wants to go on, and these. Asks only where some
+        are parked."""
+        if not self.parked:
             return []
-        return list(self._rows().filter(log=log, released=True).order_by("id")[:100])
+        wanted = Q(released=True) | Q(stream__in=streams)
+        return list(
+            self._rows().filter(wanted, log=log).order_by("id")[: len(streams) + MAX_RELEASED]
+        )
 
     def missed(
         self, parked: ParkedStream, reader: LogReader, state: State, limit: int
@@ -103,15 +125,31 @@ class Parking:
             cursor.execute(sql, [parked.stream, parked.version, *params])
             return reader.records(list(cursor.fetchall()))
 
-    def progress(self, parked: ParkedStream, events: list[RecordedEvent], *, done: bool) -> None:
-        """Note in the open transaction what was made up for; forget the stream where it is all."""
-        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        if done:
-            row.delete()
-            key = (parked.log, parked.stream)
-            transaction.on_commit(lambda: self._streams.discard(key), using=self.using)
+    def progress(
+        self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool = False
+    ) -> None:
+        """Note in the open transaction what was made up for; forget the stream where it is all.
+
+        Args:
+            parked: The stream.
+            events: What was handled of it.
+            more: Whether there is more to make up for at once.
+            waits: Whether it waits for a version that is missing.
+
+        Raises:
+            Overtaken: A person has skipped some of it in the meantime.
+        """
+        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk, version=parked.version)
+        key = (parked.log, parked.stream)
+        if not more and not waits:
+            moved = row.delete()[0]
+            transaction.on_commit(lambda: self.parked.pop(key, None), using=self.using)
         else:
-            row.update(version=events[-1].version + 1, position=events[-1].id + 1)
+            version, position = events[-1].version + 1, events[-1].id + 1
+            moved = row.update(version=version, position=position, released=not waits)
+            self.parked[key] = version
+        if not moved:
+            raise Overtaken(f"{parked} was moved by somebody else; it is looked at again.")
 
     def park_again(self, parked: ParkedStream, error: BaseException) -> None:
         """It failed again: leave it parked, with the new error."""

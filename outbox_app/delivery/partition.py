@@ -6,7 +6,8 @@
 
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
-With ``on_error="park"`` the streams at fault are set aside after a few attempts.
+With ``on_error="park"`` the streams at fault are set aside after a few attempts. A page may be
+checked for missing versions first (``delivery.gaps``).
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import django.db
 from django.db import connections, transaction
 
 from ..conf import settings
-from ..exceptions import LeaseLost, OutboxError
+from ..exceptions import LeaseLost, OutboxError, ReadRefused
+from ..log.completeness import Checked
 from ..log.cursor import State
-from ..log.reader import Events, LogReader
+from ..log.reader import LogReader
 from ..log.record import RecordedEvent
-from ..models import Cursor
+from ..log.window import Page
+from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
 from .cursors import Overtaken, advance, advanced, cursor_of, fail
 from .failpoints import failpoint
+from .gaps import Gaps
+from .idgaps import IdGaps
 from .parking import Parking
 from .subscriber import Subscriber
 
@@ -50,6 +56,14 @@ class Feed:
     cursor: Cursor
     state: State
     stored_at: float
+
+
+class Found(NamedTuple):
+    """A page, and what of it is to be handled."""
+
+    events: list[RecordedEvent]
+    page: Page[Any]
+    checked: Checked
 
 
 class Partition:
@@ -78,9 +92,17 @@ class Partition:
         self.handled = 0
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
+        self.gaps = Gaps(subscriber, part, self.parking, clock=clock)
+        self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
         self._feeds: list[Feed] = []
         self._readers = [
-            LogReader(log, using=self.using, only=subscriber.only(part)) for log in subscriber.logs
+            LogReader(
+                log,
+                using=subscriber.read_from or self.using,
+                only=subscriber.read(part),
+                by_time=subscriber.by_time,
+            )
+            for log in subscriber.logs
         ]
         self._rest_until = float("-inf")
 
@@ -88,6 +110,11 @@ class Partition:
     def resting(self) -> float:
         """Seconds for which it is left alone after a failure."""
         return max(0.0, self._rest_until - self.clock())
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds after which it wants a turn by itself; None: it need not have one."""
+        return self.resting or self.gaps.pause
 
     @property
     def revisions(self) -> dict[int, int]:
@@ -100,17 +127,20 @@ class Partition:
             return False
         if not self._feeds:
             self._load()
-        more = False
-        for feed in self._feeds:
-            try:
+        try:
+            more = self._catch_up()
+            for feed in list(self._feeds):
+                if self.resting:
+                    return False
                 more |= self._handle_page(feed)
-            except Overtaken:
-                self._feeds = []
+                self._id_gaps.look(feed.reader, feed.state)
+        except BaseException as error:
+            # What was noted in memory may have been rolled back: begin from the rows.
+            self._feeds = []
+            if isinstance(error, Overtaken):
                 return True
-            if self.resting:
-                return False
-        more |= self._catch_up()
-        return more
+            raise
+        return more or self.gaps.pause == 0
 
     def close(self) -> None:
         """Close what it holds."""
@@ -121,7 +151,12 @@ class Partition:
         """Read the cursors, and see that they belong to this database."""
         feeds = []
         for reader in self._readers:
-            cursor = cursor_of(self.subscriber, self.part, reader)
+            try:
+                cursor = cursor_of(self.subscriber, self.part, reader)
+            except ReadRefused as error:  # it has no row yet to write that on
+                self.error = repr(error)
+                self._rest_until = self.clock() + settings().MAX_BACKOFF
+                return
             try:
                 state = reader.load(cursor.state)
                 reader.verify(state)
@@ -131,8 +166,13 @@ class Partition:
                 self._fail(cursor, error)
                 return
             feeds.append(Feed(reader, cursor, state, self.clock()))
-        self.parking.load()
+        self._load_parked()
+        self._id_gaps.load()
         self._feeds = feeds
+
+    def _load_parked(self) -> None:
+        self.parking.load()
+        self.gaps.load()
 
     def _handle_page(self, feed: Feed) -> bool:
         try:
@@ -143,8 +183,10 @@ class Partition:
             self._fail(feed.cursor, error)
             return False
         failpoint("page_read")
-        events = self.parking.without(events)
-        if not events and not page.more and not self._is_stale(feed, page.state):
+        checked = self.gaps.check(feed.reader, feed.state, events)
+        found = Found(self.gaps.wanted(checked.events), page, checked)
+        seen = events if self.gaps.active else found.events
+        if not seen and not page.more and not self._is_stale(feed, page.state):
             # The state is not moved in memory either. A server that crashes may give out again
             # the ids of transactions that wrote nothing down: a snapshot is worth something from
             # the moment on at which a later transaction, the cursor's own, is on disk.
@@ -152,19 +194,20 @@ class Partition:
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
-                self._advance(feed, Events(events, page))
-                if events:
-                    self._handle(events)
+                self._advance(feed, found)
+                if found.events:
+                    self._handle(found.events)
+                self.gaps.passed(feed.reader, feed.state, *checked)
         except (LeaseLost, KeyboardInterrupt, SystemExit):
             raise
         except Exception as error:
-            if not self._park(feed, Events(events, page), error):
+            if not self._park(feed, found, error):
                 self._fail(feed.cursor, error)
                 return False
-        self._moved(feed, Events(events, page), self.clock() - started)
+        self._moved(feed, found, self.clock() - started)
         return page.more
 
-    def _advance(self, feed: Feed, found: Events) -> None:
+    def _advance(self, feed: Feed, found: Found) -> None:
         advance(
             feed.cursor,
             found.page.state,
@@ -183,7 +226,7 @@ class Partition:
             )
         failpoint("handled")
 
-    def _moved(self, feed: Feed, found: Events, seconds: float) -> None:
+    def _moved(self, feed: Feed, found: Found, seconds: float) -> None:
         failpoint("committed")
         feed.state = found.page.state
         advanced(feed.cursor, found.page.state, position=found.page.position)
@@ -207,45 +250,59 @@ class Partition:
             state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS
         )
 
-    def _park(self, feed: Feed, found: Events, error: Exception) -> bool:
+    def _park(self, feed: Feed, found: Found, error: Exception) -> bool:
         """Handle a page event by event, setting failing streams aside. Says whether it was done."""
         patient = feed.cursor.failures + 1 < PARK_AFTER
         transient = isinstance(error, AWAY)
         if self.subscriber.on_error != "park" or patient or transient:
             return False
+        self._load_parked()  # what was noted in memory was rolled back
         with transaction.atomic(using=self.using):
             self._advance(feed, found)
             for event in found.events:
                 self.parking.handle(event, self._handle)
+            self.gaps.passed(feed.reader, feed.state, *found.checked)
         return True
 
     def _catch_up(self) -> bool:
-        """Handle what was released, up to where the cursor stands."""
+        """Handle what was released or waited for, up to where the cursor stands."""
         more = False
-        for feed in self._feeds:
-            for parked in self.parking.released(feed.reader.table):
-                events = self.parking.missed(parked, feed.reader, feed.state, self.batch_size)
-                try:
-                    with transaction.atomic(using=self.using):
-                        advance(
-                            feed.cursor,
-                            feed.state,
-                            handled=len(events),
-                            position=0,
-                            using=self.using,
-                        )
-                        if events:
-                            self._handle(events)
-                        self.parking.progress(parked, events, done=len(events) < self.batch_size)
-                except LeaseLost:
-                    raise
-                except Exception as error:
-                    self.parking.park_again(parked, error)
-                else:
-                    advanced(feed.cursor, feed.state, position=0)
-                    self.handled += len(events)
-                more = True
+        for feed in list(self._feeds):
+            for parked in self.gaps.due(feed.reader.table):
+                if self.resting:
+                    return False
+                more |= self._make_up(feed, parked)
         return more
+
+    def _make_up(self, feed: Feed, parked: ParkedStream) -> bool:
+        events, hole, more = self.gaps.following(feed.reader, feed.state, parked, self.batch_size)
+        if hole and not events:
+            self.gaps.wait(parked, hole)
+            return False
+        wanted = self.gaps.wanted(events)
+        try:
+            with transaction.atomic(using=self.using):
+                advance(feed.cursor, feed.state, handled=len(wanted), position=0, using=self.using)
+                failpoint("advanced")
+                if wanted:
+                    self._handle(wanted)
+                self.parking.progress(parked, events, more=more, waits=bool(hole))
+                self.gaps.made_up(parked, feed.state, events, hole)
+        except (LeaseLost, KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as error:
+            self._feeds = []  # what was noted in memory was rolled back
+            stops = self.subscriber.on_error == "stop" or isinstance(error, AWAY)
+            if stops and self.gaps.held(parked):
+                self._fail(feed.cursor, error)
+                return False
+            self.gaps.failed(parked)
+            self.parking.park_again(parked, error)
+        else:
+            failpoint("committed")
+            advanced(feed.cursor, feed.state, position=0)
+            self.handled += len(wanted)
+        return True
 
     def _fail(self, cursor: Cursor, error: Exception) -> None:
         self.error = repr(error)

@@ -8,6 +8,7 @@ old partitions have arrived; until they have, the change is refused, and nothing
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from django.db import connections, transaction
 
@@ -35,7 +36,12 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     if rows.filter(partitions=wanted).exists():
         return
     # Opened in autocommit: a window may not be looked at inside a transaction that has written.
-    readers = {log._meta.db_table: LogReader(log, using=using) for log in subscriber.logs}
+    readers = {
+        log._meta.db_table: LogReader(
+            log, using=subscriber.read_from or using, by_time=subscriber.by_time
+        )
+        for log in subscriber.logs
+    }
     try:
         ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}
         with transaction.atomic(using=using):
@@ -74,6 +80,10 @@ def _cut(
     cursors = Cursor.objects.using(using)
     if wanted % before == 0:
         states = {n: (parts[n % before].state, parts[n % before].position) for n in range(wanted)}
+    elif reader is not None and reader.by_time:
+        # What was handled is noted by stream, so the one that is furthest behind will do for all.
+        least = min(parts.values(), key=lambda cursor: _time(reader, cursor))
+        states = dict.fromkeys(range(wanted), (least.state, least.position))
     elif reader is None or end is None:  # a log that is no longer subscribed to
         return
     else:
@@ -102,6 +112,11 @@ def _cut(
         )
         for n, (state, position) in states.items()
     )
+
+
+def _time(reader: LogReader, cursor: Cursor) -> tuple[str, int]:
+    state: Any = reader.load(cursor.state)
+    return state.at, state.id
 
 
 def _has_unread(

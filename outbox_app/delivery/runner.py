@@ -20,7 +20,8 @@ from django.db import connections
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError
 from ..log.wake import EVENTS, LINGER
-from ..models import Subscription
+from ..models import Cursor, Subscription
+from .cursors import Paused
 from .lease import Membership
 from .partition import Partition
 from .partitions import adopt_partitions
@@ -79,11 +80,17 @@ class Share:
         """Turn every partition once. Returns whether there may be more at once."""
         self.beat()
         more = False
-        for partition in list(self.partitions.values()):
+        for part, partition in list(self.partitions.items()):
             if self.paused or self.error:
                 return False
+            if self.partitions.get(part) is not partition:
+                continue  # the last beat has dropped it
             before = partition.handled
-            more |= partition.turn()
+            try:
+                more |= partition.turn()
+            except Paused:
+                self.paused = True  # until the next look at its row
+                return False
             self.handled += partition.handled - before
             self.beat()  # a handler may take its time
         return more
@@ -110,8 +117,24 @@ class Share:
             self.membership.join()
         owned = self.membership.owned
         self._drop([part for part in self.partitions if part not in owned])
+        self._drop(self._moved_by_hand())
         for part in sorted(owned.difference(self.partitions)):
             self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
+
+    def _moved_by_hand(self) -> list[int]:
+        """Return the partitions whose cursors somebody else has moved: while idle nothing tells."""
+        if not self.partitions:
+            return []
+        rows = Cursor.objects.using(self.using).filter(subscription=self.subscriber.name)
+        found = list(rows.values_list("pk", "partition", "revision", "failures"))
+        revisions = {pk: revision for pk, _, revision, _ in found}
+        failing = {part for _, part, _, failures in found if failures}
+        return [
+            part
+            for part, partition in self.partitions.items()
+            if not partition.revisions.items() <= revisions.items()
+            or (partition.resting and part not in failing)
+        ]
 
     def _drop(self, parts: Any) -> None:
         for part in list(parts):
@@ -208,7 +231,8 @@ class Runner:
                 linger = self._waiter.wait(LINGER if linger else self._pause())
 
     def _pause(self) -> float:
-        rests = [p.resting for s in self.shares for p in s.partitions.values() if p.resting]
+        pauses = [p.pause for s in self.shares for p in s.partitions.values()]
+        rests = [pause for pause in pauses if pause]
         return min([self.interval, self.lease_seconds / 5, *rests])
 
     def _survive(self, step: Callable[[], Any]) -> Any:

@@ -46,6 +46,8 @@ class Subscriber:
     batch_size: int | None = None
     on_gap: OnGap = "off"
     max_backtracks: int = 20
+    by_time: bool = False
+    read_from: str | None = None
 
     @property
     def logs(self) -> list[type[EventLog]]:
@@ -68,8 +70,14 @@ class Subscriber:
         return aliases.pop()
 
     def only(self, part: int) -> Filter:
-        """Return which rows one of its partitions reads."""
+        """Return which rows one of its partitions handles."""
         return Filter(self.topics, self.types, self.partitions, part)
+
+    def read(self, part: int) -> Filter:
+        """Return which rows one of its partitions reads: to miss none, it has to see them all."""
+        if self.on_gap == "off":
+            return self.only(part)
+        return Filter(parts=self.partitions, part=part)
 
 
 _subscribers: dict[str, Subscriber] = {}
@@ -87,6 +95,8 @@ def subscriber(
     batch_size: int | None = None,
     on_gap: OnGap = "off",
     max_backtracks: int = 20,
+    by_time: bool = False,
+    read_from: str | None = None,
     task: Task[Any, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a subscription; decorates the function that handles its events.
@@ -105,6 +115,11 @@ def subscriber(
         on_gap: What to do about versions that are missing in a stream: "off" (default; a window
             misses none), "park" or "skip" them after ``max_backtracks``, with a row in ``Gap``.
         max_backtracks: Looks for a missing version before that.
+        by_time: Read by time, a second behind, where no window can be had: from a replica, or a log
+            that was imported. Needs ``on_gap``, which brings back what commits late, but for the
+            last event of a stream. The log needs an index on ``recorded_at, id``.
+        read_from: With ``by_time``, the alias that the logs are read from, such as a replica's.
+            Cursors and effects stay with the logs.
         task: Stage this task for each event, in the order of its stream. A decorated function then
             returns the task's arguments for an event; without one the task is given the event as
             a dictionary.
@@ -127,6 +142,8 @@ def subscriber(
         batch_size=batch_size,
         on_gap=on_gap,
         max_backtracks=max_backtracks,
+        by_time=by_time,
+        read_from=read_from,
     )
     _check(declared)
     if task is not None:
@@ -245,6 +262,16 @@ def _check(declared: Subscriber) -> None:
             raise InvalidSubscriber(
                 f"Subscription {name!r}: {field} must be one of {get_args(choices)}; got {value!r}."
             )
+    if declared.by_time and declared.on_gap == "off":
+        raise InvalidSubscriber(
+            f"Subscription {name!r}: by_time alone would lose events that commit late. Give "
+            'on_gap="park" or on_gap="skip".'
+        )
+    if declared.read_from is not None and not declared.by_time:
+        raise InvalidSubscriber(
+            f"Subscription {name!r}: read_from={declared.read_from!r} needs by_time=True: on a "
+            "replica nobody can tell what has been committed."
+        )
 
 
 def _check_handler(name: str, function: Any) -> None:

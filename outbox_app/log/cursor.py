@@ -7,13 +7,20 @@ window. Imports no Django: Spark's executors use it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from ..exceptions import DamagedCursor
 
 #: Below every transaction id: nothing is visible in it.
 NEVER = -(2**62)
+
+#: What comes of reading a text that is no state.
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedCursor)
+
+_SNAPSHOT = re.compile(r"(-?\d{1,20}):(-?\d{1,20}):((?:\d{1,20},)*\d{1,20})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,13 @@ class Snapshot:
         Raises:
             DamagedCursor: It is none.
         """
-        try:
-            _, xmax, running = text.split(":")
-            numbers = frozenset(int(xid) for xid in running.split(",") if xid)
-            return cls(int(xmax), numbers, text)
-        except (ValueError, AttributeError) as error:
-            raise DamagedCursor(f"{text!r} is no snapshot (xmin:xmax:xip,…).") from error
+        match = _SNAPSHOT.fullmatch(text) if isinstance(text, str) else None
+        if match:
+            xmin, xmax = int(match[1]), int(match[2])
+            running = frozenset(map(int, match[3].split(","))) if match[3] else frozenset()
+            if xmin <= xmax and all(xmin <= xid < xmax for xid in running):
+                return cls(xmax, running, text)
+        raise DamagedCursor(f"{text!r:.100} is no snapshot (xmin:xmax:xip,…).")
 
     def sees(self, txid: int) -> bool:
         """Say whether a transaction had committed, or rolled back."""
@@ -71,19 +79,25 @@ class State:
             values = json.loads(text)
             if values.pop("window") != cls.window:
                 raise ValueError("it belongs to another kind of window")
-            hints = get_type_hints(cls)
-            for field in fields(cls):  # type: ignore[arg-type]
-                value = values[field.name]
-                kind = hints[field.name]
-                if kind in (int, str) and type(value) is not kind:
-                    raise TypeError(f"{field.name} is {value!r}")
-            state = cls(**values)
-            state.check()
-        except (ValueError, KeyError, TypeError, AttributeError, DamagedCursor) as error:
+            return cls.of(values)
+        except _NONSENSE as error:
             raise DamagedCursor(
-                f"The cursor's state {text[:200]!r} cannot be read: {error!r}. Reset or replay the "
-                "subscription; nothing was delivered."
+                f"The cursor's state {text!r:.200} cannot be read: {error!r:.200}. Reset or replay "
+                "the subscription; nothing was delivered."
             ) from error
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Return the state with these values, checked. Raises what ``load`` makes one error of."""
+        hints = get_type_hints(cls)
+        for field in fields(cls):  # type: ignore[arg-type]
+            value, kind = values[field.name], hints[field.name]
+            if kind in (int, str) and type(value) is not kind:
+                raise TypeError(f"{field.name} is {value!r:.100}")
+            if kind is int and not 0 <= value < 2**63:
+                raise ValueError(f"{field.name} is {value!r:.100}")
+        state = cls(**values)
+        state.check()
         return state
 
     def check(self) -> None:
@@ -111,12 +125,17 @@ class PostgresState(State):
     rebased: Any = None
 
     def check(self) -> None:
-        """Both snapshots must be some."""
-        Snapshot.parse(self.lo)
+        """Both snapshots must be some, and the second one the later."""
+        lo = Snapshot.parse(self.lo)
         if self.hi:
-            Snapshot.parse(self.hi)
+            hi = Snapshot.parse(self.hi)
+            if hi.xmax < lo.xmax or any(x < lo.xmax and lo.sees(x) for x in hi.running):
+                raise ValueError("hi is no later than lo")
         if self.rebased is not None:
-            PostgresState(**self.rebased).check()
+            if self.hi:
+                raise ValueError("a window is open before what was rebased has been read")
+            if PostgresState.of(self.rebased).rebased is not None:
+                raise ValueError("it was rebased twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +149,22 @@ class MysqlState(State):
     #: database's time, in seconds, from which on nothing was seen of the run; None: it was seen.
     missing: Any = ()
 
+    def __post_init__(self) -> None:
+        """Make what JSON returns equal to what it was made of."""
+        if not isinstance(self.missing, list | tuple):
+            raise TypeError(f"missing is {self.missing!r:.100}")
+        object.__setattr__(self, "missing", tuple(map(tuple, self.missing)))
+
     def check(self) -> None:
         """Runs must be runs, in order, below the highest position."""
         before = 0
         for first, last, since in self.missing:
-            if not before < first <= last <= self.high or not isinstance(since, float | int | None):
+            if type(first) is not int or type(last) is not int:
+                raise TypeError(f"the run {first!r:.30}-{last!r:.30} makes no sense")
+            if not before < first <= last <= self.high:
                 raise ValueError(f"the run {first}-{last} makes no sense")
+            if since is not None and (type(since) not in (int, float) or not isfinite(since)):
+                raise TypeError(f"the run {first}-{last} is missing since {since!r:.30}")
             before = last
 
 

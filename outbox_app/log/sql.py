@@ -46,6 +46,15 @@ class Filter:
             conditions.append(f"({' OR '.join(alternatives or ['1 = 0'])})")
         return " AND ".join(conditions), params
 
+    def matches(self, topic: str, type: str) -> bool:
+        """Say the same of a row in Python, but for its part."""
+        if self.topics is not None and topic not in self.topics:
+            return False
+        return self.types is None or any(
+            type.startswith(name[:-1]) if name.endswith("*") else type == name
+            for name in self.types
+        )
+
 
 def _one_of(column: str, count: int) -> str:
     return f"{column} IN ({', '.join(['%s'] * count)})" if count else "1 = 0"

@@ -1,11 +1,12 @@
 """The contract of a window: reading one log of one database exactly.
 
 ``read`` is given a state and returns the rows that come next, with the state that follows. It keeps
-nothing itself: the same state gives the same rows again, in the same order, after any crash, until
-the following state is stored. Every committed row comes once; no row comes before it is committed;
-rows of one stream come in the order of their versions, and if b's writer could see a, a comes
-before b. Whatever would break this is refused with a ``ReadRefused``. One suite holds every window
-to it (tests/log/conformance.py). Imports no Django: Spark's executors use it.
+nothing itself: until the following state is stored, the same state gives the same rows again, in
+the same order, after any crash (on MySQL and SQLite with those that were committed meanwhile, on
+MySQL in between). Every committed row comes once; no row comes before it is committed; rows of one
+stream come in the order of their versions, and if b's writer could see a, a comes before b.
+Whatever would break this is refused with a ``ReadRefused``. One suite holds every window to it
+(tests/log/conformance.py). Imports no Django: Spark's executors use it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .sql import Filter
 Run = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 
 S = TypeVar("S", bound=State)
+
+#: A page passes at most about so many positions, whatever is filtered out of it.
+MAX_POSITIONS = 100_000
 
 #: Rows that seal a position at which there will never be an event.
 TOMBSTONE = "$tombstone"
@@ -83,8 +87,8 @@ class Window(ABC, Generic[S]):
         """Return the state of a reader that begins.
 
         Args:
-            after: Positions up to this are left out, 0: none is. Default: all that has been
-                committed by now is.
+            after: Of what has been committed by now, positions up to this are left out, 0: none
+                is. Default: all of it is. What is in flight comes when it commits.
 
         Raises:
             ReadRefused: The log cannot be read exactly from here.
@@ -92,7 +96,7 @@ class Window(ABC, Generic[S]):
 
     @abstractmethod
     def read(self, state: S, *, columns: Sequence[str], limit: int, only: Filter) -> Page[S]:
-        """Return at most about ``limit`` rows that come next.
+        """Return at most about ``limit`` rows that come next; there may be more without any now.
 
         Raises:
             ReadRefused: The log cannot be read exactly from here, or not with this state.
@@ -112,3 +116,15 @@ class Window(ABC, Generic[S]):
         Raises:
             ReadRefused: It does not, or the server is none to read from.
         """
+
+    def rebase(self, state: S, last: int | None = None) -> S:
+        """Return the state that goes on in a database that was restored or set back.
+
+        Args:
+            state: From before.
+            last: Highest position from before. Default: what has been given out by now.
+
+        Raises:
+            ReadRefused: It cannot be told what the state has passed.
+        """
+        return state

@@ -293,6 +293,27 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="DeliveredVersion",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("subscription", models.CharField(max_length=80, verbose_name="subscription")),
+                ("log", models.CharField(max_length=128, verbose_name="log")),
+                ("stream", models.CharField(max_length=255, verbose_name="stream")),
+                ("version", models.BigIntegerField(verbose_name="highest version handled")),
+                ("run", models.CharField(max_length=32, verbose_name="run")),
+            ],
+            options={
+                "verbose_name": "delivered version",
+                "verbose_name_plural": "delivered versions",
+                "db_table": "outbox_delivered",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("subscription", "log", "stream"), name="outbox_delivered_stream"
+                    )
+                ],
+            },
+        ),
         migrations.RunPython(
             compare_bytes(
                 "outbox_event",
@@ -301,6 +322,7 @@ class Migration(migrations.Migration):
                 "outbox_cursor",
                 "outbox_parked",
                 "outbox_gap",
+                "outbox_delivered",
             ),
             migrations.RunPython.noop,
             atomic=False,

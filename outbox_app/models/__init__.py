@@ -7,7 +7,7 @@ from .gap import Gap
 from .inbox import InboxEntry
 from .incident import Incident
 from .job import DeadJob, StagedJob
-from .subscription import Cursor, ParkedStream, Subscription
+from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
 from .transaction import CurrentTransaction
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Cursor",
     "DatabaseNow",
     "DeadJob",
+    "DeliveredVersion",
     "Drainer",
     "Event",
     "EventLog",

@@ -102,3 +102,28 @@ class ParkedStream(models.Model):
 
     def __str__(self) -> str:
         return f"{self.stream}@{self.version} of {self.subscription}"
+
+
+class DeliveredVersion(models.Model):
+    """How far a reader by time has handled a stream: its cursor alone cannot tell (``by_time``)."""
+
+    id = models.BigAutoField(primary_key=True)
+    subscription = models.CharField(_("subscription"), max_length=80)
+    log = models.CharField(_("log"), max_length=128)
+    stream = models.CharField(_("stream"), max_length=255)
+    version = models.BigIntegerField(_("highest version handled"))
+    #: Of the cursor's state; one that was reset or replayed has another, and this row counts not.
+    run = models.CharField(_("run"), max_length=32)
+
+    class Meta:
+        db_table = "outbox_delivered"
+        verbose_name = _("delivered version")
+        verbose_name_plural = _("delivered versions")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "log", "stream"], name="outbox_delivered_stream"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream}@{self.version} of {self.subscription}"

@@ -94,7 +94,7 @@ def _prune(
     batch_size: int,
     write: Callable[[str], Any],
 ) -> int:
-    _check(using, days, batch_size)
+    check_arguments(using, days, batch_size)
     require_tables(using)
     rows = model._default_manager.using(using).order_by(column)
     started = told = time.monotonic()
@@ -129,7 +129,8 @@ def _batches(
         old = old.filter(**{f"{column}__gte": reached})
 
 
-def _check(using: str, days: int, batch_size: int) -> None:
+def check_arguments(using: str, days: int, batch_size: int) -> None:
+    """Raise ``CommandError`` where one of them makes no sense."""
     if using not in connections:
         raise CommandError(
             f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2

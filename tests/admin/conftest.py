@@ -34,7 +34,7 @@ def log_in():
         user = User.objects.create_user(
             f"<b>{role}</b>", is_staff=True, is_superuser=role == "superuser"
         )
-        names = (*(ROLES[role] or ()), *permissions)
+        names = (*(ROLES.get(role) or ()), *permissions)
         rights = Permission.objects.filter(content_type__app_label="outbox_app", codename__in=names)
         assert len(rights) == len(names)
         user.user_permissions.set(rights)
@@ -52,4 +52,11 @@ def superuser(log_in):
 def pytest_collection_modifyitems(items):
     for item in items:
         if "/tests/admin/" in str(item.path).replace("\\", "/"):
-            item.add_marker(pytest.mark.django_db(databases="__all__"), append=False)
+            mark = item.get_closest_marker("django_db")
+            options = {"databases": "__all__", **(mark.kwargs if mark else {})}
+            if "alias" in getattr(item, "fixturenames", ()):
+                # Users and sessions are on "default"; what a test commits is flushed where it may.
+                alias = item.callspec.params["alias"]
+                flushed = list({"default", alias}) if options.get("transaction") else "__all__"
+                options["databases"] = flushed
+            item.add_marker(pytest.mark.django_db(**options), append=False)

@@ -17,6 +17,8 @@ import pytest
 from celery import Celery, _state
 from django.test.utils import isolate_apps
 
+from outbox_app.delivery import subscriber
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -60,6 +62,7 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module inside an installed app, so that a page may define models.
     module = types.ModuleType(f"tests.docs.{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
     with isolate_apps("tests"):
         for block in blocks(page):
             exec(block, module.__dict__)

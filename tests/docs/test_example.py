@@ -27,10 +27,13 @@ def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
-def test_demo_kills_a_drainer_loses_nothing_and_explains_each_duplicate(tmp_path: Path) -> None:
+def test_demo_kills_two_processes_loses_nothing_and_explains_each_duplicate(tmp_path: Path) -> None:
     done = example("demo", "--orders", "300", "--writers", "2", data=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "killed with SIGKILL" in done.stdout
+    assert re.search(r"drainer-2 .* killed with SIGKILL", done.stdout)
+    assert re.search(r"subscriptions-1 .* killed with SIGKILL in the middle of a page", done.stdout)
+    assert "View order-progress (pushed): 200 rows right, 0 wrong" in done.stdout
+    assert "View article-sales: 4 rows right, 0 wrong" in done.stdout
     assert "Incident recorded: " in done.stdout
     assert re.search(r"^executed +200 +600$", done.stdout, re.MULTILINE)
     # The killed drainer had published a batch: all of it went twice.

@@ -17,10 +17,11 @@ from typing import Any
 from ...exceptions import ForeignCursor, UnsafeLog
 from ..cursor import BEGINNING, NEVER, PostgresState, Snapshot
 from ..sql import Filter
-from ..window import Page, Window
+from ..window import MAX_POSITIONS, Page, Window
 
-#: Seals what was read under an earlier cluster's transaction ids, twice.
-ANCIENT = -(2**61)
+#: In this snapshot whatever an earlier cluster wrote is committed, and nothing of this one: there
+#: ``log.rebase`` has made ids of transactions 0 or negative.
+REBASED = "1:1:"
 
 
 class PostgresWindow(Window[PostgresState]):
@@ -31,27 +32,28 @@ class PostgresWindow(Window[PostgresState]):
     def start(self, after: int | None = None) -> PostgresState:
         """See ``Window``."""
         now, cluster = self._snapshot()
+        self._require_own_rows()
         if after is None:
             return PostgresState(cluster, now.text)
-        return PostgresState(cluster, BEGINNING, pos=after)
+        return self._opened(PostgresState(cluster, BEGINNING), now, pos=after)
 
     def read(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
     ) -> Page[PostgresState]:
         """See ``Window``."""
+        now, cluster = self._snapshot()
+        self._require_own(state, now, cluster)
         if state.rebased:
             return self._read_rebased(state, columns=columns, limit=limit, only=only)
+        if state.hi:
+            page = self._read_window(state, columns=columns, limit=limit, only=only)
+            if page.rows or page.state.hi:
+                return page
+            state = page.state
+        state = self._open(state, now)
         if not state.hi:
-            state = self._open(state)
-            if not state.hi:
-                return Page([], state, more=False)
-        rows = self.run(*self._page(state, columns=columns, limit=limit, only=only))
-        full = len(rows) == limit
-        reached = rows[-1][columns.index("id")] if rows else 0
-        if full:
-            return Page(rows, replace(state, pos=reached), more=True, position=reached)
-        done = PostgresState(state.cluster, state.hi)
-        return Page(rows, done, more=bool(rows), position=max(reached, state.last))
+            return Page([], state, more=False)
+        return self._read_window(state, columns=columns, limit=limit, only=only)
 
     def unread(self, state: PostgresState) -> str:
         """See ``Window``."""
@@ -59,37 +61,44 @@ class PostgresWindow(Window[PostgresState]):
         condition = f"(txid >= {lo.xmax} OR txid = ANY({_array(lo.running)}))"
         if state.hi:
             condition += f" AND NOT (id <= {state.pos} AND {_sees(Snapshot.parse(state.hi))})"
-        elif state.pos:
-            condition += f" AND id > {state.pos}"
         if state.rebased:
-            condition = f"({condition} OR {self._due_before(state.rebased)})"
+            condition = f"({condition} OR {self._due_before(state)})"
         return f"({condition})"
 
     def verify(self, state: PostgresState) -> None:
         """See ``Window``."""
         now, cluster = self._snapshot()
         self._require_own(state, now, cluster)
+        self._require_own_rows()
+        blocks = self.run(
+            "SELECT seqcache, seqincrement FROM pg_sequence "
+            f"WHERE seqrelid = pg_get_serial_sequence('{self.source}', 'id')::regclass",
+            [],
+        )
+        if any(cache > 1 or increment < 1 for cache, increment in blocks):
+            raise UnsafeLog(
+                f"Positions of {self.table} are given out in blocks, one a session, so that they "
+                "are in no order. ALTER SEQUENCE … CACHE 1 INCREMENT 1."
+            )
 
-    def rebase(self, state: PostgresState) -> PostgresState:
-        """Return the state that goes on in another cluster, once ``txid`` was negated there.
+    def rebase(self, state: PostgresState, last: int | None = None) -> PostgresState:
+        """See ``Window``. What the old state had not passed is read first, by its own snapshots."""
+        if state.rebased:
+            raise ForeignCursor(
+                f"The cursor of {self.table} has not read all that was left at its last rebase; "
+                "whose transaction ids those are could not be told any more. Replay the "
+                "subscription from a position, or reset it."
+            )
+        _, cluster = self._snapshot()
+        return PostgresState(cluster, REBASED, rebased=asdict(state))
 
-        What the old state had not passed is read first, by its own snapshots.
-        """
-        now, cluster = self._snapshot()
-        old = {**asdict(state), "rebased": None}
-        return PostgresState(cluster, now.text, rebased=old)
-
-    def _open(self, state: PostgresState) -> PostgresState:
-        """Take the later snapshot; return the state with a window open, or moved past nothing."""
-        now, cluster = self._snapshot()
-        self._require_own(state, now, cluster)
+    def _open(self, state: PostgresState, now: Snapshot) -> PostgresState:
+        """Return the state with a window open up to ``now``, or moved past nothing."""
         lo = Snapshot.parse(state.lo)
         if now.text == lo.text:
             return state
         if lo.xmax == NEVER:
-            # The whole table, from the front: an index range whatever is in it.
-            first, last = state.pos + 1, self.run(f"SELECT max(id) FROM {self.source}", [])[0][0]
-            return replace(state, hi=now.text, first=first, last=last or 0)
+            return self._opened(state, now)
         # min(id + 0): as min(id) the planner may walk the primary key from the log's beginning.
         [(first, last)] = self.run(
             f"SELECT min(id + 0), max(id + 0) FROM {self.source} "
@@ -97,26 +106,60 @@ class PostgresWindow(Window[PostgresState]):
             [],
         )
         if first is None and not lo.running - now.running:
-            return PostgresState(cluster, now.text)
+            return PostgresState(state.cluster, now.text)
         return replace(state, hi=now.text, pos=0, first=first or 1, last=last or 0)
 
-    def _page(
+    def _opened(self, state: PostgresState, now: Snapshot, *, pos: int = 0) -> PostgresState:
+        """Open the first window: the whole table, from the front."""
+        [(last,)] = self.run(f"SELECT max(id) FROM {self.source}", [])
+        return replace(state, hi=now.text, pos=pos, first=pos + 1, last=last or 0)
+
+    def _read_window(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[PostgresState]:
+        # However little of it is wanted, a page passes so many positions only.
+        reach = max(state.pos, state.first - 1) + MAX_POSITIONS
+        sql, params = self._page(state, reach, columns=columns, limit=limit, only=only)
+        rows = self.run(sql, params)
+        reached = rows[-1][columns.index("id")] if rows else 0
+        if len(rows) == limit:
+            return Page(rows, replace(state, pos=reached), more=True, position=reached)
+        if reach < state.last:
+            if not rows:  # over a hole of any size at once
+                [(reach,)] = self.run(
+                    f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}", []
+                )
+            if reach is not None:
+                return Page(rows, replace(state, pos=reach), more=True, position=reach)
+        done = PostgresState(state.cluster, state.hi)
+        return Page(rows, done, more=bool(rows), position=max(reached, state.last))
+
+    def _page(
+        self,
+        state: PostgresState,
+        reach: int,
+        *,
+        columns: Sequence[str],
+        limit: int,
+        only: Filter,
     ) -> tuple[str, list[Any]]:
         """Return the SQL of a page: transactions begun since ``lo``, and those it saw running.
 
-        The first walks the primary key between the window's bounds (``txid + 0`` keeps the planner
-        from sorting the whole window for each page), the second one index range a transaction.
+        The first walks the primary key between the window's bounds, the second one index range a
+        transaction. Of what is inside a CASE the planner expects half: it would take the bare
+        conditions for rare, and read and sort the whole window for each page.
         """
         lo, hi = Snapshot.parse(state.lo), Snapshot.parse(state.hi)
         condition, params = only.sql()
         condition = condition and f"AND {condition}"
         names = ", ".join(columns)
         after = max(state.pos, state.first - 1)
+        upto = f"AND id <= {reach}" if reach < state.last else ""
         sql = (
-            f"SELECT {names} FROM {self.source} WHERE id > {after} AND id <= {state.last} "
-            f"AND txid + 0 >= {lo.xmax} AND txid + 0 < {hi.xmax} AND {_not_running(hi, 'txid + 0')}"
-            f" {condition} ORDER BY id LIMIT {limit}"
+            f"SELECT {names} FROM {self.source} "
+            f"WHERE id > {after} AND id <= {min(reach, state.last)} "
+            f"AND CASE WHEN txid >= {lo.xmax} AND txid < {hi.xmax} AND {_not_running(hi)} "
+            f"{condition} THEN TRUE ELSE FALSE END ORDER BY id LIMIT {limit}"
         )
         ended = lo.running - hi.running
         if not ended:
@@ -124,8 +167,9 @@ class PostgresWindow(Window[PostgresState]):
         return (
             f"SELECT {names} FROM (({sql}) UNION ALL "
             f"(SELECT u.* FROM unnest({_array(ended)}) AS ended (xid), LATERAL "
-            f"(SELECT {names} FROM {self.source} WHERE txid = ended.xid AND id > {state.pos} "
-            f"{condition} ORDER BY id LIMIT {limit}) u)) page ORDER BY id LIMIT {limit}",
+            f"(SELECT {names} FROM {self.source} "
+            f"WHERE txid = ended.xid AND id > {state.pos} {upto} {condition} "
+            f"ORDER BY id LIMIT {limit}) u)) page ORDER BY id LIMIT {limit}",
             params * 2,
         )
 
@@ -135,8 +179,8 @@ class PostgresWindow(Window[PostgresState]):
         condition, params = only.sql()
         rows = self.run(
             f"SELECT {', '.join(columns)} FROM {self.source} "
-            f"WHERE {self._due_before(state.rebased)} AND id > {state.pos} "
-            f"{condition and f'AND {condition}'} ORDER BY id LIMIT {limit}",
+            f"WHERE {self._due_before(state)} {condition and f'AND {condition}'} "
+            f"ORDER BY id LIMIT {limit}",
             params,
         )
         reached = rows[-1][columns.index("id")] if rows else 0
@@ -145,10 +189,17 @@ class PostgresWindow(Window[PostgresState]):
         done = replace(state, pos=0, rebased=None)
         return Page(rows, done, more=True, position=reached)
 
-    def _due_before(self, rebased: Any) -> str:
-        """Return the condition: not passed by a state of the earlier cluster."""
-        condition = self.unread(PostgresState(**rebased)).replace("txid", "(-txid)")
-        return f"(txid < 0 AND txid > {ANCIENT} AND {condition})"
+    def _due_before(self, state: PostgresState) -> str:
+        """Return the condition: not passed by the state of the earlier cluster, nor by this one."""
+        old = PostgresState(**state.rebased)
+        lo = Snapshot.parse(old.lo)
+        condition = f"(txid <= {-lo.xmax} OR txid = ANY({_array(-xid for xid in lo.running)}))"
+        if old.hi:
+            hi = Snapshot.parse(old.hi)
+            running = _array(-xid for xid in hi.running)
+            seen = f"txid > {-hi.xmax} AND NOT (txid = ANY({running}))"
+            condition += f" AND NOT (id <= {old.pos} AND {seen})"
+        return f"(txid <= 0 AND id > {state.pos} AND {condition})"
 
     def _snapshot(self) -> tuple[Snapshot, str]:
         """Return what is committed now, and the identifier of the cluster.
@@ -172,6 +223,20 @@ class PostgresWindow(Window[PostgresState]):
                 "own rows as committed. Read in autocommit."
             )
         return Snapshot.parse(text), cluster
+
+    def _require_own_rows(self) -> None:
+        """See that no row has a transaction id that is not given out yet. One look at an index."""
+        [(top, xmax)] = self.run(
+            "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
+            f"FROM {self.source}",
+            [],
+        )
+        if top is not None and top >= xmax:
+            raise ForeignCursor(
+                f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "
+                "was restored, or replication switched over, or it was set back. Run manage.py "
+                "outbox_rebase."
+            )
 
     def _require_own(self, state: PostgresState, now: Snapshot, cluster: str) -> None:
         known = Snapshot.parse(state.hi or state.lo)

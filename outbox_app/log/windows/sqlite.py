@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...exceptions import ForeignCursor, UnsafeLog
 from ..cursor import SqliteState
 from ..sql import Filter
-from ..window import Page, Window
+from ..window import MAX_POSITIONS, Page, Window
 
 
 class SqliteWindow(Window[SqliteState]):
@@ -31,16 +31,17 @@ class SqliteWindow(Window[SqliteState]):
         top = self._top()
         if top <= state.pos:
             return Page([], state, more=False)
+        end = min(top, state.pos + MAX_POSITIONS)
         condition, params = only.sql()
         rows = self.run(
             f"SELECT {', '.join(columns)} FROM {self.source} "
-            f"WHERE id > {state.pos} AND id <= {top} {condition and f'AND {condition}'} "
+            f"WHERE id > {state.pos} AND id <= {end} {condition and f'AND {condition}'} "
             f"ORDER BY id LIMIT {limit}",
             params,
         )
-        more = len(rows) == limit
-        pos = rows[-1][columns.index("id")] if more else top
-        return Page(rows, SqliteState(pos), more=more, position=pos)
+        full = len(rows) == limit
+        pos = rows[-1][columns.index("id")] if full else end
+        return Page(rows, SqliteState(pos), more=full or end < top, position=pos)
 
     def unread(self, state: SqliteState) -> str:
         """See ``Window``."""
@@ -48,19 +49,27 @@ class SqliteWindow(Window[SqliteState]):
 
     def verify(self, state: SqliteState) -> None:
         """See ``Window``."""
-        sequence = self.run("SELECT seq FROM sqlite_sequence WHERE name = %s", [self.table])
         made = self.run("SELECT sql FROM sqlite_master WHERE name = %s", [self.table])
         if not made or "AUTOINCREMENT" not in made[0][0].upper():
             raise UnsafeLog(
                 f"Table {self.table} has no AUTOINCREMENT, so that positions are used again after "
                 "a delete. Give it a BigAutoField as primary key, and migrate."
             )
-        used = sequence[0][0] if sequence else 0
+        used = self._used()
         if state.pos > used:
             raise ForeignCursor(
                 f"The cursor has read {self.table} up to position {state.pos}, but the database "
                 f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
             )
+
+    def rebase(self, state: SqliteState, last: int | None = None) -> SqliteState:
+        """See ``Window``."""
+        return SqliteState(min(state.pos, self._used() if last is None else last))
+
+    def _used(self) -> int:
+        """Return the highest position that was given out."""
+        sequence = self.run("SELECT seq FROM sqlite_sequence WHERE name = %s", [self.table])
+        return sequence[0][0] if sequence else 0
 
     def _top(self) -> int:
         rows = self.run(f"SELECT max(id) FROM {self.source}", [])

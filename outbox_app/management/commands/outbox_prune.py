@@ -5,10 +5,13 @@ Thin: arguments in, ``operations.retention`` out. Interrupting it loses nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...operations.event_retention import prune_events
 from ...operations.retention import BATCH_SIZE, prune_inbox, prune_incidents
 from ..base import TeachingCommand
 
@@ -18,13 +21,15 @@ Removes rows that were kept long enough, oldest first, in small transactions. Ru
   --inbox       ids of executed jobs (table outbox_inbox). While an id is there, another delivery of
                 its job does nothing; once it is gone, the job would be executed again.
   --incidents   recorded causes of extra publishes (table outbox_incident).
+  --events      events of the logs, from the oldest one on, up to the first that is too young or
+                that a subscription has not passed; it says which. Versions of streams go on.
 
-Exit codes: 0 done; 2 wrong arguments.
+Exit codes: 0 done; 2 wrong arguments, or what was passed cannot be told (a restored database).
 """
 
 
 class Command(TeachingCommand):
-    """Removes old inbox ids and incidents."""
+    """Removes old inbox ids, incidents and events."""
 
     help = HELP
 
@@ -32,17 +37,21 @@ class Command(TeachingCommand):
         """Declare the options."""
         parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
         parser.add_argument("--incidents", action="store_true", help="remove old incidents")
+        parser.add_argument("--events", action="store_true", help="remove old events")
+        parser.add_argument(
+            "--log", metavar="LOG", help="with --events: table of one log (default: all)"
+        )
         parser.add_argument(
             "--older-than",
             type=int,
             metavar="DAYS",
             help="age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
-            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30)",
+            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['EVENT_RETENTION_DAYS'] has none)",
         )
         parser.add_argument(
             "--database",
             metavar="ALIAS",
-            help="database alias (default: that of the inbox; for incidents, of the outbox)",
+            help="database alias (default: that of the inbox, of the outbox, of each log)",
         )
         parser.add_argument(
             "--batch-size",
@@ -54,10 +63,18 @@ class Command(TeachingCommand):
 
     def handle(self, **options: Any) -> None:
         """Prune what was named."""
-        prunes = {"inbox": prune_inbox, "incidents": prune_incidents}
+        prunes: dict[str, Callable[..., int]] = {
+            "inbox": prune_inbox,
+            "incidents": prune_incidents,
+            "events": partial(prune_events, log=options["log"]),
+        }
         chosen = [prune for name, prune in prunes.items() if options[name]]
         if not chosen:
-            raise CommandError("Say what to prune: --inbox, --incidents, or both.", returncode=2)
+            raise CommandError(
+                "Say what to prune: --inbox, --incidents, --events, or several.", returncode=2
+            )
+        if options["log"] and not options["events"]:
+            raise CommandError("--log goes with --events.", returncode=2)
         for prune in chosen:
             prune(
                 using=options["database"],

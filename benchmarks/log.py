@@ -1,0 +1,192 @@
+"""The event log beside a plain keyset loop, and beside pyeventsourcing. PostgreSQL, in turns.
+
+Readers: see ``readers``. Writers: eight processes, each appending one event in a transaction that
+holds five milliseconds of other work after it. At the end ``losses`` runs for some seconds with the
+subscription alone: what it has lost, duplicated or inverted is part of the result.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+from uuid import UUID, uuid4
+
+import django
+
+from . import losses, readers, rival
+from .writers import DATA, insert
+
+ASKED = {
+    "subscription_vs_keyset_loop": "at least 0.6",
+    "writers_vs_eventsourcing": "at least 5",
+    "lost": "0",
+    "duplicated": "0",
+    "inverted": "0",
+}
+PAGE = 500
+STREAMS = 1_000
+WRITERS = 8
+#: Seconds of other work in each writer's transaction.
+WORK = 0.005
+
+NOTE = "a customer's order"
+
+Round = dict[str, float]
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Run the rounds.
+
+    Returns:
+        ``ratios`` (medians over the rounds), ``asked``, ``rounds`` of the readers (events per
+        second each) and ``writers`` (transactions per second), ``lost``, ``duplicated`` and
+        ``inverted``.
+    """
+    django.setup()
+    # Many short rounds: on a shared machine the median of few long ones is an accident.
+    events, rounds, seconds = (10_000, 7, 0.5) if quick else (50_000, 25, 1.0)
+    with losses.scratch_database():
+        rival.create_tables()
+        wrote = write_in_turns(rounds, seconds)
+        read = read_in_turns(rounds, events)
+        verdict = losses.contest([(2_000, 2)], {"window": [losses.subscription("window")] * 2})
+    exact = {
+        name: verdict["readers"]["window"][name] for name in ("lost", "duplicated", "inverted")
+    }
+    return {
+        "ratios": {**_ratios(read, wrote), **exact},
+        "asked": ASKED,
+        **exact,
+        "rounds": read,
+        "writers": wrote,
+        "exact": {key: verdict[key] for key in ("written", "readers")},
+    }
+
+
+def read_in_turns(rounds: int, events: int) -> list[Round]:
+    """Measure every reader of a log of so many events, so many times."""
+    fill(events)
+    store = rival.datastore()
+    state = json.dumps(json.loads(DATA.replace("''", "'"))).encode()
+    rival.recorder(store).insert_events(rival.stored(uuid4(), range(1, events + 1), state))
+    contestants: dict[str, Callable[[], int]] = {
+        "keyset": lambda: readers.keyset(PAGE),
+        "subscription": lambda: readers.subscription(1),
+        "partitions_4": lambda: readers.subscription(4),
+        "partitions_32": lambda: readers.subscription(32),
+        "projection": readers.projection,
+        "eventsourcing": lambda: rival.read(store, page=PAGE),
+    }
+    measured = []
+    for number in range(rounds):
+        turn = {name: readers.per_second(events, each) for name, each in contestants.items()}
+        measured.append(turn)
+        ratio = turn["subscription"] / turn["keyset"]
+        print(
+            f"readers {number + 1}/{rounds}: subscription {ratio:.2f} x keyset loop "
+            f"({turn['subscription']:.0f} events/s)",
+            flush=True,
+        )
+    store.close()
+    return measured
+
+
+def fill(events: int) -> None:
+    """Write a log of so many events."""
+    from django.db import connection, transaction
+
+    from outbox_app.models import Event
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE TABLE {Event._meta.db_table}, {', '.join(_OF_WRITERS)}")
+    for start in range(0, events, PAGE):
+        streams = [f"order-{n % STREAMS}" for n in range(start, start + PAGE)]
+        with transaction.atomic():
+            insert(streams, PAGE, log=Event)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")  # as the server does by itself, within a minute
+
+
+#: What the writers leave behind.
+_OF_WRITERS = ("outbox_stream", "rival_events")
+
+
+def write_in_turns(rounds: int, seconds: float) -> list[Round]:
+    """Measure eight parallel writers of either kind, so many times."""
+    from django.db import connections
+
+    connections.close_all()
+    context = get_context("fork")
+    start = context.Barrier(WRITERS)
+    with ProcessPoolExecutor(WRITERS, context, initializer=_begin, initargs=(start,)) as pool:
+        measured: list[Round] = []
+        for number in range(-1, rounds):  # one to warm
+            turn = {}
+            for name in ("publish", "eventsourcing"):
+                jobs = [pool.submit(_write, name, seconds) for _ in range(WRITERS)]
+                turn[name] = sum(job.result() for job in jobs) / seconds
+            if number < 0:
+                continue
+            measured.append(turn)
+            print(
+                f"writers {number + 1}/{rounds}: {turn['publish'] / turn['eventsourcing']:.1f} x "
+                f"pyeventsourcing ({turn['publish']:.0f} transactions/s)",
+                flush=True,
+            )
+    return measured
+
+
+_of_process: dict[str, Any] = {}
+
+
+def _begin(start: Any) -> None:
+    _of_process["start"] = start
+    store = rival.datastore()
+    _of_process["recorder"] = rival.recorder(store, work=WORK)
+
+
+def _write(name: str, seconds: float) -> int:
+    """Append in a loop. Returns how many transactions were committed in time."""
+    append = {"publish": _publish, "eventsourcing": _append}[name]
+    aggregate, count = uuid4(), 0
+    _of_process["start"].wait()
+    end = time.monotonic() + seconds
+    while True:
+        append(aggregate, count + 1)
+        if time.monotonic() > end:
+            return count
+        count += 1
+
+
+def _publish(aggregate: UUID, version: int) -> None:
+    from django.db import transaction
+
+    from outbox_app import publish
+
+    with transaction.atomic():
+        publish(str(aggregate), "order.placed", {"number": version, "note": NOTE})
+        time.sleep(WORK)
+
+
+def _append(aggregate: UUID, version: int) -> None:
+    state = json.dumps({"number": version, "note": NOTE}).encode()
+    _of_process["recorder"].insert_events(rival.stored(aggregate, [version], state))
+
+
+def _ratios(read: list[Round], wrote: list[Round]) -> dict[str, float]:
+    def median(rounds: list[Round], a: str, b: str) -> float:
+        return round(statistics.median(r[a] / r[b] for r in rounds), 4)
+
+    return {
+        "subscription_vs_keyset_loop": median(read, "subscription", "keyset"),
+        "projection_vs_keyset_loop": median(read, "projection", "keyset"),
+        "partitions_4_vs_1": median(read, "partitions_4", "subscription"),
+        "partitions_32_vs_1": median(read, "partitions_32", "subscription"),
+        "subscription_vs_eventsourcing": median(read, "subscription", "eventsourcing"),
+        "writers_vs_eventsourcing": median(wrote, "publish", "eventsourcing"),
+    }

@@ -1,0 +1,150 @@
+"""Paced writers for ``losses``: batches into a log, whose commits are delayed at random.
+
+What they do to the database is what ``publish_many`` does: the heads of the streams are raised by
+its own statement, and the versions are given out under their locks. The rows are written by one
+INSERT whose text is made by hand: made by Django it costs five times the processor, of which the
+readers shall have some. A few transactions stay open for seconds, a few roll back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+PROCESSES, THREADS = 2, 16
+#: Streams that all writers share: they wait for one another's locks.
+STREAMS = 20_000
+#: Of so many rows a transaction is made, of so many streams.
+ROWS, STREAMS_OF_ONE = 100, 10
+#: One transaction in so many stays open for up to ``LONG`` seconds, the others up to ``SHORT``.
+ONE_IN, LONG, SHORT = 100, 3.0, 0.05
+#: One in so many rolls back.
+ROLLED_BACK = 200
+DATA = '{"number": 17, "note": "a customer\'\'s order", "items": [{"sku": "a-17", "count": 2}]}'
+
+
+@dataclass
+class Written:
+    """What was committed, as the writers know it."""
+
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    #: When the commit had returned, one for each id; seconds since 1970.
+    committed_at: array[float] = field(default_factory=lambda: array("d"))
+    transactions: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+
+    def add(self, other: Written) -> None:
+        """Add what another writer has written at the same time."""
+        self.ids += other.ids
+        self.committed_at += other.committed_at
+        self.transactions += other.transactions
+        self.began = min(self.began or other.began, other.began)
+        self.ended = max(self.ended, other.ended)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The achieved rates."""
+        seconds = self.ended - self.began
+        return {
+            "rows": len(self.ids),
+            "transactions": self.transactions,
+            "seconds": round(seconds, 2),
+            "rows_per_second": round(len(self.ids) / seconds),
+            "transactions_per_second": round(self.transactions / seconds, 1),
+        }
+
+
+def write(*, rows_per_second: float, seconds: float) -> Written:
+    """Write so many rows, at that rate, or as fast as it goes where that is less."""
+    from django.db import connections
+
+    connections.close_all()
+    share = max(1, round(rows_per_second * seconds / ROWS / PROCESSES / THREADS))
+    pause = ROWS / (rows_per_second / PROCESSES / THREADS)
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("fork")) as pool:
+        jobs = [pool.submit(_process, share, pause, n) for n in range(PROCESSES)]
+        return _sum(job.result() for job in jobs)
+
+
+def _process(share: int, pause: float, number: int) -> Written:
+    with ThreadPoolExecutor(THREADS) as pool:
+        seeds = range(number * THREADS, (number + 1) * THREADS)
+        return _sum(pool.map(lambda seed: _thread(share, pause, seed), seeds))
+
+
+def _sum(parts: Any) -> Written:
+    total = Written()
+    for part in parts:
+        total.add(part)
+    return total
+
+
+def _thread(share: int, pause: float, seed: int) -> Written:
+    """Commit so many transactions, one a pause."""
+    from django.db import connection
+
+    dice, written = random.Random(seed), Written(began=time.time())
+    due = time.monotonic() + pause * dice.random()
+    while written.transactions < share:
+        time.sleep(max(0.0, due - time.monotonic()))
+        _transaction(dice, written)
+        due += pause
+    written.ended = time.time()
+    connection.close()
+    return written
+
+
+def _transaction(dice: random.Random, written: Written) -> None:
+    from django.db import transaction
+
+    from .models import TimedEvent
+
+    long = not dice.randrange(ONE_IN)
+    back = not dice.randrange(ROLLED_BACK)
+    with transaction.atomic():
+        streams = [f"order-{dice.randrange(STREAMS)}" for _ in range(STREAMS_OF_ONE)]
+        ids = insert(streams, ROWS, log=TimedEvent)
+        time.sleep(dice.uniform(0, LONG if long else SHORT))
+        if back:
+            transaction.set_rollback(True)
+    if not back:
+        written.ids.extend(ids)
+        written.committed_at.extend([time.time()] * len(ids))
+        written.transactions += 1
+
+
+def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
+    """Insert rows into a log, of the streams in turns. Returns their positions."""
+    from django.db import connection
+
+    from outbox_app.log.heads import raise_heads
+    from outbox_app.log.publish import slice_of
+
+    table = log._meta.db_table
+    order = [streams[n % len(streams)] for n in range(rows)]
+    counts = Counter(order)
+    heads = raise_heads(table, counts, using="default")
+    versions = {stream: heads[stream] - count for stream, count in counts.items()}
+    now, uuid, txid = "STATEMENT_TIMESTAMP()", "gen_random_uuid()", "DEFAULT"
+    if connection.vendor == "mysql":
+        now, uuid, txid = "UTC_TIMESTAMP(6)", "UUID()", "0"
+    values = []
+    for stream in order:
+        versions[stream] += 1
+        values.append(
+            f"({txid}, '', '{stream}', {versions[stream]}, 'order.placed', '{DATA}', '{{}}', "
+            f"{slice_of(stream)}, {uuid}, {now})"
+        )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} (txid, topic, stream, version, type, data, metadata, slice, "
+            f"message_id, recorded_at) VALUES {', '.join(values)} RETURNING id"
+        )
+        return [id for (id,) in cursor.fetchall()]

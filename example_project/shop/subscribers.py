@@ -1,0 +1,41 @@
+"""The two views of the shop, made of the events that orders publish.
+
+``OrderProgressView`` is pushed: whoever has placed an order sees its row at once. The row of an
+article is fed by the streams of many orders, so it comes by the subscription alone, a moment later.
+"""
+
+from outbox_app import Projection
+
+from .models import ArticleSales, OrderProgress
+
+
+class OrderProgressView(Projection):
+    name = "order-progress"
+    model = OrderProgress
+    types = ["order.*"]
+    push = True
+
+    def apply(self, event, row):
+        row = row or OrderProgress()
+        if event.type == "order.reserved":
+            row.reserved = True
+        elif event.type == "order.paid":
+            row.paid = True
+        elif event.type == "order.receipt_sent":
+            row.receipt_sent = True
+        return row
+
+
+class ArticleSalesView(Projection):
+    name = "article-sales"
+    model = ArticleSales
+    types = ["order.placed"]
+
+    def key(self, event):
+        return event.data["article"]
+
+    def apply(self, event, row):
+        row = row or ArticleSales()
+        row.sold += event.data["quantity"]
+        row.orders += 1
+        return row

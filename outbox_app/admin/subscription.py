@@ -1,0 +1,239 @@
+"""Subscriptions and their parked streams: where they stand, what keeps them, what to press.
+
+The figures of a list come from one look at all of its rows (``operations.lag``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..exceptions import NotMoved
+from ..log.logs import log_alias
+from ..models import Event, ParkedStream
+from ..operations import lag, positions
+from ..operations.places import parse_place
+from ..operations.text import shown
+from .asking import AskingAdmin, Decision, Reason, RequiredReason
+from .base import HarmlessChangeList
+from .durations import duration
+from .filters import column_filter
+
+
+class Place(RequiredReason):
+    """From where, and why."""
+
+    place = forms.CharField(
+        label=gettext_lazy("From"),
+        max_length=40,
+        initial="beginning",
+        help_text=gettext_lazy("beginning, now, a position, or a time as 2026-01-31T12:00"),
+    )
+    field_order = ("place", "reason")
+
+    def clean_place(self) -> Any:
+        """Return the place that the text names."""
+        try:
+            return parse_place(self.cleaned_data["place"])
+        except NotMoved as error:
+            raise ValidationError(shown(error, 300)) from error
+
+
+def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
+    return _each(rows, lambda name: positions.pause(name, using=rows.db), _("Paused: %s."))
+
+
+def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
+    return _each(rows, lambda name: positions.resume(name, using=rows.db), _("Resumed: %s."))
+
+
+def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
+    done = []
+    for name in rows.values_list("name", flat=True):
+        moves = positions.replay(name, values["place"], using=rows.db)
+        done.append(f"{name} {'; '.join(map(str, moves))}")
+    return _("Moved: %s.") % " | ".join(done)
+
+
+def _release(rows: Any, values: dict[str, Any], by: str) -> str:
+    count: int = rows.update(released=True)
+    return ngettext("%d stream was released.", "%d streams were released.", count) % count
+
+
+def _release_all(rows: Any, values: dict[str, Any], by: str) -> str:
+    parked = ParkedStream.objects.using(rows.db)
+    return _release(parked.filter(subscription__in=list(rows)), values, by)
+
+
+def _each(rows: Any, act: Any, words: str) -> str:
+    names = list(rows.values_list("name", flat=True))
+    for name in names:
+        act(name)
+    return words % ", ".join(names)
+
+
+RELEASE = gettext_lazy(
+    "The events from the one that failed on are handled, in their order. A stream whose handler "
+    "fails again stays parked, with the new error."
+)
+
+
+class SubscriptionChangeList(HarmlessChangeList):
+    """A list whose rows know how they are doing."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Look at all of the page at once."""
+        super().get_results(request)
+        _measure(self.result_list)
+
+
+class SubscriptionAdmin(AskingAdmin):
+    """Subscriptions that have run."""
+
+    list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
+    ordering = ("name",)
+    fields = ["name", "state", "behind", "late", "partitions", "created_at", "error"]
+    readonly_fields = ["state", "behind", "late", "error"]
+    change_form_template = "admin/outbox_app/subscription.html"
+    decisions = (
+        Decision(
+            "pause_selected",
+            "pause_subscription",
+            gettext_lazy("Pause subscriptions"),
+            gettext_lazy("Nothing of them is handled until they are resumed; nothing is lost."),
+            _pause,
+        ),
+        Decision(
+            "resume_selected",
+            "pause_subscription",
+            gettext_lazy("Resume subscriptions"),
+            gettext_lazy("They go on where they stand."),
+            _resume,
+        ),
+        Decision(
+            "replay_selected",
+            "replay_subscription",
+            gettext_lazy("Replay subscriptions"),
+            gettext_lazy(
+                "Their handlers get the events from a place in the log on, those again that they "
+                "have handled. What they have done is not undone. From a later place than where "
+                "they stand, what lies between is passed over."
+            ),
+            _replay,
+            Place,
+        ),
+        Decision(
+            "release_selected",
+            "replay_subscription",
+            gettext_lazy("Release all parked streams"),
+            RELEASE,
+            _release_all,
+        ),
+    )
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the list with the figures."""
+        return SubscriptionChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the row, with its figures."""
+        row = super().get_object(request, object_id, from_field)
+        if row:
+            _measure([row])
+            for each in row.lag.cursors:
+                each.cursor.error = shown(each.cursor.error, 1000)
+        return row
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        """Add what is in flight."""
+        context = {**(extra_context or {}), "in_flight": in_flight()}
+        return super().changeform_view(request, object_id, form_url, context)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, row: Any) -> str:
+        """Paused, failing, running."""
+        return str(row.lag.state)
+
+    @admin.display(description=gettext_lazy("behind"))
+    def behind(self, row: Any) -> str:
+        """Events behind."""
+        return str(row.lag.shown)
+
+    @admin.display(description=gettext_lazy("oldest"))
+    def late(self, row: Any) -> str:
+        """Age of the oldest event behind."""
+        return duration(row.lag.seconds) if row.lag.behind else "-"
+
+    @admin.display(description=gettext_lazy("parked"))
+    def parked(self, row: Any) -> str:
+        """Parked streams."""
+        return str(row.lag.parked)
+
+    @admin.display(description=gettext_lazy("gaps"))
+    def gaps(self, row: Any) -> str:
+        """Open gaps."""
+        return str(row.lag.gaps)
+
+    @admin.display(description=gettext_lazy("error"))
+    def error(self, row: Any) -> str:
+        """Why it stands still."""
+        return shown(row.lag.error, 200) or "-"
+
+
+class ParkedStreamAdmin(AskingAdmin):
+    """Streams that a subscription has set aside."""
+
+    list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
+                    "short_reason"]  # fmt: skip
+    list_filter = [column_filter("subscription", gettext_lazy("subscription"))]
+    sortable_by = ["id"]
+    decisions = (
+        Decision(
+            "release_selected",
+            "replay_subscription",
+            gettext_lazy("Release streams"),
+            RELEASE,
+            _release,
+            Reason,
+        ),
+    )
+
+    @admin.display(description=gettext_lazy("error"))
+    def short_reason(self, row: ParkedStream) -> str:
+        """The beginning of the error."""
+        return shown(row.error, 120)
+
+
+def _measure(rows: list[Any]) -> None:
+    """Add the figures to rows."""
+    names = [row.name for row in rows]
+    lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
+    for row in rows:
+        # A name that is not shown as it is can only have been written by hand.
+        row.lag = lags.get(row.name) or lag.SubscriptionLag(row, declared=False)
+
+
+def in_flight() -> list[dict[str, Any]]:
+    """Return for the templates what is in flight on each log."""
+    found = lag.in_flight(using=log_alias(Event))
+    return [
+        {
+            "log": table,
+            "denied": holders.denied,
+            "holders": [shown(holder, 500) for holder in holders.holders],
+        }
+        for table, holders in found.items()
+        if holders.holders or holders.denied
+    ]

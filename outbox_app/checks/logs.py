@@ -1,0 +1,147 @@
+"""Event logs: models that could not be read exactly, and databases on which they are not.
+
+Models are checked without a database. The tables of logs, their servers and the cursors in them are
+looked at for the aliases that ``--database`` names; ``log.soundness`` knows what has to hold. (That
+two models have one table is said by Django's own ``models.E028``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Error
+from django.db import connections
+from django.db.models import Field, ForeignKey, UniqueConstraint
+
+from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
+from ..log.logs import all_logs
+from ..log.reader import LogReader, reads_by_time
+from ..log.soundness import faults
+from ..models import Cursor, EventLog
+
+#: How many cursors of a log are told of.
+LISTED = 5
+
+
+def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what is wrong with the models of logs."""
+    return [
+        message
+        for log in all_logs()
+        if app_configs is None or log._meta.app_config in app_configs
+        for message in (
+            *_check_parents(log),
+            *_check_meta(log),
+            *_check_fields(log),
+            *_check_relations(log),
+        )
+    ]
+
+
+def _check_parents(log: type[EventLog]) -> Iterator[CheckMessage]:
+    if log._meta.parents:
+        yield Error(
+            "A log is derived from a model that has a table of its own: an event would be rows of "
+            "two tables.",
+            hint="Derive it from outbox_app.models.EventLog, or from an abstract model of it.",
+            obj=log,
+            id="outbox.E019",
+        )
+
+
+def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
+    if log._meta.parents:
+        return
+    missing = []
+    if not any(index.fields[:2] == ["txid", "id"] for index in log._meta.indexes):
+        missing.append("the index on (txid, id)")
+    unique = [c for c in log._meta.constraints if isinstance(c, UniqueConstraint)]
+    pairs = [set(c.fields) for c in unique if c.condition is None]
+    if {"stream", "version"} not in [*pairs, *map(set, log._meta.unique_together)]:
+        missing.append("the unique constraint on (stream, version)")
+    if missing:
+        yield Error(
+            f"The log lacks {' and '.join(missing)} of EventLog.",
+            hint="Write `class Meta(EventLog.Meta):` and, where it has indexes or constraints of "
+            "its own, `indexes = [*EventLog.Meta.indexes, …]`.",
+            obj=log,
+            id="outbox.E020",
+        )
+
+
+def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
+    own = {field.name for field in EventLog._meta.local_fields}
+    for field in log._meta.local_fields:
+        if field.name in own or field.name.endswith("_ptr"):
+            continue
+        if not (field.null or field.blank or field.has_default() or _has_db_default(field)):
+            yield Error(
+                f"publish() does not know the field {field.name!r}, which has to be given.",
+                hint="Put it into the event's data or metadata; or give it a default, or null.",
+                obj=log,
+                id="outbox.E021",
+            )
+
+
+def _has_db_default(field: Field[Any, Any]) -> bool:
+    return bool(field.has_db_default()) or bool(getattr(field, "generated", False))
+
+
+def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:
+    relations = [
+        (model, field)
+        for model in apps.get_models(include_auto_created=True)
+        for field in model._meta.local_fields
+        if isinstance(field, ForeignKey)
+        and not field.remote_field.parent_link
+        and field.db_constraint  # type: ignore[attr-defined]
+        and log in (model, field.related_model)
+    ]
+    for model, field in relations:
+        yield Error(
+            f"The foreign key {model.__name__}.{field.name} ties a log to another table: writers "
+            "of the one wait for the other, and events could not be pruned.",
+            hint="Keep the event's message_id, or the key of the object, as a plain value; or "
+            "write db_constraint=False.",
+            obj=log,
+            id="outbox.E022",
+        )
+
+
+def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Say what is wrong with the tables of logs, their servers, and the cursors in them."""
+    found: list[CheckMessage] = []
+    for alias in databases or ():
+        tables = connections[alias].introspection.table_names()
+        for log in all_logs():
+            if log._meta.db_table not in tables:
+                continue
+            for fault in faults(log, using=alias):
+                found.append(Error(fault.text, hint=fault.hint, obj=log, id=fault.id))
+            if Cursor._meta.db_table in tables:
+                found += _check_cursors(log, alias)
+    return found
+
+
+def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
+    reader = LogReader(log, using=alias)
+    refused: list[tuple[Cursor, str]] = []
+    for cursor in Cursor.objects.using(alias).filter(log=reader.table).order_by("pk"):
+        try:
+            if not reads_by_time(cursor.state):
+                reader.window.verify(reader.load(cursor.state))
+        except (DamagedCursor, ForeignCursor) as error:
+            refused.append((cursor, str(error)))
+        except UnsafeLog:  # said by the faults of the log
+            break
+    for cursor, text in refused[:LISTED]:
+        yield Error(
+            f"The cursor of {cursor} on {alias!r} is refused, so that its subscription stands "
+            f"still: {text}",
+            hint="After a restore or a switch-over: manage.py outbox_rebase. A damaged cursor: "
+            "replay or reset its subscription.",
+            obj=log,
+            id="outbox.E012",
+        )

@@ -1,0 +1,252 @@
+"""``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
+
+Thin: arguments in, ``operations.positions``, ``operations.lag`` and ``operations.gaps`` out. It
+asks nothing back, so that scripts may call it; ``--dry-run`` is the preview.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+
+from ...exceptions import OutboxError
+from ...log.logs import log_alias
+from ...models import Event
+from ...operations import positions
+from ...operations.gaps import list_gaps, skip_gap
+from ...operations.lag import SubscriptionLag, in_flight, lags
+from ...operations.places import parse_place
+from ...operations.status import LISTED
+from ...operations.tables import require_tables
+from ...operations.text import one_line
+from ..base import TeachingCommand
+
+HELP = """
+Shows subscriptions, and does what a person decides about them.
+
+  list                      where each stands, how far behind, what keeps it (--json: all of it)
+  pause NAME                nothing is handled from the moment this command has ended
+  resume NAME               go on
+  replay NAME --from PLACE  handle events (again) from a place in the log: beginning, now, a
+                            position (what is behind it), or a time as 2026-01-31T12:00
+  reset NAME                replay from the beginning
+  release NAME              handle parked streams from where they were set aside: --stream S, or
+                            --all of them
+  gaps [NAME]               what is missing and still open, with the ids for skip-gap
+  skip-gap ID --reason TEXT give up a gap: its stream goes on without what is missing
+  repartition NAME          go to the number of partitions that the code declares
+
+  manage.py outbox_subscriptions list
+  manage.py outbox_subscriptions replay shop-stock --from 2026-01-31T12:00 --dry-run
+  manage.py outbox_subscriptions release shop-stock --stream order-17
+
+What a subscription has done to its database is not undone by a replay: its handler gets the events
+again. Parked streams whose events all come again are forgotten, the others stay parked. Processes
+that run may go on running; they notice within a fifth of their lease.
+
+Exit codes: 0 done; 1 it cannot be done, or not now, or nothing matched: nothing was changed;
+2 wrong arguments, no such subscription or log, or no tables.
+"""
+
+EXIT_REFUSED, EXIT_USAGE = 1, 2
+ACTIONS = (
+    "list",
+    "pause",
+    "resume",
+    "replay",
+    "reset",
+    "release",
+    "gaps",
+    "skip-gap",
+    "repartition",
+)
+
+
+class Command(TeachingCommand):
+    """Shows subscriptions, and does what a person decides."""
+
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare what to do and with which subscription."""
+        parser.add_argument("action", choices=ACTIONS, help="see above")
+        parser.add_argument(
+            "name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID"
+        )
+        parser.add_argument("--from", dest="place", metavar="PLACE", help="where to replay from")
+        parser.add_argument("--log", help="replay in this log only (default: all that it reads)")
+        parser.add_argument("--stream", metavar="S", help="release this stream")
+        parser.add_argument("--all", action="store_true", help="release all parked streams")
+        parser.add_argument("--reason", metavar="TEXT", help="why a gap is skipped; kept with it")
+        parser.add_argument("--json", action="store_true", help="list as JSON")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say what would be moved, and touch nothing"
+        )
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="alias of the logs (default: the subscription's; for list: that of Event)",
+        )
+
+    def handle(
+        self, *, action: str, name: str | None, database: str | None, **options: Any
+    ) -> None:
+        """Do what was asked for."""
+        using = database
+        if using is not None and using not in connections:
+            known = ", ".join(connections)
+            raise _usage(f"--database {using!r}: no such alias. Known: {known}.")
+        if action not in ("list", "gaps") and not name:
+            raise _usage(f"Which one? {action} needs a NAME, or an ID.")
+        if (action == "replay") != (options["place"] is not None):
+            raise _usage("replay needs --from, and nothing else takes it.")
+        if action == "release" and (options["stream"] is None) != options["all"]:
+            raise _usage("release needs --stream or --all.")
+        if action == "skip-gap" and not (
+            name and name.isascii() and name.isdecimal() and options["reason"]
+        ):
+            raise _usage("skip-gap needs the ID of a gap, a whole number, and a --reason.")
+        using = using or (positions.alias_of(name) if name else log_alias(Event))
+        require_tables(using)
+        try:
+            getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
+        except LookupError as error:  # UnknownSubscription, UnknownLog
+            raise _usage(str(error)) from error
+        except OutboxError as error:
+            raise CommandError(str(error), returncode=EXIT_REFUSED) from error
+
+    def _list(self, name: str | None, *, using: str, **options: Any) -> None:
+        found = lags(using=using, names=[name] if name else None)
+        flight = in_flight(using=using)
+        if options["json"]:
+            holders = {
+                table: {"denied": each.denied, "holders": [asdict(h) for h in each.holders]}
+                for table, each in flight.items()
+            }
+            rows = [_as_json(lag) for lag in found]
+            text = json.dumps({"subscriptions": rows, "in_flight": holders}, indent=2)
+            self.stdout.write(text)
+            return
+        if not found:
+            self.stdout.write("No subscription is declared, and none has run.")
+            return
+        self.stdout.write(
+            f"{'name':<24} {'state':<8} {'parts':>5} {'position':>10} {'handled':>10} "
+            f"{'behind':>9} {'late':>8} {'parked':>6} {'gaps':>5}"
+        )
+        for lag in found:
+            self.stdout.write(
+                f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.row.partitions:>5} "
+                f"{lag.position:>10} {lag.handled:>10} {lag.shown:>9} {lag.seconds:>7.0f}s "
+                f"{lag.parked:>6} {lag.gaps:>5}"
+            )
+            if not lag.declared:
+                self.stdout.write("  not declared in the code")
+            for each in lag.cursors:
+                if each.cursor.error:
+                    self.stdout.write(
+                        f"  {each.cursor.log}[{each.cursor.partition}]: "
+                        f"{one_line(each.cursor.error, 300)}"
+                    )
+        for table, held in flight.items():
+            for holder in held.holders:
+                self.stdout.write(f"in flight on {table}: {one_line(holder, 300)}")
+            if held.denied:
+                self.stdout.write(f"in flight on {table}: not permitted to see. {held.denied}")
+
+    def _pause(self, name: str, *, using: str, **options: Any) -> None:
+        positions.pause(name, using=using)
+        self.stdout.write(f"Paused {name}: nothing of it is handled.")
+
+    def _resume(self, name: str, *, using: str, **options: Any) -> None:
+        positions.resume(name, using=using)
+        self.stdout.write(f"Resumed {name}.")
+
+    def _replay(self, name: str, *, place: str, using: str, **options: Any) -> None:
+        try:
+            where = parse_place(place)
+        except OutboxError as error:
+            raise _usage(str(error)) from error
+        self._move(name, where, using=using, **options)
+
+    def _reset(self, name: str, *, place: None, using: str, **options: Any) -> None:
+        self._move(name, "beginning", using=using, **options)
+
+    def _move(self, name: str, place: Any, *, using: str, **options: Any) -> None:
+        for move in positions.plan(name, place, log=options["log"], using=using):
+            self.stdout.write(f"{name} goes in {move}.")
+        if options["dry_run"]:
+            self.stdout.write("Nothing was done.")
+            return
+        positions.replay(name, place, log=options["log"], using=using)
+        self.stdout.write("Done.")
+
+    def _release(self, name: str, *, using: str, **options: Any) -> None:
+        streams = None if options["all"] else [options["stream"]]
+        count = positions.release(name, streams, using=using)
+        self.stdout.write(f"Released {count} {'stream' if count == 1 else 'streams'}.")
+        if not count:
+            raise SystemExit(EXIT_REFUSED)
+
+    def _gaps(self, name: str | None, *, using: str, **options: Any) -> None:
+        found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
+        if not found:
+            self.stdout.write("No gap is open.")
+        for gap in found[:LISTED]:
+            self.stdout.write(
+                f"{gap.id:>8}  {gap.seen_at:%Y-%m-%d %H:%M:%S}  {one_line(gap.subscription, 80)} "
+                f"{gap.log} {one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
+                f"looked for {gap.attempts} times"
+            )
+        if len(found) > LISTED:
+            self.stdout.write(f"There are more. Shown: the oldest {LISTED}.")
+
+    def _skip_gap(self, id: str, *, using: str, **options: Any) -> None:
+        gap = skip_gap(int(id[:19]), by=_user(), reason=options["reason"], using=using)
+        self.stdout.write(f"Skipped: {one_line(gap, 300)}")
+
+    def _repartition(self, name: str, *, using: str, **options: Any) -> None:
+        before, after = positions.repartition(name, using=using)
+        self.stdout.write(f"{name} has {after} partitions (before: {before}).")
+
+
+def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
+    return {
+        "name": lag.name,
+        "state": lag.state,
+        "declared": lag.declared,
+        "partitions": lag.row.partitions,
+        "handled": lag.handled,
+        "behind": lag.behind,
+        "complete": lag.complete,
+        "seconds_behind": round(lag.seconds, 3),
+        "parked": lag.parked,
+        "gaps": lag.gaps,
+        "cursors": [
+            {
+                "log": each.cursor.log,
+                "partition": each.cursor.partition,
+                "position": each.cursor.position,
+                "behind": each.behind and each.behind.rows,
+                "seconds_behind": round(each.seconds, 3),
+                "error": each.cursor.error,
+            }
+            for each in lag.cursors
+        ],
+    }
+
+
+def _user() -> str:
+    try:
+        return f"{getpass.getuser()} (manage.py outbox_subscriptions)"
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        return "manage.py outbox_subscriptions"
+
+
+def _usage(text: str) -> CommandError:
+    return CommandError(text, returncode=EXIT_USAGE)

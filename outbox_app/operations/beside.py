@@ -1,0 +1,60 @@
+"""A table beside another one: the same columns, without its indexes, constraints and foreign keys.
+
+It is there for as long as the block runs. What a killed process left is removed by the next one;
+so is that of a process which is still running: its next statement fails.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+from zlib import crc32
+
+from django.apps.registry import Apps
+from django.db import connections, models
+
+
+@contextmanager
+def table_beside(model: type[models.Model], *, using: str) -> Iterator[type[models.Model]]:
+    """Make a table of the same columns, and remove it afterwards."""
+    connection = connections[using]
+    table = model._meta.db_table
+    prefix = f"{table[:32]}_{crc32(table.encode()):08x}__rebuild_"  # at most 63 characters
+    # Of a killed rebuild; one that is running would end here, with an error.
+    for left in connection.introspection.table_names():
+        if left.startswith(prefix):
+            _drop(left, using=using)
+    beside = _model_beside(model, f"{prefix}{uuid4().hex[:8]}")
+    with connection.schema_editor() as editor:
+        editor.create_model(beside)
+    try:
+        yield beside
+    finally:
+        _drop(beside._meta.db_table, using=using)
+
+
+def _drop(table: str, *, using: str) -> None:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)}")
+
+
+def _model_beside(model: type[models.Model], table: str) -> type[models.Model]:
+    """Return a model of the same columns in another table, without indexes and foreign keys."""
+    body: dict[str, Any] = {}
+    for field in model._meta.local_concrete_fields:
+        twin: Any = copy.deepcopy(field)
+        for name in ("cached_col", "path_infos", "reverse_path_infos", "related_fields"):
+            twin.__dict__.pop(name, None)  # they know the other table
+        twin.db_index = False
+        twin._unique = field.primary_key
+        if field.is_relation:
+            twin.db_constraint = False
+            twin.remote_field.related_name = "+"
+        body[field.name] = twin
+    options = {"app_label": model._meta.app_label, "db_table": table, "apps": Apps()}
+    body |= {"Meta": type("Meta", (), options), "__module__": model.__module__}
+    return type(f"{model.__name__}Beside", (models.Model,), body)

@@ -1,0 +1,214 @@
+"""Retention of events: old ones go, but never one that a subscription has not passed.
+
+A log is pruned from its front: up to the first event that is too young, that the cursor of some
+subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
+kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
+transaction of its own: an event that commits late between two of them is not touched. Heads of
+streams stay, so versions go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ..conf import settings
+from ..delivery.subscriber import all_subscribers
+from ..exceptions import OutboxError, ReadRefused, UnknownLog
+from ..log.logs import all_logs, log_alias, log_named
+from ..log.reader import LogReader, reads_by_time
+from ..models import Cursor, DatabaseNow, EventLog, ParkedStream
+from .retention import BATCH_SIZE, check_arguments
+from .tables import require_tables
+
+logger = logging.getLogger("outbox_app.retention")
+
+TOO_YOUNG = "too young"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Somebody who still needs events of a log."""
+
+    #: For people.
+    who: str
+    #: SQL, without parameters: the row is needed.
+    condition: str
+
+
+def prune_events(
+    *,
+    using: str | None = None,
+    log: str | None = None,
+    older_than: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Remove events that are older than the retention and that every subscription has passed.
+
+    Args:
+        using: Database alias. Default: that of each log.
+        log: Table or label of one log. Default: all.
+        older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
+        batch_size: Rows removed at once.
+        write: Takes progress lines, and what holds the rest.
+
+    Returns:
+        How many were removed.
+
+    Raises:
+        CommandError: An argument makes no sense, or it cannot be told what was passed.
+    """
+    days = settings().EVENT_RETENTION_DAYS if older_than is None else older_than
+    if days is None:
+        raise CommandError(
+            "Events are kept for ever: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
+            "--older-than.",
+            returncode=2,
+        )
+    try:
+        chosen = [log_named(log)] if log else all_logs()
+    except UnknownLog as error:
+        raise CommandError(str(error), returncode=2) from error
+    removed = 0
+    for each in chosen:
+        alias = using or log_alias(each)
+        check_arguments(alias, days, batch_size)
+        require_tables(alias)
+        if each._meta.db_table in connections[alias].introspection.table_names():
+            removed += _prune(each, days, batch_size, using=alias, write=write)
+    return removed
+
+
+def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
+    """Return who still needs events of a log: each cursor, each parked stream.
+
+    Args:
+        log: The log.
+        using: Database alias. Default: the log's.
+
+    Raises:
+        ReadRefused: A cursor does not belong to this database, or makes no sense.
+    """
+    using = using or log_alias(log)
+    readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
+    found = []
+    for cursor in Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk"):
+        reader = readers[reads_by_time(cursor.state)]
+        state = reader.load(cursor.state)
+        reader.verify(state)
+        condition = reader.window.unread(state)
+        if cursor.partitions > 1:
+            condition = f"(slice %% {cursor.partitions} = {cursor.partition} AND {condition})"
+        found.append(Hold(f"subscription {cursor}", condition))
+    parked = ParkedStream.objects.using(using).filter(log=log._meta.db_table)
+    for stream in parked.order_by("position")[:1]:
+        who = f"parked stream {stream} in {stream.log}"
+        found.append(Hold(who, f"(id >= {stream.position})"))
+    return found
+
+
+def needed(log: type[EventLog], *, using: str | None = None) -> str:
+    """Return an SQL condition: the row of the log is still needed by somebody.
+
+    It has no parameters, and ``%`` is doubled in it: execute it with a list of parameters, empty or
+    not. Arguments and errors are those of ``holds``.
+    """
+    return " OR ".join(hold.condition for hold in holds(log, using=using)) or "(1 = 0)"
+
+
+def _prune(
+    log: type[EventLog], days: int, batch_size: int, *, using: str, write: Callable[[str], Any]
+) -> int:
+    table = log._meta.db_table
+    for name in _not_begun(log, using):
+        write(
+            f"warning log={table} subscription={name}: it has not run yet, and will not be given "
+            "what goes now"
+        )
+    try:
+        kept_by = holds(log, using=using)
+    except ReadRefused as error:
+        raise CommandError(
+            f"Nothing of {table} was removed, as it cannot be told what was passed: {error}",
+            returncode=2,
+        ) from error
+    started = told = time.monotonic()
+    removed, holder = 0, ""
+    for count, reached, held in _batches(log, days, batch_size, kept_by, using=using):
+        removed, holder = removed + count, held
+        now = time.monotonic()
+        if 0 < settings().PROGRESS_INTERVAL <= now - told:
+            told = now
+            rate = removed / (now - started)
+            write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
+    if holder and holder != TOO_YOUNG:
+        write(f"held log={table} by={holder}")
+    write(
+        f"pruned log={table} removed={removed} older_than={days}d database={using} "
+        f"seconds={time.monotonic() - started:.1f}"
+    )
+    return removed
+
+
+def _batches(
+    log: type[EventLog], days: int, batch_size: int, kept_by: list[Hold], *, using: str
+) -> Iterator[tuple[int, int, str]]:
+    """Delete from the front, batch after batch.
+
+    Yields:
+        How many rows went, the position that was reached, and what held the next row, if any.
+    """
+    rows = log._base_manager.using(using).order_by("pk")
+    now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    if now is None:
+        return
+    cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))
+    cases = [f"WHEN recorded_at >= %s THEN {len(kept_by)}"]
+    cases += [f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by)]
+    sql = (
+        f"SELECT id, CASE {' '.join(cases)} END FROM (SELECT id, txid, slice, recorded_at FROM "
+        f"{connections[using].ops.quote_name(log._meta.db_table)} WHERE id > %s "
+        f"ORDER BY id LIMIT {batch_size}) front ORDER BY id"
+    )
+    names = [*(hold.who for hold in kept_by), TOO_YOUNG]
+    reached, held = 0, None
+    while held is None:
+        with connections[using].cursor() as cursor:
+            cursor.execute(sql, [cutoff, reached])
+            front = cursor.fetchall()
+        free = list(takewhile(lambda row: row[1] is None, front))
+        if len(free) < len(front):
+            held = front[len(free)][1]
+        if free:
+            ids = [id for id, _ in free]
+            rows.filter(pk__in=ids)._raw_delete(using)
+            reached = ids[-1]
+        yield len(free), reached, "" if held is None else names[held]
+        if len(front) < batch_size:
+            return
+
+
+def _not_begun(log: type[EventLog], using: str) -> list[str]:
+    """Return the declared subscriptions that would begin with what is there now."""
+    table = log._meta.db_table
+    begun = set(
+        Cursor.objects.using(using).filter(log=table).values_list("subscription", flat=True)
+    )
+    names = []
+    for each in all_subscribers():
+        try:
+            reads = each.start == "beginning" and log in each.logs and each.using == using
+        except OutboxError:  # said where it is run
+            continue
+        if reads and each.name not in begun:
+            names.append(each.name)
+    return names

@@ -1,0 +1,104 @@
+"""Places in a log, as people name them, and the positions that they stand for.
+
+"beginning" is in front of the first event, "now" behind all that is committed when the move is
+made. A position n means what is behind it. A time means what was recorded from then on, and what
+was recorded up to a second before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Literal
+
+from django.conf import settings as django_settings
+from django.db import connections
+from django.db.models import Max
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from ..exceptions import NotMoved
+from ..log.moments import position_before
+from ..log.reader import LogReader
+from ..log.window import Run
+from ..models import EventLog
+
+Place = Literal["beginning", "now"] | int | datetime
+
+
+def parse_place(text: str) -> Place:
+    """Return the place that a text names.
+
+    Raises:
+        NotMoved: It names none.
+    """
+    text = text.strip()
+    if text in ("beginning", "now"):
+        return "beginning" if text == "beginning" else "now"
+    if text.isascii() and text.isdecimal() and len(text) <= 19:
+        return int(text)
+    try:
+        moment = parse_datetime(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise NotMoved(
+            f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole "
+            "number), or a time as 2026-01-31T12:00."
+        )
+    return moment
+
+
+def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
+    """Return the position behind which a place lies; None: behind all that is committed.
+
+    Raises:
+        NotMoved: The log has no such position.
+    """
+    if place == "now":
+        return None
+    if place == "beginning":
+        return 0
+    if isinstance(place, datetime):
+        if timezone.is_naive(place) and django_settings.USE_TZ:
+            place = timezone.make_aware(place)
+        return position_before(log, place, using=using)
+    last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0
+    if type(place) is not int or not 0 <= place <= last:
+        raise NotMoved(
+            f"{log._meta.db_table} has no event at or behind position {place!r}; its last one is "
+            f"{last}. For what comes from now on, write now."
+        )
+    return place
+
+
+def state_behind(reader: LogReader, after: int | None) -> tuple[str, int]:
+    """Return the state to go on from, and the highest position there is.
+
+    The log is looked at on a connection of its own, in autocommit: whoever asks holds locks, and a
+    transaction that has written cannot tell what is committed.
+    """
+    with _looking_aside(reader.using) as run:
+        reader.window.run = run
+        try:
+            state = reader.window.start(after)
+            [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
+        finally:
+            reader.close()
+    return state.dump(), last or 0
+
+
+@contextmanager
+def _looking_aside(using: str) -> Iterator[Run]:
+    connection = connections.create_connection(using)
+
+    def run(sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    try:
+        yield run
+    finally:
+        connection.close()

@@ -1,0 +1,273 @@
+"""Rebuilding a view from the log, beside the live table: ``manage.py outbox_rebuild``.
+
+The log is replayed into a table of its own while the view is served and its subscription goes on.
+The takeover is one transaction: it stops the subscription by its cursors, locks the view, reads
+what has come meanwhile, puts the new rows in place of the old ones, and sets the cursors to where
+the new rows stand. Readers see the old rows until it commits, then the new ones; no event is missed
+or applied twice. Rows are copied and no table is renamed: on MySQL a renaming commits by itself,
+and indexes, constraints, grants and foreign keys keep their names. Killed at any point it has
+changed nothing, but for a table that the next rebuild removes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import django.db
+from django.core.management.base import CommandError
+from django.db import connections, models, transaction
+from django.db.models import Exists, F, OuterRef
+
+from ..conf import settings
+from ..delivery.cursors import cursor_of
+from ..delivery.failpoints import failpoint
+from ..delivery.lock_wait import atomic_with_lock_wait
+from ..delivery.projection import Projection
+from ..delivery.subscriber import subscriber_named
+from ..delivery.view import Turn, View
+from ..exceptions import OutboxError
+from ..log.cursor import State
+from ..log.reader import LogReader
+from ..log.sql import Filter
+from ..models import Cursor, EventLog, ParkedStream, StreamHead, Subscription
+from .beside import table_beside
+from .tables import require_tables
+
+logger = logging.getLogger("outbox_app.subscriptions")
+
+#: Seconds for which the takeover waits for a lock, while others wait for it.
+LOCK_WAIT = 2
+#: Takeovers that are tried, one after the other.
+ATTEMPTS = 10
+#: Events between two progress lines.
+PROGRESS_EVENTS = 50_000
+
+
+def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
+    """Rebuild a view from the log.
+
+    Args:
+        name: The projection's.
+        write: Takes progress lines.
+
+    Returns:
+        How many rows the view has now.
+
+    Raises:
+        CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
+            its subscription are as they were.
+    """
+    try:
+        declared = subscriber_named(name)
+        using = declared.using
+    except OutboxError as error:
+        raise CommandError(str(error), returncode=2) from error
+    projection: Any = declared.handle
+    if not isinstance(projection, Projection):
+        raise CommandError(
+            f"Subscription {name!r} is no projection: {declared.handle!r} handles its events, and "
+            "nobody knows what it has written. Replay it: manage.py outbox_subscriptions replay.",
+            returncode=2,
+        )
+    _require_unreferenced(projection.model)
+    require_tables(using)
+    for log in declared.logs:
+        _require_whole(log, using=using)
+    try:
+        with table_beside(projection.model, using=using) as beside:
+            return Rebuild(projection, beside, using=using, write=write).run()
+    except Exception as error:
+        raise CommandError(
+            f"The rebuild of {name!r} ended with {type(error).__name__}: {error}. The view and its "
+            "subscription are as they were. Run it again."
+        ) from error
+
+
+class Rebuild:
+    """One rebuild.
+
+    Args:
+        projection: The projection.
+        beside: The model of the table that is filled.
+        using: Database alias.
+        write: Takes progress lines.
+    """
+
+    def __init__(
+        self,
+        projection: Projection,
+        beside: type[models.Model],
+        *,
+        using: str,
+        write: Callable[[str], Any],
+    ) -> None:
+        self.subscriber = projection.subscriber
+        self.name = projection.name
+        self.live = projection.model
+        self.beside = beside
+        self.using = using
+        self.write = write
+        self.view = View(projection, using=using, table=beside)
+        self.limit = projection.batch_size or settings().PAGE_SIZE
+        self.replayed = 0
+        self.readers: list[LogReader] = []
+        #: Highest position replayed of each.
+        self.positions: list[int] = []
+        # It reads on a connection of its own: the takeover's transaction may not read the log.
+        self.thread = ThreadPoolExecutor(1, "rebuild")
+
+    def run(self) -> int:
+        """Replay, and take over. Returns the number of rows."""
+        try:
+            return self._run()
+        finally:
+            self.thread.submit(self._close).result()
+            self.thread.shutdown()
+
+    def _run(self) -> int:
+        self.readers = [self._reader(log) for log in self.subscriber.logs]
+        self.thread.submit(self._make_cursors).result()
+        self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
+        self.positions = [0] * len(self.readers)
+        states = self._replay([self._ask(reader.window.start, 0) for reader in self.readers])
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                rows = self._take_over(states)
+                break
+            except django.db.OperationalError as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self.write(f"takeover tried again name={self.name} error={error!r}")
+                states = self._replay(states)
+        self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
+        return rows
+
+    def _reader(self, log: type[EventLog]) -> LogReader:
+        return LogReader(
+            log, using=self.using, only=Filter(self.subscriber.topics, self.subscriber.types)
+        )
+
+    def _make_cursors(self) -> None:
+        """Have the subscription there, as if it had run."""
+        Subscription.objects.using(self.using).get_or_create(
+            name=self.name, defaults={"partitions": self.subscriber.partitions}
+        )
+        for reader in self.readers:
+            cursor_of(self.subscriber, 0, reader)
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.thread.submit(function, *arguments).result()
+
+    def _replay(self, states: list[State]) -> list[State]:
+        """Apply what comes after the states; return the states at the end of the log."""
+        states = list(states)
+        for index, reader in enumerate(self.readers):
+            more = True
+            while more:
+                found, page = self._ask(reader.read, states[index], self.limit)
+                with transaction.atomic(using=self.using):
+                    self.view.apply([Turn(event) for event in found])
+                failpoint("rebuild_page")
+                states[index], more = page.state, page.more
+                self.positions[index] = max(self.positions[index], page.position)
+                self._count(len(found))
+        return states
+
+    def _count(self, events: int) -> None:
+        before, self.replayed = self.replayed, self.replayed + events
+        if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
+            self.write(f"replaying name={self.name} events={self.replayed}")
+
+    def _take_over(self, states: list[State]) -> int:
+        using, replayed = self.using, self.replayed
+        cursors = Cursor.objects.using(using).filter(subscription=self.name)
+        try:
+            with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
+                # First the cursors, as the pull does: a page in flight is waited for, or finds
+                # itself overtaken. Then the view: pushes and writers of inline events wait, so
+                # the log that is read now holds all that the old rows held.
+                cursors.update(revision=F("revision") + 1)
+                self._lock_and_empty()
+                ends = self._replay(states)
+                rows = self._copy()
+                failpoint("rebuild_copied")
+                for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
+                    cursors.filter(log=reader.table).update(
+                        state=end.dump(), position=position, error="", failures=0, retry_at=None
+                    )
+                ParkedStream.objects.using(using).filter(subscription=self.name).delete()
+            return rows
+        except BaseException:
+            self.replayed = replayed
+            raise
+
+    def _lock_and_empty(self) -> None:
+        connection = connections[self.using]
+        live = connection.ops.quote_name(self.live._meta.db_table)
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                # Any weaker lock lets a SELECT … FOR UPDATE begin, which then waits for a row that
+                # is gone, and does not see the one in its place. Readers pass.
+                cursor.execute(f"LOCK TABLE {live} IN EXCLUSIVE MODE")
+            cursor.execute(f"DELETE FROM {live}")
+
+    def _copy(self) -> int:
+        connection = connections[self.using]
+        quote = connection.ops.quote_name
+        fields = [f for f in self.live._meta.concrete_fields if not f.generated]
+        columns = ", ".join(quote(str(field.column)) for field in fields)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {quote(self.live._meta.db_table)} ({columns}) "
+                f"SELECT {columns} FROM {quote(self.beside._meta.db_table)}"
+            )
+            return int(cursor.rowcount)
+
+    def _close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+        connections[self.using].close()
+
+
+def _require_whole(log: type[EventLog], *, using: str) -> None:
+    """Check that no event was removed: heads of streams stay when their events go."""
+    table = log._meta.db_table
+    first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
+    heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
+    stream = heads.values_list("stream", flat=True).first()
+    if stream is not None:
+        raise CommandError(
+            f"{table} has no version 1 of {stream!r} any more: events were pruned. The view knows "
+            "them, and a replay would not. Put the archived events back, or leave the view.",
+            returncode=2,
+        )
+
+
+@contextmanager
+def _gap_locks(using: str) -> Iterator[None]:
+    """On MySQL lock the gaps, too, so that nobody inserts a row behind the emptying."""
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        yield
+    finally:
+        connection.close()  # the next one has its own level again
+
+
+def _require_unreferenced(model: type[models.Model]) -> None:
+    pointing = [relation.related_model._meta.label for relation in model._meta.related_objects]
+    if pointing:
+        raise CommandError(
+            f"{', '.join(sorted(map(str, pointing)))} points at {model._meta.label} with a foreign "
+            "key, so its rows cannot be taken away and put back. Point at what the rows are about, "
+            "or keep the key in a plain column.",
+            returncode=2,
+        )

@@ -1,0 +1,363 @@
+"""Events, subscriptions, parked streams and gaps in the admin.
+
+Shown harmlessly; decided on by those who may, by POST, with a reason in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from outbox_app import NewEvent, publish_many
+from outbox_app.delivery.runner import Runner
+from outbox_app.delivery.subscriber import subscriber, subscriber_named
+from outbox_app.log.publish import slice_of
+from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
+from outbox_app.operations import positions
+
+from .pages import OVERVIEW, body, hidden, page, said, selection, text
+from .test_display import CODES, SCRIPT, VISIBLE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EVENTS = reverse("admin:outbox_app_event_changelist")
+SUBSCRIPTIONS = reverse("admin:outbox_app_subscription_changelist")
+PARKED = reverse("admin:outbox_app_parkedstream_changelist")
+GAPS = reverse("admin:outbox_app_gap_changelist")
+LISTS = (EVENTS, SUBSCRIPTIONS, PARKED, GAPS)
+
+VIEW = ("view_event", "view_subscription", "view_parkedstream", "view_gap", "view_drainer")
+ACTIONS = {
+    "pause_selected": "pause_subscription",
+    "resume_selected": "pause_subscription",
+    "replay_selected": "replay_subscription",
+    "release_selected": "replay_subscription",
+}
+
+
+@pytest.fixture
+def shop(alias):
+    """A subscription that has handled four events, its parked stream and its gap."""
+
+    @subscriber("shop", partitions=2)
+    def handle(events):
+        pass
+
+    publish(alias, *"abcd")
+    run("shop")
+    row = ParkedStream.objects.using(alias).create(
+        subscription="shop", partition=slice_of("a") % 2, log="outbox_event", stream="a",
+        version=1, position=1, error="ValueError: no",
+    )  # fmt: skip
+    gap = Gap.objects.using(alias).create(
+        kind="version", subscription="shop", log="outbox_event", stream="a", first=1, last=2
+    )
+    return Subscription.objects.using(alias).get(), row, gap
+
+
+def publish(alias, *streams, **options):
+    with transaction.atomic(using=alias):
+        return publish_many(NewEvent(stream, "made", **options) for stream in streams)
+
+
+def run(name):
+    return Runner([subscriber_named(name)]).run(once=True)
+
+
+def listed(response):
+    return re.findall(r'class="field-version[^"]*">([^<]*)<', body(response))
+
+
+def state(alias):
+    models = (Subscription, Cursor, ParkedStream)
+    return [list(model.objects.using(alias).order_by("pk").values()) for model in models]
+
+
+def decide(client, url, action, row, **fields):
+    """Ask and answer, as a person does. Returns question and answer."""
+    question = client.post(url, selection(action, row))
+    return question, client.post(url, {**hidden(question), "confirmed": "yes", **fields})
+
+
+def test_pages_are_seen_by_those_who_may_view(alias, shop, log_in):
+    addresses = [*LISTS, *map(page, [*shop, Event.objects.using(alias).first()])]
+    for role, permissions, expected in (
+        ("anonymous", (), 302),
+        ("staff", (), 403),
+        ("viewer", VIEW[:4], 200),
+        ("superuser", (), 200),
+    ):
+        client = log_in(role, permissions=permissions)
+        assert {client.get(url).status_code for url in addresses} == {expected}, role
+
+
+def test_nobody_adds_edits_or_deletes(alias, shop, superuser):
+    for row in [*shop, Event.objects.using(alias).first()]:
+        assert superuser.get(page(row, "delete")).status_code == 403
+        assert superuser.post(page(row, "delete"), {"post": "yes"}).status_code == 403
+        assert superuser.post(page(row), {"stream": "forged", "_save": "1"}).status_code == 403
+        assert type(row).objects.using(alias).filter(pk=row.pk).exists()
+    for url in LISTS:
+        assert superuser.get(f"{url}add/").status_code == 403
+        superuser.post(url, selection("delete_selected", shop[0], post="yes"))
+    assert Subscription.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_actions_take_their_permission(alias, shop, log_in, action):
+    for permissions in ((), ("pause_subscription",), ("replay_subscription",), ("skip_gap",)):
+        client = log_in(f"with {permissions}", permissions=(*VIEW, *permissions))
+        allowed = ACTIONS[action] in permissions
+        offered = body(client.get(SUBSCRIPTIONS)), body(client.get(page(shop[0])))
+        assert [f'value="{action}"' in content for content in offered] == [allowed] * 2
+        before = state(alias)
+        form = {"confirmed": "yes", "place": "beginning", "reason": "why"}
+        client.post(SUBSCRIPTIONS, selection(action, shop[0], **form))
+        assert (state(alias) != before) == allowed
+        logged = LogEntry.objects.filter(user__username=f"<b>with {permissions}</b>")
+        assert logged.exists() == allowed
+
+
+@pytest.mark.parametrize(("url", "row", "permission", "action"), [
+    (PARKED, 1, "replay_subscription", "release_selected"),
+    (GAPS, 2, "skip_gap", "skip_selected"),
+])  # fmt: skip
+def test_so_do_those_of_parked_streams_and_gaps(alias, shop, log_in, url, row, permission, action):
+    form = {"confirmed": "yes", "reason": "why"}
+    for permissions, allowed in (((), False), ((permission,), True)):
+        client = log_in(f"with {permissions}", permissions=(*VIEW, *permissions))
+        assert (f'value="{action}"' in body(client.get(url))) == allowed
+        client.post(url, selection(action, shop[row], **form))
+        assert LogEntry.objects.exists() == allowed
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nothing_is_done_by_get_or_without_a_token(alias, shop, log_in, action):
+    client = log_in("superuser", enforce_csrf_checks=True)
+    form = selection(action, shop[0], confirmed="yes", place="beginning", reason="why")
+    before = list(Cursor.objects.using(alias).order_by("pk").values())
+    client.get(SUBSCRIPTIONS, form)
+    assert client.post(SUBSCRIPTIONS, form).status_code == 403
+    assert list(Cursor.objects.using(alias).order_by("pk").values()) == before
+    assert not LogEntry.objects.exists()
+
+
+def test_pause_and_resume(alias, shop, superuser):
+    question, answer = decide(superuser, SUBSCRIPTIONS, "pause_selected", shop[0], reason="<b>x")
+    assert "Nothing of them is handled until they are resumed" in text(question)
+    assert said(answer) == ["Paused: shop."]
+    assert "paused" in text(superuser.get(SUBSCRIPTIONS))
+    publish(alias, "e")
+    assert run("shop") == 0
+    decide(superuser, SUBSCRIPTIONS, "resume_selected", shop[0])
+    assert run("shop") == 1
+    first, second = LogEntry.objects.order_by("id")
+    assert first.get_change_message() == (
+        "Paused: shop. Action: pause_selected. Rows: shop. Reason: <b>x"
+    )
+    assert first.content_type.model == "subscription"
+    assert "Reason: -" in second.get_change_message()
+
+
+def test_replay_asks_from_where_and_why(alias, shop, superuser):
+    question, answer = decide(superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="now")
+    assert "What they have done is not undone" in text(question)
+    assert "This field is required" in text(answer)  # the reason
+    _, answer = decide(
+        superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="<i>", reason="why"
+    )
+    assert "is no place in a log" in text(answer)
+    assert "<i>" not in body(answer)
+    assert not LogEntry.objects.exists()
+    _, answer = decide(
+        superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="beginning", reason="lost"
+    )
+    assert "to the beginning: every event that is kept is handled again" in said(answer)[0]
+    assert run("shop") == 4
+    assert "Reason: lost" in LogEntry.objects.get().get_change_message()
+
+
+def test_what_cannot_be_done_is_said_and_logged(alias, shop, superuser):
+    _, answer = decide(
+        superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="999999", reason="why"
+    )
+    assert said(answer)[0].startswith("Not done: outbox_event has no event")
+    assert "Not done" in LogEntry.objects.get().get_change_message()
+    _, answer = decide(superuser, GAPS, "skip_selected", shop[2], reason="why")
+    assert "1 gap was skipped." in said(answer)[0]
+    _, answer = decide(superuser, GAPS, "skip_selected", shop[2], reason="why")
+    assert "0 gaps were skipped." in said(answer)[0]
+    gap = Gap.objects.using(alias).get()
+    assert (gap.state, gap.settled_by, gap.reason) == ("skipped", "<b>superuser</b>", "why")
+
+
+@pytest.mark.parametrize("url", [SUBSCRIPTIONS, PARKED])
+def test_release(alias, shop, superuser, url):
+    row = shop[0] if url == SUBSCRIPTIONS else shop[1]
+    _, answer = decide(superuser, url, "release_selected", row)
+    assert said(answer) == ["1 stream was released."]
+    assert run("shop") == 1
+    assert not ParkedStream.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize("id", ["", "\x00", "a" * 81, "\n"])
+def test_forged_names_are_refused(superuser, id):
+    form = {"action": "pause_selected", "_selected_action": [id], "confirmed": "yes"}
+    assert superuser.post(SUBSCRIPTIONS, form).status_code == 400
+
+
+@pytest.mark.parametrize("id", ["x", "", "-1", "9" * 5000, "٣", 2**63])
+@pytest.mark.parametrize(("url", "action"), [(PARKED, "release_selected"), (GAPS, "skip_selected")])
+def test_forged_ids_are_refused(superuser, url, action, id):
+    form = {"action": action, "_selected_action": [id], "confirmed": "yes", "reason": "why"}
+    assert superuser.post(url, form).status_code == 400
+
+
+def test_events_are_found(alias, superuser):
+    publish(alias, "a", "b", "a", "x y")
+    rows = Event.objects.using(alias)
+    assert listed(superuser.get(EVENTS)) == ["1", "2", "1", "1"]
+    assert listed(superuser.get(EVENTS, {"q": "a"})) == ["2", "1"]
+    assert listed(superuser.get(EVENTS, {"q": " x y "})) == ["1"]
+    assert listed(superuser.get(EVENTS, {"q": "A"})) == []
+    assert listed(superuser.get(EVENTS, {"q": str(rows.order_by("-id")[1].message_id)})) == ["2"]
+    assert listed(superuser.get(EVENTS, {"type": "made"})) == ["1", "2", "1", "1"]
+    assert listed(superuser.get(EVENTS, {"type": "Made"})) == []
+    shown = body(superuser.get(page(rows.first())))
+    [link] = set(re.findall(r'href="([^"]*\?stream=[^"]*)"', shown))
+    assert listed(superuser.get(unescape(link))) == ["2", "1"]
+    assert superuser.get(f"{EVENTS}?data__contains=x").status_code == 400
+
+
+def test_lists_read_with_a_limit_and_without_contents(alias, shop, superuser):
+    publish(alias, *["a"] * 120)
+    for query in ("", "?type=made", "?q=a", "?stream=a"):
+        with CaptureQueriesContext(connections[alias]) as queries:
+            body(superuser.get(f"{EVENTS}{query}"))
+        found = [q["sql"] for q in queries if "outbox_event" in q["sql"]]
+        assert found
+        for sql in found:
+            assert "LIMIT" in sql or "MAX(" in sql, sql
+            assert '"data"' not in sql.replace("`", '"'), sql
+
+
+@pytest.mark.parametrize("url", [SUBSCRIPTIONS, OVERVIEW, EVENTS, PARKED, GAPS])
+def test_the_number_of_statements_does_not_depend_on_the_rows(alias, shop, superuser, url):
+    def statements():
+        with CaptureQueriesContext(connections[alias]) as queries:
+            body(superuser.get(url))
+        return len([q for q in queries if "outbox_" in q["sql"]])
+
+    publish(alias, "late")
+    before = statements()
+    publish(alias, *(f"s{i}" for i in range(60)))
+    for i in range(30):
+        ParkedStream.objects.using(alias).create(
+            subscription="shop", partition=0, log="outbox_event", stream=f"p{i}", version=1,
+            position=1, error="",
+        )  # fmt: skip
+    assert statements() == before <= 28
+
+
+def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
+    publish(alias, *"efg")
+    Cursor.objects.using(alias).filter(partition=1).update(error=f"ValueError: {SCRIPT}")
+    shown = text(superuser.get(page(shop[0])))
+    assert "failing" in shown
+    assert "ValueError: <script>" in shown
+    assert "Parked streams : 1" in shown
+    assert "Open gaps : 1" in shown
+    assert shown.count("outbox_event") >= 2
+    over = text(superuser.get(OVERVIEW))
+    assert re.search(r"shop failing 3 \d s ValueError", over), over
+
+
+@pytest.mark.parametrize("vendor", ["postgresql", "mysql"])
+def test_what_is_in_flight_is_shown(alias, shop, superuser, vendor):
+    if connections[alias].vendor != vendor:
+        return
+    other = connections.create_connection(alias)
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("UPDATE outbox_event SET topic = topic WHERE version = 1")
+            cursor.execute("UPDATE outbox_event SET topic = '<b>' WHERE version = 1")
+            name = "connection_id" if vendor == "mysql" else "pg_backend_pid"
+            cursor.execute(f"SELECT {name}()")
+            pid = cursor.fetchone()[0]
+        for url in (page(shop[0]), OVERVIEW):
+            assert f"session {pid}, user" in text(superuser.get(url))
+    finally:
+        other.rollback()
+        other.close()
+
+
+def test_never_run_subscriptions_are_on_the_overview(alias, superuser):
+    @subscriber("young")
+    def handle(events):
+        pass
+
+    assert "young waiting 0 - -" in text(superuser.get(OVERVIEW))
+    positions.pause("young")
+    assert "young paused 0 - -" in text(superuser.get(OVERVIEW))
+
+
+@pytest.mark.parametrize("evil", [SCRIPT, CODES])
+def test_whatever_a_row_holds_is_harmless(alias, superuser, evil):
+    data = {evil: [evil], "deep": {"n": None}}
+    [event] = publish(alias, "s", data=data, metadata={evil: evil})
+    rows = Event.objects.using(alias)
+    rows.update(stream=evil, type=evil, topic=evil)
+    event = rows.get()
+    Subscription.objects.using(alias).create(name=evil[:80])
+    Cursor.objects.using(alias).create(
+        subscription=evil[:80], partition=0, log=evil, state=evil, error=evil
+    )
+    parked = ParkedStream.objects.using(alias).create(
+        subscription=evil[:80], partition=0, log=evil, stream=evil, version=1, position=1,
+        error=evil,
+    )  # fmt: skip
+    gap = Gap.objects.using(alias).create(
+        kind="version", subscription=evil[:80], log=evil, stream=evil, first=1, last=1,
+        reason=evil, settled_by=evil,
+    )  # fmt: skip
+    pages = [
+        *(superuser.get(url) for url in (*LISTS, OVERVIEW)),
+        *(superuser.get(page(row)) for row in (event, parked, gap)),
+        superuser.post(GAPS, selection("skip_selected", gap)),
+        superuser.post(PARKED, selection("release_selected", parked)),
+    ]
+    if evil == SCRIPT:  # Django gives back what is asked for in the address as it came, escaped
+        pages.append(superuser.get(EVENTS, {"stream": evil, "type": evil, "q": evil}))
+    for response in pages:
+        content = body(response)
+        assert "<script>alert" not in content
+        assert "<img" not in re.sub(r'<img src="/static/[^>]*>', "", content)
+        if evil == CODES:
+            assert VISIBLE in content
+            assert not set(CODES) & set(content) - set("[31mredgnp.exe")
+
+
+def test_a_large_content_is_cut(alias, superuser):
+    [event] = publish(alias, "s", data={"long": "x" * 200_000})
+    shown = body(superuser.get(page(Event.objects.using(alias).get(pk=event.id))))
+    assert "Cut: the first" in shown
+    assert len(shown) < 60_000
+
+
+def test_pages_hold_nothing_that_a_strict_policy_forbids(alias, shop, superuser):
+    publish(alias, "x")
+    event = Event.objects.using(alias).first()
+    pages = [superuser.get(url) for url in (*LISTS, OVERVIEW, *map(page, [*shop, event]))]
+    pages.append(superuser.post(SUBSCRIPTIONS, selection("replay_selected", shop[0])))
+    for response in pages:
+        content = re.sub(r"<style>\s*#changelist table thead[^<]*</style>", "", body(response))
+        assert "<style" not in content
+        assert not re.findall(r"<script(?![^>]*\bsrc=)", content)
+        assert not re.findall(r"<[^>]*\s(?:style|on\w+)=", content)

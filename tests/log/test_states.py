@@ -1,0 +1,69 @@
+"""States of cursors: they survive the table, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outbox_app.exceptions import DamagedCursor
+
+from .conformance import commit, reading
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_states_survive_the_table(alias):
+    with reading(alias) as reader:
+        commit(alias, "a", "b", "c")
+        state = reader.window.start(0)
+        for _ in range(3):
+            assert reader.load(state.dump()) == state
+            assert reader.load(state.dump()).dump() == state.dump()
+            state = reader.read(state, 1).page.state
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "5",
+        "[]",
+        '"x"',
+        "{}",
+        '{"window": "other"}',
+        "[" * 100_000,
+        None,
+        b"\xff",
+    ],
+    ids=lambda text: repr(text)[:20],
+)
+def test_what_is_no_state(alias, text):
+    with reading(alias) as reader, pytest.raises(DamagedCursor, match="nothing was delivered"):
+        reader.load(text)
+
+
+def test_states_that_were_edited(alias):
+    with reading(alias) as reader:
+        values = json.loads(reader.window.start(0).dump())
+        for name in values:
+            for damaged in ({**values, name: [5]}, {**values, name: {"x": 1}}):
+                with pytest.raises(DamagedCursor):
+                    reader.load(json.dumps(damaged))
+            if name != "rebased":
+                with pytest.raises(DamagedCursor):
+                    reader.load(json.dumps({**values, name: None}))
+            if type(values[name]) is int:
+                for nonsense in (-1, True, 1.5, "1", 2**63):
+                    with pytest.raises(DamagedCursor):
+                        reader.load(json.dumps({**values, name: nonsense}))
+            with pytest.raises(DamagedCursor):
+                reader.load(json.dumps({key: values[key] for key in values if key != name}))
+        with pytest.raises(DamagedCursor):
+            reader.load(json.dumps({**values, "more": 1}))
+        others = {"postgresql", "mysql", "sqlite"} - {values["window"]}
+        for other in others:
+            with pytest.raises(DamagedCursor, match="another kind of window"):
+                reader.load(json.dumps({**values, "window": other}))

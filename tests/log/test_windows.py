@@ -1,0 +1,12 @@
+"""The windows of the three databases pass one suite. Their own matters are in ``test_window_*``."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conformance import WindowConformance
+
+
+@pytest.mark.django_db(transaction=True)
+class TestWindows(WindowConformance):
+    """See there."""

@@ -1,0 +1,92 @@
+"""Projections that end with the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import NewEvent, publish_many
+from outbox_app.delivery import failpoints
+from outbox_app.delivery import subscriber as declared
+from outbox_app.delivery.runner import Runner
+from tests.projections.models import Sold, Status
+
+
+@pytest.fixture(autouse=True)
+def subscribers() -> Iterator[None]:
+    """Subscriptions that a test declares are forgotten, and its failpoints."""
+    before = dict(declared._subscribers)
+    yield
+    declared._subscribers.clear()
+    declared._subscribers.update(before)
+    failpoints._actions.clear()
+
+
+@pytest.fixture
+def published(alias: str) -> Callable[..., list[Any]]:
+    """``published("a", "b")``: one committed transaction with an event for each stream."""
+
+    def make(*streams: str, type: str = "made", data: Any = None, **options: Any) -> list[Any]:
+        with transaction.atomic(using=alias):
+            events = (NewEvent(stream, type, data or {}) for stream in streams)
+            return publish_many(events, **options)
+
+    return make
+
+
+@pytest.fixture
+def run(alias: str) -> Callable[..., int]:
+    """``run("name", …)``: runs subscriptions until nothing is left. Returns how many events."""
+
+    def make(*names: str, **options: Any) -> int:
+        chosen = [declared.subscriber_named(name) for name in names]
+        return Runner(chosen, **options).run(once=True)
+
+    return make
+
+
+@pytest.fixture
+def status(alias: str) -> Callable[[], dict[str, tuple[str, int]]]:
+    """``status()``: path and version of each row, by stream."""
+
+    def read() -> dict[str, tuple[str, int]]:
+        rows = Status.objects.using(alias).order_by("pk")
+        return {row.stream: (row.path.strip(), row.version) for row in rows if not row.deleted}
+
+    return read
+
+
+@pytest.fixture
+def sold(alias: str) -> Callable[[], dict[int, int]]:
+    """``sold()``: the count of each article."""
+    return lambda: dict(Sold.objects.using(alias).values_list("article", "count"))
+
+
+@pytest.fixture
+def in_thread(alias: str) -> Iterator[Callable[..., threading.Thread]]:
+    """``in_thread(function)``: runs it with a connection of its own. What it raises fails."""
+    threads, errors = [], []
+
+    def start(function: Callable[[], Any]) -> threading.Thread:
+        def body() -> None:
+            try:
+                function()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                connections[alias].close()
+
+        thread = threading.Thread(target=body, daemon=True)
+        threads.append(thread)
+        thread.start()
+        return thread
+
+    yield start
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive()
+    assert not errors, errors

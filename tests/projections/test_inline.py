@@ -1,0 +1,93 @@
+"""Inline: the view changes with the business, or neither does."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from outbox_app import NewEvent, publish_many
+from outbox_app.exceptions import InvalidSubscriber
+from outbox_app.models import Cursor, Event
+from tests.projections.declared import StatusOf, declare
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_row_changes_inside_the_transaction(alias, published, run, status):
+    declare(StatusOf, "status", inline=True)
+    with transaction.atomic(using=alias):
+        published("a", "b", "a")
+        assert status() == {"a": ("1 2", 2), "b": ("1", 1)}
+        published("b", type="gone")
+        assert status() == {"a": ("1 2", 2)}
+    run("status", batch_size=1)
+    assert status() == {"a": ("1 2", 2)}
+
+
+def test_a_rollback_undoes_it(alias, published, run, status):
+    declare(StatusOf, "status", inline=True)
+    published("a")
+    with transaction.atomic(using=alias):
+        published("a")
+        with transaction.atomic(using=alias):
+            published("a")
+            transaction.set_rollback(True, using=alias)
+        published("a")
+        assert status() == {"a": ("1 2 3", 3)}
+        transaction.set_rollback(True, using=alias)
+    assert status() == {"a": ("1", 1)}
+    published("a")
+    run("status")
+    assert status() == {"a": ("1 2", 2)}
+
+
+def test_what_apply_raises_fails_the_publish(alias, published, status):
+    declare(StatusOf, "status", inline=True)
+    with transaction.atomic(using=alias):
+        published("a")
+        with pytest.raises(ValueError, match="b@1"):
+            published("b", type="bad")
+        transaction.set_rollback(True, using=alias)
+    assert status() == {}
+    assert not Event.objects.using(alias).exists()
+
+
+def test_a_view_that_has_not_caught_up_is_left_to_the_pull(alias, published, run, status):
+    published("a", "a", "b")
+    declare(StatusOf, "status", inline=True)
+    published("a", "c")
+    assert status() == {"c": ("1", 1)}
+    run("status")
+    assert status() == {"a": ("1 2 3", 3), "b": ("1", 1), "c": ("1", 1)}
+    published("a")
+    assert status()["a"] == ("1 2 3 4", 4)
+
+
+def test_types_that_are_not_asked_for_do_not_hold_it_up(alias, published, status):
+    declare(StatusOf, "status", types=["made"], inline=True)
+    for type in ("other", "made", "other", "made"):
+        published("a", type=type)
+    with transaction.atomic(using=alias):
+        publish_many(NewEvent("a", type) for type in ("other", "made", "other", "made"))
+    assert status() == {"a": ("2 4 6 8", 8)}
+
+
+def test_a_key_that_is_not_the_stream_fails_the_publish(alias, published):
+    declare(StatusOf, "status", inline=True, key=lambda self, event: event.stream[0])
+    with pytest.raises(InvalidSubscriber, match="can be neither pushed nor inline"):
+        published("ab")
+    assert not Event.objects.using(alias).exists()
+
+
+def test_the_pull_touches_no_row_that_is_applied(alias, published, run, status):
+    applied = []
+
+    def apply(self, event, row):
+        applied.append(event.version)
+        return StatusOf.apply(self, event, row)
+
+    declare(StatusOf, "status", inline=True, apply=apply)
+    published("a", "a")
+    run("status")
+    assert applied == [1, 2]
+    assert Cursor.objects.using(alias).get().handled == 2

@@ -1,0 +1,306 @@
+"""A rebuild makes a view anew beside the live one; no event is missed or counted twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from random import Random
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+
+from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.delivery.runner import Runner
+from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.models import Cursor, Event, ParkedStream
+from outbox_app.operations.rebuild import rebuild
+from tests.faults.tools import ROOT, eventually, on
+from tests.projections.declared import SoldOf, StatusOf, declare
+from tests.projections.models import Pointed, Sold, Status
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def sell(alias, count, *, seed=0, size=3):
+    """Publish ``count`` transactions of sales; every fourth is rolled back."""
+    random = Random(seed)
+    for n in range(count):
+        with transaction.atomic(using=alias):
+            publish_many(
+                NewEvent(f"order-{random.randrange(20)}", "made", {"article": random.randrange(5)})
+                for _ in range(size)
+            )
+            if n % 4 == 3:
+                transaction.set_rollback(True, using=alias)
+
+
+def expected_sold(alias):
+    events = Event.objects.using(alias).values_list("data", flat=True)
+    return dict(Counter(data["article"] for data in events))
+
+
+def expected_status(alias):
+    rows = {}
+    for stream, version in Event.objects.using(alias).values_list("stream", "version"):
+        rows.setdefault(stream, []).append(version)
+    return {s: (" ".join(map(str, sorted(vs))), max(vs)) for s, vs in rows.items()}
+
+
+def tables_left(alias):
+    names = connections[alias].introspection.table_names()
+    return [name for name in names if "__rebuild_" in name]
+
+
+def indexes(alias, model):
+    with connections[alias].cursor() as cursor:
+        found = connections[alias].introspection.get_constraints(cursor, model._meta.db_table)
+    return {name: each["columns"] for name, each in found.items()}
+
+
+def test_a_damaged_view_is_made_anew(alias, run, sold):
+    declare(SoldOf, "sold", batch_size=7)
+    sell(alias, 12)
+    run("sold")
+    Sold.objects.using(alias).update(count=99)
+    Sold.objects.using(alias).create(article=77, count=1)
+    before, lines = indexes(alias, Sold), []
+    assert rebuild("sold", write=lines.append) == 5
+    assert sold() == expected_sold(alias)
+    assert run("sold") == 0
+    assert indexes(alias, Sold) == before
+    assert tables_left(alias) == []
+    assert lines[0] == "rebuild started name=sold table=projections_sold"
+    assert lines[-1] == "rebuild done name=sold events=27 rows=5"
+    sell(alias, 3, seed=1)
+    assert run("sold") == 9
+    assert sold() == expected_sold(alias)
+
+
+def test_rows_with_versions_and_deleted_ones(alias, published, run, status):
+    declare(StatusOf, "status", push=True)
+    published("a", "b", "a")
+    published("b", type="gone")
+    before = list(Status.objects.using(alias).order_by("pk").values())
+    Status.objects.using(alias).update(path="wrong")
+    before_indexes = indexes(alias, Status)
+    rebuild("status")
+    assert list(Status.objects.using(alias).order_by("pk").values()) == before
+    assert indexes(alias, Status) == before_indexes
+    published("a", "b")
+    assert status() == {"a": ("1 2 3", 3), "b": ("3", 3)}
+    run("status")
+    assert status() == {"a": ("1 2 3", 3), "b": ("3", 3)}
+
+
+def test_a_subscription_that_never_ran(alias, run, sold):
+    declare(SoldOf, "sold", partitions=3)
+    sell(alias, 4)
+    rebuild("sold")
+    assert sold() == expected_sold(alias)
+    assert run("sold") == 0
+    sell(alias, 4, seed=2)
+    run("sold")
+    assert sold() == expected_sold(alias)
+    assert Cursor.objects.using(alias).count() == 3
+
+
+@pytest.mark.parametrize("kind", ["counted", "pushed", "inline"])
+def test_while_writers_write_and_the_subscription_runs(alias, run, sold, status, in_thread, kind):
+    """Two rebuilds, one after the other, in the midst of it all."""
+    if kind == "counted":
+        declare(SoldOf, "view", partitions=2, batch_size=20)
+        equals = lambda: sold() == expected_sold(alias)  # noqa: E731
+    else:
+        declare(StatusOf, "view", batch_size=20, **{kind.removesuffix("ed"): True})
+        equals = lambda: status() == expected_status(alias)  # noqa: E731
+    sell(alias, 10)
+    runner = Runner([subscriber_named("view")], interval=0.02)
+    running = in_thread(runner.run)
+    stop = threading.Event()
+
+    def write(seed):
+        while not stop.is_set():
+            sell(alias, 1, seed=seed)
+            seed += 2
+            stop.wait(0.005)
+
+    writers = [in_thread(lambda seed=seed: write(seed)) for seed in (1, 2)]
+    try:
+        for _ in range(2):
+            seen = Event.objects.using(alias).count()
+            rebuild("view")
+            eventually(lambda seen=seen: Event.objects.using(alias).count() > seen + 10)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join(40)
+        if kind == "inline":  # no row has gone back behind its events
+            assert equals()
+        eventually(equals, "the view equals the events")
+        runner.stop()
+        running.join(40)
+    run("view")
+    assert equals()
+    assert not runner.trouble
+
+
+@pytest.mark.parametrize("when", ["page_read", "advanced", "handled"])
+def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_thread, when):
+    declare(SoldOf, "sold")
+    sell(alias, 4)
+    there, go = threading.Event(), threading.Event()
+
+    def hold():
+        if threading.current_thread().name == "pull" and not there.is_set():
+            there.set()
+            assert go.wait(40)
+
+    def pull():
+        threading.current_thread().name = "pull"
+        run("sold")
+
+    set_failpoint(when, hold)
+    pulling = in_thread(pull)
+    assert there.wait(40)
+    rebuilding = in_thread(lambda: rebuild("sold"))
+    rebuilding.join(0.5)  # it is done, or waits for the cursor
+    go.set()
+    pulling.join(40)
+    rebuilding.join(40)
+    run("sold")
+    assert sold() == expected_sold(alias)
+
+
+@pytest.mark.parametrize("point", ["rebuild_page=kill@2", "rebuild_copied=kill"])
+def test_a_killed_rebuild_leaves_the_view_and_can_be_started_again(
+    alias, environment, run, sold, point
+):
+    declare(SoldOf, "sold", batch_size=10)
+    sell(alias, 20)
+    run("sold")
+    Sold.objects.using(alias).update(count=99)
+    cursor = Cursor.objects.using(alias).values().get()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.projections.declared", "outbox_rebuild", "sold"],
+        cwd=ROOT,
+        env={**environment(alias), "OUTBOX_FAILPOINT": point},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -9, done.stderr
+    assert "rebuild started name=sold" in done.stdout
+    assert set(sold().values()) == {99}
+    assert Cursor.objects.using(alias).values().get() == cursor
+    assert len(tables_left(alias)) == 1
+    sell(alias, 2, seed=5)
+    call_command("outbox_rebuild", "sold")
+    assert sold() == expected_sold(alias)
+    assert run("sold") == 0
+    assert tables_left(alias) == []
+
+
+def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, status):
+    bad = declare(StatusOf, "status", on_error="park")
+    published("a", "b")
+    published("b", type="bad")
+    published("b")
+    for _ in range(3):
+        run("status")
+        Cursor.objects.using(alias).update(retry_at=None)
+    assert ParkedStream.objects.using(alias).count() == 1
+    with pytest.raises(CommandError, match="ended with ValueError: b@2"):
+        rebuild("status")
+    assert tables_left(alias) == []
+    assert {s: path for s, (path, _) in status().items()} == {"a": "1", "b": "1"}
+    bad.apply = lambda self, event, row: StatusOf.apply(self, event._replace(type="made"), row)
+    rebuild("status")
+    assert {s: path for s, (path, _) in status().items()} == {"a": "1", "b": "1 2 3"}
+    assert not ParkedStream.objects.using(alias).exists()
+    published("b")
+    assert run("status") == 1
+    assert status()["b"][0] == "1 2 3 4"
+
+
+@on("postgres", "mariadb")
+def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
+    alias, run, sold, in_thread, monkeypatch
+):
+    monkeypatch.setattr("outbox_app.operations.rebuild.LOCK_WAIT", 1)
+    monkeypatch.setattr("outbox_app.operations.rebuild.ATTEMPTS", 2)
+    declare(SoldOf, "sold")
+    sell(alias, 4)
+    run("sold")
+    right = sold()
+    locked, go = threading.Event(), threading.Event()
+
+    def reader_with_a_lock():
+        with transaction.atomic(using=alias):
+            Sold.objects.using(alias).filter(article=right and min(right)).update(count=1)
+            locked.set()
+            assert go.wait(40)
+            transaction.set_rollback(True, using=alias)
+
+    thread = in_thread(reader_with_a_lock)
+    assert locked.wait(40)
+    lines = []
+    with pytest.raises(CommandError, match="The view and its subscription are as they were"):
+        rebuild("sold", write=lines.append)
+    assert [line.split(" error=")[0] for line in lines[1:]] == ["takeover tried again name=sold"]
+    go.set()
+    thread.join(40)
+    assert sold() == right
+    assert run("sold") == 0
+    assert tables_left(alias) == []
+    rebuild("sold")
+    assert sold() == right
+
+
+def test_a_second_rebuild_ends_the_first(alias, sold, run, in_thread):
+    declare(SoldOf, "sold", batch_size=5)
+    sell(alias, 8)
+    run("sold")
+    passed = []
+
+    def second():
+        if not passed:
+            passed.append(1)
+            thread = in_thread(lambda: rebuild("sold"))
+            thread.join(40)
+
+    set_failpoint("rebuild_page", second)
+    with pytest.raises(CommandError, match="The rebuild of 'sold' ended"):
+        rebuild("sold")
+    assert sold() == expected_sold(alias)
+
+
+def test_a_log_without_its_beginning_is_refused(alias, published, run, status):
+    declare(StatusOf, "status")
+    published("a", "b", "b")
+    run("status")
+    Event.objects.using(alias).filter(stream="b", version=1).delete()
+    with pytest.raises(CommandError, match="has no version 1 of 'b' any more"):
+        rebuild("status")
+    assert {stream: path for stream, (path, _) in status().items()} == {"a": "1", "b": "1 2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nobody", "No subscription is named 'nobody'"),
+        ("plain", "'plain' is no projection"),
+        ("pointed", r"projections.Pointing points at projections.Pointed"),
+    ],
+)
+@pytest.mark.django_db
+def test_what_cannot_be_rebuilt(name, text):
+    @subscriber("plain")
+    def handle(events): ...
+
+    declare(StatusOf, "pointed", model=Pointed)
+    with pytest.raises(CommandError, match=text) as caught:
+        call_command("outbox_rebuild", name)
+    assert caught.value.returncode == 2

@@ -1,0 +1,238 @@
+"""``outbox_prune --events``: what is old and passed by everybody goes, from the front; no more."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from io import StringIO
+from threading import Event as Signal
+from threading import Thread
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+
+from outbox_app import publish, subscriber
+from outbox_app.delivery.partition import Partition
+from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.log.publish import slice_of
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    Event,
+    ParkedStream,
+    StreamHead,
+    Subscription,
+)
+from outbox_app.operations import event_retention
+from tests.faults.tools import PATIENCE, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def prune(*arguments: str) -> str:
+    output = StringIO()
+    call_command("outbox_prune", "--events", "--log=outbox_event", *arguments, stdout=output)
+    return output.getvalue()
+
+
+@pytest.fixture
+def old(alias, published):
+    """``old("a", "b", days=10)``: events of that age. Returns their positions."""
+
+    def make(*streams: str, days: float = 10, **options) -> list[int]:
+        before = set(Event.objects.using(alias).values_list("pk", flat=True))
+        published(*streams, **options)
+        rows = Event.objects.using(alias).exclude(pk__in=before)
+        rows.update(recorded_at=DatabaseNow() - timedelta(days=days))
+        return sorted(rows.values_list("pk", flat=True))
+
+    return make
+
+
+@pytest.fixture
+def left(alias):
+    """``left()``: positions that are kept."""
+    return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
+
+
+def declare(name: str, **options) -> list[int]:
+    seen: list[int] = []
+
+    @subscriber(name, **options)
+    def handle(events):
+        seen.extend(event.id for event in events)
+
+    return seen
+
+
+def page(name: str, size: int, part: int = 0) -> None:
+    declared = subscriber_named(name)
+    defaults = {"partitions": declared.partitions}
+    Subscription.objects.using(declared.using).get_or_create(name=name, defaults=defaults)
+    partition = Partition(declared, part, batch_size=size)
+    partition.turn()
+    partition.close()
+
+
+def test_old_events_go_and_versions_go_on(alias, old, published, left):
+    old("a", "b", "a")
+    kept = old("a", days=2.9)
+    said = prune("--older-than=3")
+    assert left() == kept
+    assert f"pruned log=outbox_event removed=3 older_than=3d database={alias} " in said
+    assert "held" not in said
+    assert StreamHead.objects.using(alias).get(stream="b").version == 1
+    with transaction.atomic(using=alias):
+        assert publish("b", "made").version == 2
+        assert publish("a", "made", expected_version=3).version == 4
+
+
+def test_the_setting_says_how_long(alias, settings, old, left):
+    old("a", days=9)
+    kept = old("b", days=7)
+    with pytest.raises(CommandError, match="EVENT_RETENTION_DAYS") as error:
+        prune()
+    assert error.value.returncode == 2
+    settings.OUTBOX = {**settings.OUTBOX, "EVENT_RETENTION_DAYS": 8}
+    prune()
+    assert left() == kept
+
+
+def test_what_a_subscription_has_not_passed_stays(alias, old, left, run):
+    seen = declare("slow")
+    positions = old(*"abcdefgh")
+    page("slow", 3)  # in the middle of a window
+    said = prune("--older-than=1")
+    assert left() == positions[3:]
+    assert "held log=outbox_event by=subscription slow[0] in outbox_event" in said
+    run("slow")
+    assert seen == positions
+    assert "removed=5" in prune("--older-than=1")
+    assert left() == []
+    more = old("a")
+    run("slow")
+    assert seen == positions + more
+
+
+def test_each_partition_holds_its_own(alias, old, left, run):
+    declare("two", partitions=2)
+    # The first ones are of the partition that has passed them.
+    positions = old(*sorted((f"s{i}" for i in range(12)), key=lambda s: -(slice_of(s) % 2)))
+    slices = dict(Event.objects.using(alias).values_list("pk", "slice"))
+    page("two", 50, part=1)
+    prune("--older-than=1")
+    first = next(pk for pk in positions if slices[pk] % 2 == 0)
+    assert left() == [pk for pk in positions if pk >= first] != positions
+    run("two")
+    prune("--older-than=1")
+    assert left() == []
+
+
+def test_a_paused_subscription_holds_too_and_one_that_never_ran_is_told(alias, old, left, run):
+    declare("paused")
+    declare("new")
+    declare("from now on", start="now")
+    run("paused")
+    Subscription.objects.using(alias).update(paused=True)
+    positions = old("a", "b")
+    said = prune("--older-than=1")
+    assert left() == positions
+    assert "by=subscription paused[0]" in said
+    assert "warning log=outbox_event subscription=new: it has not run yet" in said
+    assert "from now on" not in said
+
+
+def test_a_parked_stream_holds(alias, old, left, run):
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        if any(event.stream == "b" for event in events):
+            raise ValueError
+
+    positions = old("a", "b", "c", "b")
+    for _ in range(3):
+        run("parks")
+        Cursor.objects.using(alias).update(retry_at=None)
+    assert ParkedStream.objects.using(alias).get().version == 1
+    said = prune("--older-than=1")
+    assert left() == positions[1:]
+    assert "by=parked stream b@1 of parks in outbox_event" in said
+
+
+@on("postgres", "mariadb")
+def test_what_commits_late_below_the_rest_stays_until_it_was_handled(alias, old, left, run):
+    seen = declare("all")
+    begun, go_on = Signal(), Signal()
+
+    def late() -> None:
+        with transaction.atomic(using=alias):
+            event = publish("late", "made")
+            Event.objects.using(alias).filter(stream="late").update(
+                recorded_at=DatabaseNow() - timedelta(days=10)
+            )
+            begun.set()
+            assert go_on.wait(PATIENCE), event
+        connections[alias].close()
+
+    writer = Thread(target=late)
+    writer.start()
+    assert begun.wait(PATIENCE)
+    positions = old("a", "b")
+    run("all")
+    prune("--older-than=1")
+    assert left() == []
+    go_on.set()
+    writer.join()
+    [position] = left()
+    assert position < positions[0]
+    assert "by=subscription all[0]" in prune("--older-than=1")
+    run("all")
+    assert seen == [*positions, position]
+    prune("--older-than=1")
+    assert left() == []
+
+
+def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_assert_num_queries):
+    old("a", "b", "c")
+    kept = [*old("d", days=0.5), *old("e", "f")]
+    lines: list[str] = []
+    steps = event_retention._batches(Event, 1, 2, [], using=alias)
+    # The clock; for each of two batches a SELECT, and a DELETE.
+    with django_assert_num_queries(1 + 2 * 2, connection=connections[alias]):
+        assert [(count, held) for count, _, held in steps] == [(2, ""), (1, "too young")]
+    assert left() == kept
+    event_retention.prune_events(log="outbox_event", older_than=1, write=lines.append)
+    assert left() == kept
+
+
+def test_it_tells_how_far_it_is(alias, settings, old):
+    settings.OUTBOX = {**settings.OUTBOX, "PROGRESS_INTERVAL": 1e-9}
+    positions = old("a", "b", "c")
+    lines = prune("--older-than=1", "--batch-size=2").splitlines()
+    assert lines[0].startswith("pruning log=outbox_event removed=2 rate=")
+    assert lines[0].endswith(f"reached={positions[1]}")
+
+
+def test_nothing_goes_where_a_cursor_is_not_understood(alias, old, left, run):
+    declare("all")
+    run("all")
+    positions = old("a")
+    Cursor.objects.using(alias).update(state="nonsense")
+    with pytest.raises(CommandError, match="Nothing of outbox_event was removed") as error:
+        prune("--older-than=1")
+    assert error.value.returncode == 2
+    assert left() == positions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--events", "--older-than=1", "--log=nowhere"], "There is no log 'nowhere'"),
+        (["--events", "--older-than=0"], "at least 1 day; got 0"),
+        (["--events", "--older-than=1", "--database=x"], "no such alias"),
+        (["--inbox", "--log=outbox_event"], "--log goes with --events"),
+    ],
+)
+def test_wrong_arguments_are_refused(alias, arguments, message):
+    with pytest.raises(CommandError, match=message) as error:
+        call_command("outbox_prune", *arguments)
+    assert error.value.returncode == 2
