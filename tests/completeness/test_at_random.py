@@ -43,9 +43,8 @@ class World:
         there = [version for version in versions if version not in missing]
         self.dice.shuffle(there) if self.dice.random() < 0.2 else None
         self.log.add(stream, *there)
-        if self.dice.random() < 0.3:  # as if it had committed late
-            if there:
-                self.log.age(stream, *there, seconds=self.dice.choice([5, 50]))
+        if there and self.dice.random() < 0.3:  # as if it had committed late
+            self.log.age(stream, *there, seconds=self.dice.choice([5, 50]))
 
     def put_back(self):
         if self.taken:

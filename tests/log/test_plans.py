@@ -153,6 +153,33 @@ class TestPostgres:
         assert ids == sorted({*rest, *recent})
 
 
+@on("postgres")
+@pytest.mark.django_db
+@pytest.mark.parametrize("parts", [1, 32])
+def test_a_page_of_a_small_log_is_an_index_range(alias, parts):
+    """The planner would rather read and sort all of it where it takes a window's rows for rare."""
+    execute(
+        alias,
+        "CREATE TABLE small (id bigint PRIMARY KEY, txid bigint NOT NULL, stream text, "
+        "version bigint, type text, data jsonb, slice int)",
+    )
+    execute(
+        alias,
+        f"INSERT INTO small SELECT i, 1000 + i / 5, 'stream-' || i % 500, i / 500, 'order.placed', "
+        f"'{DATA}', i % 1024 FROM generate_series(1, 20000) i",
+    )
+    execute(alias, "CREATE INDEX ON small (txid, id)")
+    execute(alias, "ANALYZE small")
+    window = Explained(HI)
+    window.source = "small"
+    state = PostgresState("1", BEGINNING, HI, 0, 1, 20_000)
+    page = window.read(state, columns=COLUMNS, limit=LIMIT, only=Filter(parts=parts, part=0))
+    assert len(page.rows) == LIMIT
+    ((buffers, plan),) = window.costs
+    assert "Index Scan" in plan, plan
+    assert buffers <= 20 * parts + 20, plan
+
+
 @pytest.fixture(scope="module")
 def big_mariadb(django_db_setup, django_db_blocker):
     with django_db_blocker.unblock():

@@ -178,7 +178,7 @@ def test_a_writer_killed_before_its_push_loses_nothing(alias, environment, run, 
     ],
 )
 def test_push_and_pull_race_for_a_row(
-    alias, published, run, status, in_thread, no_push, held, point, known
+    alias, published, run, status, in_thread, no_push, caplog, held, point, known
 ):
     """One is held at a point while the other runs, as far as locks let it."""
     declare(StatusOf, "status", push=True)
@@ -189,7 +189,13 @@ def test_push_and_pull_race_for_a_row(
     def start(side, name):
         def body():
             threading.current_thread().name = name
-            run("status") if side == "pull" else published("a", "a")
+            if side == "push":
+                published("a", "a")
+                return
+            if held == "push":  # one more, which the push in hand knows nothing of
+                no_push()
+                published("a")
+            run("status")
 
         return in_thread(body)
 
@@ -206,11 +212,10 @@ def test_push_and_pull_race_for_a_row(
     first.join(40)
     second.join(40)
     run("status")
-    versions = 2 + known + (held == "pull")
+    versions = 3 + known
     path = " ".join(map(str, range(1, versions + 1)))
     assert status() == {"a": (path, versions)}
-    cursor = Cursor.objects.using(alias).get()
-    assert (cursor.error, cursor.failures) == ("", 0)
+    assert "Subscription failed" not in caplog.text
 
 
 def test_two_pushes_at_one_moment(alias, published, run, status, in_thread):
