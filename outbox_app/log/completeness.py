@@ -154,7 +154,7 @@ class Completeness:
                 f"ORDER BY e.version {order} LIMIT 1) AS beside_id "
                 f"FROM {self._source} p WHERE p.id IN ({ids})"
             )
-        # Below zero: not passed. No join: a planner would read the whole log for a few hundred rows.
+        # Below zero: not passed. No join, for which a planner may read the whole log.
         rows = self._run(
             "SELECT page_id, side, (SELECT CASE WHEN "
             f"{self._unread(floor)} THEN -version ELSE version END "
