@@ -25,11 +25,10 @@ from ..models import Event, EventLog
 from ..signals import events_published
 from .encoding import canonical
 from .heads import current_version, raise_head, raise_heads
+from .insert import insert
 from .logs import log_alias
 from .wake import EVENTS, wake_after_commit
 
-#: Rows of one INSERT.
-CHUNK_ROWS = 1000
 #: Characters of a name: the columns' width.
 MAX_NAME = 255
 
@@ -173,7 +172,7 @@ def _write(
         versions[row.stream] += 1
         row.version = versions[row.stream]
     with transaction.atomic(using=using, savepoint=False):
-        log._default_manager.using(using).bulk_create(rows, batch_size=CHUNK_ROWS)
+        insert(rows, log, using=using)
         events_published.send(log, using=using, events=rows)
         wake_after_commit(using, EVENTS)
 

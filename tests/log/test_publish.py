@@ -207,6 +207,23 @@ def test_streams_are_told_apart_byte_by_byte(alias, stream):
     assert publish(stream, "made").version == 1
 
 
+def test_what_the_database_gives_is_on_the_row(alias):
+    given = publish_many([NewEvent(f"s{i}", "made") for i in range(300)])
+    rows = Event.objects.using(alias).order_by("id")
+    assert [e.pk for e in given] == [e.pk for e in rows]
+    assert [e.stream for e in rows] == [f"s{i}" for i in range(300)]
+    assert given[-1].recorded_at == rows.last().recorded_at
+    assert given[0].txid == rows[0].txid
+    assert (given[0].txid > 0) == (alias == "postgres")
+    assert given[0].to_cloudevent() == rows[0].to_cloudevent()
+    assert not given[0]._state.adding
+
+
+def test_events_larger_than_a_packet_together(alias):
+    publish_many([NewEvent("a", "made", {"x": '"' * 120_000}) for _ in range(100)])
+    assert Event.objects.using(alias).count() == 100
+
+
 def test_cost(alias, django_assert_num_queries):
     mysql = connections[alias].vendor == "mysql"
     with django_assert_num_queries(2, connection=connections[alias]):
