@@ -139,10 +139,9 @@ class AskingAdmin(OutboxAdmin):
     def _log(
         self, request: HttpRequest, rows: Any, decision: Decision, outcome: str, reason: str
     ) -> None:
-        if request.POST.get("select_across") == "1":
-            which = request.GET.urlencode() or "-"
-        else:
-            which = ", ".join(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        across = request.POST.get("select_across") == "1"
+        which = (request.GET.urlencode() or "-") if across else ", ".join(selected)
         message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
             "outcome": outcome,
             "action": decision.action,
@@ -152,6 +151,8 @@ class AskingAdmin(OutboxAdmin):
         LogEntry.objects.create(
             user_id=request.user.pk,  # type: ignore[misc]
             content_type=get_content_type_for_model(rows.model),
+            # The page of a row shows its history by this.
+            object_id=selected[0] if len(selected) == 1 and not across else None,
             object_repr=outcome[:200],
             action_flag=CHANGE,
             change_message=shown(message),

@@ -25,6 +25,7 @@ class DrainerAdmin(OutboxAdmin):
 
     list_display = [
         "__str__",
+        "resource",
         "started_at",
         "heartbeat_at",
         "published",

@@ -66,16 +66,20 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if may_view(request, DeadJob):
         context["dead"] = listed(status.dead_groups(DeadJob.objects.using(using)))
     if may_view(request, Subscription):
+        lags = lag.lags(using=log_alias(Event))
         context["subscriptions"] = [
             {
                 "name": one_line(each.name, 80),
                 "state": each.state,
                 "behind": each.shown,
                 "late": duration(each.seconds) if each.behind else "-",
+                "parked": each.parked,
+                "gaps": each.gaps,
                 "error": one_line(each.error, 200),
             }
-            for each in lag.lags(using=log_alias(Event))
+            for each in lags
         ]
+        context["warnings"] += _warnings_of_subscriptions(lags)
         context["in_flight"] = in_flight()
     for row in drainers:
         harmless(row.drainer)
@@ -127,4 +131,19 @@ def _warnings(drainers: list[status.DrainerStatus], unowned: int) -> Any:
             yield _("%(drainer)s is in trouble: %(trouble)s") % {
                 "drainer": name,
                 "trouble": one_line(row.drainer.trouble, 300),
+            }
+
+
+def _warnings_of_subscriptions(lags: list[lag.SubscriptionLag]) -> Any:
+    unserved = [each for each in lags if each.declared and not each.served]
+    names = ", ".join(each.name for each in unserved if not each.row.paused)
+    if names:
+        yield _("No process runs %(names)s. Start manage.py run_subscriptions.") % {
+            "names": one_line(names, 300)
+        }
+    for each in lags:
+        if each.state == "failing":
+            yield _("%(name)s stands still: %(error)s") % {
+                "name": one_line(each.name, 80),
+                "error": one_line(each.error, 300),
             }

@@ -9,7 +9,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.db import transaction
+import django.db
+from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import settings
@@ -18,7 +19,7 @@ from ..log.cursor import State
 from ..log.reader import LogReader
 from ..models import Cursor, DatabaseNow, Subscription
 from .subscriber import Subscriber
-from .trouble import readable
+from .trouble import described
 
 
 class PartitionsDiffer(ReadRefused):
@@ -119,6 +120,22 @@ def advance(cursor: Cursor, state: State, *, handled: int, position: int, using:
         raise Overtaken(f"The cursor {cursor} was moved by another process; this page is dropped.")
 
 
+def is_in_hand(cursor: Cursor, *, using: str) -> bool:
+    """Say whether somebody holds a cursor's row: a page of it is being handled elsewhere.
+
+    Whoever advanced it would wait for that, and keep its other subscriptions waiting.
+    """
+    if not connections[using].features.has_select_for_update_nowait:
+        return False
+    rows = Cursor.objects.using(using).filter(pk=cursor.pk).select_for_update(nowait=True)
+    try:
+        with transaction.atomic(using=using):
+            rows.values_list("pk").first()
+    except django.db.OperationalError:
+        return True
+    return False
+
+
 def advanced(cursor: Cursor, state: State, *, position: int) -> None:
     """Note in memory what ``advance`` wrote, once it is committed."""
     cursor.state = state.dump()
@@ -132,7 +149,7 @@ def fail(cursor: Cursor, error: BaseException, *, using: str) -> float:
     """Write down why a cursor stands still. Returns the seconds after which to try again."""
     cursor.failures += 1
     delay: float = min(settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
-    cursor.error = readable(f"{type(error).__name__}: {error}")[:10_000]
+    cursor.error = described(error)
     columns: dict[str, Any] = {
         "error": cursor.error,
         "failures": cursor.failures,

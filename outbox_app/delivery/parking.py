@@ -23,7 +23,7 @@ from ..models import ParkedStream
 from ..signals import stream_parked
 from .cursors import Overtaken
 from .subscriber import Subscriber
-from .trouble import readable
+from .trouble import described
 
 #: Streams that a person has released and that are looked at in one turn.
 MAX_RELEASED = 100
@@ -65,6 +65,9 @@ class Parking:
         try:
             with transaction.atomic(using=self.using):
                 handle([event])
+                if connections[self.using].vendor == "postgresql":
+                    # Deferred constraints now, while it is known whose event it is.
+                    connections[self.using].check_constraints()
         except (LeaseLost, django.db.OperationalError, django.db.InterfaceError):
             raise  # not the event's fault
         except Exception as error:
@@ -72,8 +75,8 @@ class Parking:
 
     def park(self, event: RecordedEvent, error: BaseException) -> None:
         """Set the event's stream aside, from this event on, in the open transaction."""
-        text = readable(f"{type(error).__name__}: {error}")[:10_000]
-        parked = self.hold(event.log, event.stream, event.version, event.id, text)
+        why = described(error)
+        parked = self.hold(event.log, event.stream, event.version, event.id, why)
         transaction.on_commit(
             lambda: stream_parked.send_robust(ParkedStream, using=self.using, parked=parked),
             using=self.using,
@@ -153,9 +156,8 @@ class Parking:
 
     def park_again(self, parked: ParkedStream, error: BaseException) -> None:
         """It failed again: leave it parked, with the new error."""
-        text = readable(f"{type(error).__name__}: {error}")[:10_000]
         row = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        row.update(released=False, error=text)
+        row.update(released=False, error=described(error))
 
     def _rows(self) -> Any:
         return ParkedStream.objects.using(self.using).filter(

@@ -6,8 +6,8 @@
 
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
-With ``on_error="park"`` the streams at fault are set aside after a few attempts. A page may be
-checked for missing versions first (``delivery.gaps``).
+With ``on_error="park"`` the third attempt goes event by event, and sets the streams at fault aside.
+A page may be checked for missing versions first (``delivery.gaps``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import django.db
-from django.db import connections, transaction
+from django.db import close_old_connections, connections, transaction
 
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError, ReadRefused
@@ -29,23 +29,26 @@ from ..log.record import RecordedEvent
 from ..log.window import Page
 from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
-from .cursors import Overtaken, advance, advanced, cursor_of, fail
+from .cursors import Overtaken, advance, advanced, cursor_of, fail, is_in_hand
 from .failpoints import failpoint
 from .gaps import Gaps
 from .idgaps import IdGaps
 from .parking import Parking
 from .subscriber import Subscriber
+from .trouble import described
 
 #: Seconds after which a cursor that has moved past nothing is written nevertheless.
 STORE_SECONDS = 5.0
-#: Attempts at a page before its streams are parked, with ``on_error="park"``.
+#: The attempt at a page that parks its streams, with ``on_error="park"``.
 PARK_AFTER = 3
+#: Seconds for which a page in the hands of another process is left alone.
+IN_HAND_SECONDS = 1.0
 #: Nobody's fault but the database's: the runner rests, and nothing is written down.
 AWAY = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class SwallowedError(OutboxError):
-    """A handler caught a database error, so that nothing it did can be committed."""
+    """A handler left its transaction in a state in which it cannot be committed."""
 
 
 @dataclass(slots=True)
@@ -154,7 +157,7 @@ class Partition:
             try:
                 cursor = cursor_of(self.subscriber, self.part, reader)
             except ReadRefused as error:  # it has no row yet to write that on
-                self.error = repr(error)
+                self.error = described(error)
                 self._rest_until = self.clock() + settings().MAX_BACKOFF
                 return
             try:
@@ -165,25 +168,26 @@ class Partition:
             except Exception as error:
                 self._fail(cursor, error)
                 return
+            if is_in_hand(cursor, using=self.using):
+                self.error = "Another process, which has had it before, still handles a page of it."
+                self._rest_until = self.clock() + IN_HAND_SECONDS
+                return
             feeds.append(Feed(reader, cursor, state, self.clock()))
-        self._load_parked()
-        self._id_gaps.load()
-        self._feeds = feeds
-
-    def _load_parked(self) -> None:
         self.parking.load()
         self.gaps.load()
+        self._id_gaps.load()
+        self._feeds = feeds
 
     def _handle_page(self, feed: Feed) -> bool:
         try:
             events, page = feed.reader.read(feed.state, self.batch_size)
+            failpoint("page_read")
+            checked = self.gaps.check(feed.reader, feed.state, events)
         except AWAY:
             raise
         except Exception as error:  # refused; or a row that somebody edited into nonsense
             self._fail(feed.cursor, error)
             return False
-        failpoint("page_read")
-        checked = self.gaps.check(feed.reader, feed.state, events)
         found = Found(self.gaps.wanted(checked.events), page, checked)
         seen = events if self.gaps.active else found.events
         if not seen and not page.more and not self._is_stale(feed, page.state):
@@ -192,18 +196,21 @@ class Partition:
             # the moment on at which a later transaction, the cursor's own, is on disk.
             return False
         started = self.clock()
+        parks = self.subscriber.on_error == "park" and feed.cursor.failures + 1 >= PARK_AFTER
         try:
             with transaction.atomic(using=self.using):
                 self._advance(feed, found)
-                if found.events:
+                if parks:
+                    for event in found.events:
+                        self.parking.handle(event, self._handle)
+                elif found.events:
                     self._handle(found.events)
                 self.gaps.passed(feed.reader, feed.state, *checked)
-        except (LeaseLost, KeyboardInterrupt, SystemExit):
+        except LeaseLost:
             raise
         except Exception as error:
-            if not self._park(feed, found, error):
-                self._fail(feed.cursor, error)
-                return False
+            self._fail(feed.cursor, error)
+            return False
         self._moved(feed, found, self.clock() - started)
         return page.more
 
@@ -218,8 +225,20 @@ class Partition:
         failpoint("advanced")
 
     def _handle(self, events: list[RecordedEvent]) -> None:
-        self.subscriber.handle(events)
-        if connections[self.using].needs_rollback:
+        connection = connections[self.using]
+        blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
+        try:
+            self.subscriber.handle(list(events))  # it may take them out
+        finally:
+            left = len(connection.savepoint_ids) > savepoints
+            # Or the end of our transaction would be taken for the end of that block.
+            del connection.savepoint_ids[savepoints:], connection.atomic_blocks[blocks:]
+        if left:
+            raise SwallowedError(
+                f"The handler of {self.subscriber.name!r} has entered atomic() and not left it, as "
+                "a generator does that is not read to its end. What it did was undone."
+            )
+        if connection.needs_rollback:
             raise SwallowedError(
                 f"The handler of {self.subscriber.name!r} caught an error of the database, which "
                 "has undone its transaction. Put the statement that may fail into atomic()."
@@ -250,20 +269,6 @@ class Partition:
             state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS
         )
 
-    def _park(self, feed: Feed, found: Found, error: Exception) -> bool:
-        """Handle a page event by event, setting failing streams aside. Says whether it was done."""
-        patient = feed.cursor.failures + 1 < PARK_AFTER
-        transient = isinstance(error, AWAY)
-        if self.subscriber.on_error != "park" or patient or transient:
-            return False
-        self._load_parked()  # what was noted in memory was rolled back
-        with transaction.atomic(using=self.using):
-            self._advance(feed, found)
-            for event in found.events:
-                self.parking.handle(event, self._handle)
-            self.gaps.passed(feed.reader, feed.state, *found.checked)
-        return True
-
     def _catch_up(self) -> bool:
         """Handle what was released or waited for, up to where the cursor stands."""
         more = False
@@ -275,7 +280,14 @@ class Partition:
         return more
 
     def _make_up(self, feed: Feed, parked: ParkedStream) -> bool:
-        events, hole, more = self.gaps.following(feed.reader, feed.state, parked, self.batch_size)
+        try:
+            events, hole, more = self.gaps.following(
+                feed.reader, feed.state, parked, self.batch_size
+            )
+        except AWAY:
+            raise
+        except Exception as error:  # a row that somebody edited into nonsense
+            return self._leave_aside(feed, parked, error)
         if hole and not events:
             self.gaps.wait(parked, hole)
             return False
@@ -288,25 +300,30 @@ class Partition:
                     self._handle(wanted)
                 self.parking.progress(parked, events, more=more, waits=bool(hole))
                 self.gaps.made_up(parked, feed.state, events, hole)
-        except (LeaseLost, KeyboardInterrupt, SystemExit):
+        except LeaseLost:
             raise
         except Exception as error:
-            self._feeds = []  # what was noted in memory was rolled back
-            stops = self.subscriber.on_error == "stop" or isinstance(error, AWAY)
-            if stops and self.gaps.held(parked):
-                self._fail(feed.cursor, error)
-                return False
-            self.gaps.failed(parked)
-            self.parking.park_again(parked, error)
-        else:
-            failpoint("committed")
-            advanced(feed.cursor, feed.state, position=0)
-            self.handled += len(wanted)
+            return self._leave_aside(feed, parked, error)
+        failpoint("committed")
+        advanced(feed.cursor, feed.state, position=0)
+        self.handled += len(wanted)
+        return True
+
+    def _leave_aside(self, feed: Feed, parked: ParkedStream, error: Exception) -> bool:
+        self._feeds = []  # what was noted in memory was rolled back
+        stops = self.subscriber.on_error == "stop" or isinstance(error, AWAY)
+        if stops and self.gaps.held(parked):
+            self._fail(feed.cursor, error)
+            return False
+        self.gaps.failed(parked)
+        self.parking.park_again(parked, error)
         return True
 
     def _fail(self, cursor: Cursor, error: Exception) -> None:
-        self.error = repr(error)
+        self.error = described(error)
         delay = fail(cursor, error, using=self.using)
+        # Those that the handler uses: in a process that serves no requests nobody else does it.
+        close_old_connections()
         self._rest_until = self.clock() + delay
         self._feeds = []
         page_failed.send_robust(

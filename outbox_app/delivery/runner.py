@@ -3,7 +3,8 @@
 One process at a time owns a (subscription, partition), by the same leases as the drain; another
 one waits, and takes over when the lease has run out. What two owners of one page could do to each
 other is prevented by the cursor itself (``delivery.cursors``), not by the lease. The database may
-go away at any point: the same process rests, and goes on when it is back.
+go away at any point: the same process rests, and goes on when it is back. What fails under one
+subscription stops no other.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import django.db
-from django.db import connections
+from django.db import close_old_connections, connections
 
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError
 from ..log.wake import EVENTS, LINGER
 from ..models import Cursor, Subscription
 from .cursors import Paused
-from .lease import Membership
+from .lease import BEATS, Membership
 from .partition import Partition
 from .partitions import adopt_partitions
 from .subscriber import Subscriber
@@ -34,6 +36,8 @@ logger = logging.getLogger("outbox_app.subscriptions")
 
 #: A statement of a handler that gets no answer for so many seconds is cut off.
 ANSWER_SECONDS = 300.0
+#: Failures of the database in a row after which a run to the end of the log gives up.
+ONCE_FAILURES = 5
 
 
 class Share:
@@ -51,6 +55,10 @@ class Share:
         self.subscriber = subscriber
         self.batch_size = batch_size
         self.using = subscriber.using
+        self.lease_seconds = lease_seconds
+        #: What fails under it: the database, or a lease.
+        self.away = Trouble(f"subscription {subscriber.name}", logger)
+        self._aside_until = float("-inf")
         self.membership = Membership(
             using=self.using,
             lease_seconds=lease_seconds,
@@ -66,14 +74,19 @@ class Share:
     @property
     def trouble(self) -> str:
         """What its partitions stand still for."""
-        return "; ".join([self.error, *(p.error for p in self.partitions.values())]).strip("; ")
+        return "; ".join(filter(None, [self.away.text, self._standing]))
+
+    @property
+    def _standing(self) -> str:
+        errors = [self.error, *(partition.error for partition in self.partitions.values())]
+        return "; ".join(filter(None, errors))
 
     def beat(self) -> None:
         """Keep the leases, and look after the others where it is time."""
         membership = self.membership
         if membership.joined and membership.beat_is_due():
             membership.beat(published=self.handled, trouble=self.trouble)
-        if membership.sharing_is_due():
+        if membership.sharing_is_due() and time.monotonic() >= self._aside_until:
             self._share()
 
     def turn(self) -> bool:
@@ -96,7 +109,8 @@ class Share:
         return more
 
     def leave(self) -> None:
-        """Hand the partitions back."""
+        """Hand the partitions back. What they stood still for is said after that, too."""
+        self.error = self._standing
         self._drop(self.partitions)
         if self.membership.joined:
             self.membership.leave()
@@ -110,7 +124,8 @@ class Share:
             adopt_partitions(self.subscriber, using=self.using)
             self.error = ""
         except OutboxError as error:
-            self.error = str(error)
+            self._stand_aside(str(error))
+            return
         if self.membership.joined:
             self.membership.rebalance()
         else:
@@ -120,6 +135,14 @@ class Share:
         self._drop(self._moved_by_hand())
         for part in sorted(owned.difference(self.partitions)):
             self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
+
+    def _stand_aside(self, why: str) -> None:
+        """Leave the partitions to processes that can run them, such as those of newer code."""
+        if not self.error:
+            logger.warning("Stands aside subscription=%s reason=%s", self.subscriber.name, why)
+        self._aside_until = time.monotonic() + self.lease_seconds / BEATS
+        self.leave()
+        self.error = why
 
     def _moved_by_hand(self) -> list[int]:
         """Return the partitions whose cursors somebody else has moved: while idle nothing tells."""
@@ -212,45 +235,49 @@ class Runner:
         for share in self.shares:
             if self._stop.is_set():
                 break
-            more |= share.turn()
+            if not share.away.rest:
+                more |= bool(self._survive(share.turn, share.away))
         return more
 
     def _loop(self, *, once: bool) -> None:
         linger = False
         while not self._stop.is_set():
-            more = self._survive(self.turn)
+            more = self.turn()
             if self.on_turn:
-                self._survive(lambda: self.on_turn and self.on_turn(self))
-            if more is None:
-                self._stop.wait(min(self._trouble.rest, self.lease_seconds / 5))
-            elif more:
+                self._survive(lambda: self.on_turn and self.on_turn(self), self._trouble)
+            failures = [share.away.failures for share in self.shares]
+            if more:
                 linger = True
-            elif once:
+            elif once and not any(0 < each < ONCE_FAILURES for each in failures):
                 break
+            elif all(failures):  # the database is away, also for listening
+                self._stop.wait(self._pause())
             else:
                 linger = self._waiter.wait(LINGER if linger else self._pause())
 
     def _pause(self) -> float:
         pauses = [p.pause for s in self.shares for p in s.partitions.values()]
+        pauses += [share.away.rest for share in self.shares]
         rests = [pause for pause in pauses if pause]
         return min([self.interval, self.lease_seconds / 5, *rests])
 
-    def _survive(self, step: Callable[[], Any]) -> Any:
+    def _survive(self, step: Callable[[], Any], trouble: Trouble) -> Any:
         """Run a step; return None where the database or the lease failed under it."""
         try:
             result = step()
         except (LeaseLost, django.db.Error) as error:
-            self._trouble.note(error)
+            trouble.note(error)
             if not isinstance(error, LeaseLost):
                 connections[self.using].close()
+                close_old_connections()  # a replica's, for example
             return None
-        self._trouble.over()
+        trouble.over()
         return result
 
     def _leave(self) -> None:
         self._waiter.close()
         for share in self.shares:
-            for _ in range(1 if self._trouble.text else 2):
+            for _ in range(1 if share.away.text else 2):
                 try:
                     share.leave()
                     break

@@ -31,7 +31,8 @@ class Trouble:
         self.logger = logger
         #: In the exception's own words; empty when all is well.
         self.text = ""
-        self._failures = 0
+        #: In a row.
+        self.failures = 0
         self._until = float("-inf")
 
     @property
@@ -41,19 +42,28 @@ class Trouble:
 
     def note(self, error: Exception) -> None:
         """It failed (again)."""
-        if not self._failures:
+        if not self.failures:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
             self.logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
-        self._failures += 1
+        self.failures += 1
         self.text = readable(f"{type(error).__name__}: {error}")
-        longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self._failures, 16))
+        longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
     def over(self) -> None:
         """It worked."""
-        if self._failures:
-            self.logger.warning("Goes on again with=%s after_failures=%d", self.of, self._failures)
-            self.text, self._failures, self._until = "", 0, float("-inf")
+        if self.failures:
+            self.logger.warning("Goes on again with=%s after_failures=%d", self.of, self.failures)
+            self.text, self.failures, self._until = "", 0, float("-inf")
+
+
+def described(error: BaseException) -> str:
+    """Return type and message of an error, whatever it is, as every database can store it."""
+    try:
+        text = str(error)
+    except Exception as other:  # of a class whose author was not careful
+        text = f"its text cannot be had ({type(other).__name__})"
+    return readable(f"{type(error).__name__}: {text}")[:10_000]
 
 
 def readable(text: str) -> str:

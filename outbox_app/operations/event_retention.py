@@ -3,8 +3,8 @@
 A log is pruned from its front: up to the first event that is too young, that the cursor of some
 subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
 kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
-transaction of its own: an event that commits late between two of them is not touched. Heads of
-streams stay, so versions go on.
+transaction of its own: an event that commits late between two of them is not touched, and a cursor
+that a person puts back meanwhile holds what is left. Heads of streams stay, so versions go on.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from itertools import takewhile
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import connections
+from django.db import connections, transaction
+from django.db.models import F
 
 from ..conf import settings
 from ..delivery.subscriber import all_subscribers
 from ..exceptions import OutboxError, ReadRefused, UnknownLog
 from ..log.logs import all_logs, log_alias, log_named
 from ..log.reader import LogReader, reads_by_time
-from ..models import Cursor, DatabaseNow, EventLog, ParkedStream
+from ..models import Cursor, DatabaseNow, EventLog, ParkedStream, Subscription
 from .retention import BATCH_SIZE, check_arguments
 from .tables import require_tables
 
@@ -98,13 +99,17 @@ def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
     Raises:
         ReadRefused: A cursor does not belong to this database, or makes no sense.
     """
-    using = using or log_alias(log)
+    return _holds(log, using or log_alias(log), verify=True)
+
+
+def _holds(log: type[EventLog], using: str, *, verify: bool) -> list[Hold]:
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
     found = []
     for cursor in Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk"):
         reader = readers[reads_by_time(cursor.state)]
         state = reader.load(cursor.state)
-        reader.verify(state)
+        if verify:
+            reader.verify(state)
         condition = reader.window.unread(state)
         if cursor.partitions > 1:
             condition = f"(slice %% {cursor.partitions} = {cursor.partition} AND {condition})"
@@ -135,7 +140,7 @@ def _prune(
             "what goes now"
         )
     try:
-        kept_by = holds(log, using=using)
+        holds(log, using=using)
     except ReadRefused as error:
         raise CommandError(
             f"Nothing of {table} was removed, as it cannot be told what was passed: {error}",
@@ -143,7 +148,7 @@ def _prune(
         ) from error
     started = told = time.monotonic()
     removed, holder = 0, ""
-    for count, reached, held in _batches(log, days, batch_size, kept_by, using=using):
+    for count, reached, held in _batches(log, days, batch_size, using=using):
         removed, holder = removed + count, held
         now = time.monotonic()
         if 0 < settings().PROGRESS_INTERVAL <= now - told:
@@ -160,7 +165,7 @@ def _prune(
 
 
 def _batches(
-    log: type[EventLog], days: int, batch_size: int, kept_by: list[Hold], *, using: str
+    log: type[EventLog], days: int, batch_size: int, *, using: str
 ) -> Iterator[tuple[int, int, str]]:
     """Delete from the front, batch after batch.
 
@@ -172,27 +177,31 @@ def _batches(
     if now is None:
         return
     cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))
-    cases = [f"WHEN recorded_at >= %s THEN {len(kept_by)}"]
-    cases += [f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by)]
-    sql = (
-        f"SELECT id, CASE {' '.join(cases)} END FROM (SELECT id, txid, slice, recorded_at FROM "
-        f"{connections[using].ops.quote_name(log._meta.db_table)} WHERE id > %s "
-        f"ORDER BY id LIMIT {batch_size}) front ORDER BY id"
-    )
-    names = [*(hold.who for hold in kept_by), TOO_YOUNG]
-    reached, held = 0, None
-    while held is None:
-        with connections[using].cursor() as cursor:
-            cursor.execute(sql, [cutoff, reached])
+    table = connections[using].ops.quote_name(log._meta.db_table)
+    reached, held = 0, ""
+    while not held:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            # Whoever puts a cursor back locks its subscription first, so it waits for this batch,
+            # or the batch sees where it stands now.
+            if connections[using].vendor == "postgresql":
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            Subscription.objects.using(using).update(paused=F("paused"))
+            kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
+            cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
+            cursor.execute(
+                f"SELECT id, CASE {cases} END FROM (SELECT id, txid, slice, recorded_at "
+                f"FROM {table} WHERE id > %s ORDER BY id LIMIT {batch_size}) front ORDER BY id",
+                [cutoff, reached],
+            )
             front = cursor.fetchall()
-        free = list(takewhile(lambda row: row[1] is None, front))
-        if len(free) < len(front):
-            held = front[len(free)][1]
-        if free:
-            ids = [id for id, _ in free]
-            rows.filter(pk__in=ids)._raw_delete(using)
-            reached = ids[-1]
-        yield len(free), reached, "" if held is None else names[held]
+            free = list(takewhile(lambda row: row[1] is None, front))
+            if len(free) < len(front):
+                held = kept_by[front[len(free)][1]].who
+            if free:
+                ids = [id for id, _ in free]
+                rows.filter(pk__in=ids)._raw_delete(using)
+                reached = ids[-1]
+        yield len(free), reached, held
         if len(front) < batch_size:
             return
 

@@ -20,7 +20,7 @@ from ..log.lag import Behind, Holders, behind, holders
 from ..log.logs import all_logs, log_alias, log_named
 from ..log.reader import LogReader, reads_by_time
 from ..log.sql import Filter
-from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
+from ..models import Cursor, DatabaseNow, Drainer, EventLog, Gap, ParkedStream, Subscription
 from . import status
 
 #: A partition's share of MANY is no less.
@@ -45,6 +45,8 @@ class SubscriptionLag:
     #: Whether the code of this process declares it.
     declared: bool
     cursors: list[CursorLag] = field(default_factory=list)
+    #: Whether a process runs it: one whose lease has not run out.
+    served: bool = False
     parked: int = 0
     gaps: int = 0
 
@@ -95,10 +97,12 @@ class SubscriptionLag:
 
     @property
     def state(self) -> str:
-        """One word: paused, failing, waiting (it has never run) or running."""
+        """One word: paused, failing, running, stopped (no process runs it), waiting (never run)."""
         if self.row.paused:
             return "paused"
-        return "failing" if self.errors else "running" if self.cursors else "waiting"
+        if self.errors:
+            return "failing"
+        return "waiting" if not self.cursors else "running" if self.served else "stopped"
 
 
 def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
@@ -120,6 +124,8 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     for cursor in cursors.order_by("subscription", "log", "partition"):
         result[cursor.subscription].cursors.append(CursorLag(cursor))
     _measure([each for lag in result.values() for each in lag.cursors], declared, using)
+    for name in _served(chosen, using):
+        result[name].served = True
     parked = ParkedStream.objects.using(using).filter(subscription__in=chosen)
     for name, count in _counts(parked):
         result[name].parked = count
@@ -136,6 +142,22 @@ def in_flight(*, using: str) -> dict[str, Holders]:
     """
     logs = [log for log in all_logs() if log_alias(log) == using]
     return {log._meta.db_table: holders(log, using=using) for log in logs}
+
+
+def _served(names: list[str], using: str) -> set[str]:
+    """Return which of these subscriptions a process runs."""
+    resources = {f"subscription:{name}": name for name in names}
+    rows = Drainer.objects.using(using).filter(resource__in=list(resources))
+    beats: list[tuple[str, float, datetime, datetime]] = list(
+        rows.annotate(now=DatabaseNow()).values_list(
+            "resource", "lease_seconds", "heartbeat_at", "now"
+        )
+    )
+    return {
+        resources[resource]
+        for resource, lease, beat, now in beats
+        if (now - beat).total_seconds() <= lease
+    }
 
 
 def _measure(lags: list[CursorLag], declared: dict[str, Subscriber], using: str) -> None:

@@ -87,6 +87,12 @@ def plan(
         if wanted not in logs:
             raise NotMoved(f"Subscription {name!r} does not read the log {wanted._meta.db_table}.")
         logs = [wanted]
+    if isinstance(place, int) and len(logs) > 1:
+        tables = ", ".join(each._meta.db_table for each in logs)
+        raise NotMoved(
+            f"Subscription {name!r} reads several logs ({tables}), and position {place} belongs to "
+            "one of them. Name that log, or give a time."
+        )
     return [
         Move(each, at.get(each._meta.db_table), position_of(each, place, using=using))
         for each in logs
@@ -103,8 +109,9 @@ def replay(
 
     Args:
         name: The subscription. It may never have run.
-        place: "beginning", "now", a position (what is behind it comes) or a time (what was recorded
-            from then on comes, and what was recorded up to a second before).
+        place: "beginning", "now", a position (what is behind it comes; of several logs name one) or
+            a time (what was recorded from then on comes, and what was recorded up to a second
+            before).
         log: Only in this log, by table or label. Default: in all that it reads.
         using: Database alias. Default: that of its logs.
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import connections, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, QuerySet, Value
+from django.db.models.functions import Least
 
 from ..exceptions import DamagedCursor, ReadRefused, UnknownLog
 from ..intake.rows import outbox_alias
@@ -170,7 +171,12 @@ def _apply(
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
         for pk, state in plan.states.items():
             Cursor.objects.using(using).filter(pk=pk).update(
-                state=state, revision=F("revision") + 1, error="", failures=0, retry_at=None
+                state=state,
+                position=Least("position", Value(plan.last)),
+                revision=F("revision") + 1,
+                error="",
+                failures=0,
+                retry_at=None,
             )
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.states)}")
 

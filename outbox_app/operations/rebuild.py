@@ -33,7 +33,7 @@ from ..exceptions import OutboxError
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.sql import Filter
-from ..models import Cursor, EventLog, ParkedStream, StreamHead, Subscription
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, StreamHead, Subscription
 from .beside import table_beside
 from .tables import require_tables
 
@@ -200,6 +200,13 @@ class Rebuild:
                         state=end.dump(), position=position, error="", failures=0, retry_at=None
                     )
                 ParkedStream.objects.using(using).filter(subscription=self.name).delete()
+                Gap.objects.using(using).filter(
+                    subscription=self.name, kind=Gap.Kind.VERSION, state=Gap.State.OPEN
+                ).update(
+                    state=Gap.State.CLOSED,
+                    settled_at=DatabaseNow(),
+                    reason="The view was rebuilt from what was there.",
+                )
             return rows
         except BaseException:
             self.replayed = replayed

@@ -6,7 +6,16 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import get_resolver
 
-from outbox_app.models import DeadJob, Drainer, Incident, StagedJob
+from outbox_app.models import (
+    DeadJob,
+    Drainer,
+    Event,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Subscription,
+)
 from tests.dead.rows import dead_jobs, staged_jobs
 from tests.dead.test_status import drainer
 
@@ -135,7 +144,7 @@ def test_the_apps_index_leads_to_the_overview(log_in, role):
 
 
 def test_the_matrix_knows_every_address():
-    """A new page of the outbox has to find its place above."""
+    """A new page has to find its place above; those of the log: in test_subscriptions.py."""
     patterns = get_resolver().url_patterns[0].url_patterns
     names = {
         inner.name
@@ -143,7 +152,9 @@ def test_the_matrix_knows_every_address():
         for inner in getattr(outer, "url_patterns", [])
         if (inner.name or "").startswith("outbox_app_")
     }
-    models = [model._meta.model_name for model in (StagedJob, DeadJob, Drainer, Incident)]
+    above = (StagedJob, DeadJob, Drainer, Incident)
+    of_the_log = (Event, Subscription, ParkedStream, Gap)
+    models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {
         "outbox_app_overview",

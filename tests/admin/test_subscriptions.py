@@ -163,6 +163,8 @@ def test_pause_and_resume(alias, shop, superuser):
     )
     assert first.content_type.model == "subscription"
     assert "Reason: -" in second.get_change_message()
+    history = reverse("admin:outbox_app_subscription_history", args=["shop"])
+    assert "Paused: shop. Action: pause_selected." in text(superuser.get(history))
 
 
 def test_replay_asks_from_where_and_why(alias, shop, superuser):
@@ -275,7 +277,23 @@ def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
     assert "Open gaps : 1" in shown
     assert shown.count("outbox_event") >= 2
     over = text(superuser.get(OVERVIEW))
-    assert re.search(r"shop failing 3 \d s ValueError", over), over
+    assert re.search(r"shop failing 3 \d s 1 1 ValueError", over), over
+    assert "shop stands still: ValueError" in over
+
+
+def test_a_subscription_that_nobody_runs_is_warned_of(alias, shop, superuser):
+    words = "No process runs shop. Start manage.py run_subscriptions."
+    assert words in text(superuser.get(OVERVIEW))
+    runner = Runner([subscriber_named("shop")])
+    runner.turn()
+    try:
+        assert words not in text(superuser.get(OVERVIEW))
+        drainers = reverse("admin:outbox_app_drainer_changelist")
+        assert "subscription:shop" in text(superuser.get(drainers))
+    finally:
+        runner._leave()
+    positions.pause("shop")
+    assert words not in text(superuser.get(OVERVIEW))
 
 
 @pytest.mark.parametrize("vendor", ["postgresql", "mysql"])
@@ -303,9 +321,9 @@ def test_never_run_subscriptions_are_on_the_overview(alias, superuser):
     def handle(events):
         pass
 
-    assert "young waiting 0 - -" in text(superuser.get(OVERVIEW))
+    assert "young waiting 0 - 0 0 -" in text(superuser.get(OVERVIEW))
     positions.pause("young")
-    assert "young paused 0 - -" in text(superuser.get(OVERVIEW))
+    assert "young paused 0 - 0 0 -" in text(superuser.get(OVERVIEW))
 
 
 @pytest.mark.parametrize("evil", [SCRIPT, CODES])

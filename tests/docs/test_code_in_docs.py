@@ -61,7 +61,10 @@ def keep_current_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module inside an installed app, so that a page may define models.
     module = types.ModuleType(f"tests.docs.{page.stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.__package__ = "tests.docs"
+    # A page shows several files of an app; "from .models import …" finds what it has defined.
+    for name in (page.stem, "models"):
+        monkeypatch.setitem(sys.modules, f"tests.docs.{name}", module)
     monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
     with isolate_apps("tests"):
         for block in blocks(page):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import connections
@@ -12,9 +13,17 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.log.lag import behind
 from outbox_app.log.reader import LogReader
 from outbox_app.log.sql import Filter
-from outbox_app.models import Cursor, DatabaseNow, Event, Gap, ParkedStream, Subscription
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    Drainer,
+    Event,
+    Gap,
+    ParkedStream,
+    Subscription,
+)
 from outbox_app.operations import lag, positions, status
-from tests.faults.tools import on
+from tests.faults.tools import eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,7 +103,7 @@ def test_states_errors_parked_and_gaps(alias, published, run, seen_by):
     assert one(alias, "all").state == "waiting"
     published("a")
     run("all")
-    assert one(alias, "all").state == "running"
+    assert one(alias, "all").state == "stopped"
     for stream in "ab":
         ParkedStream.objects.using(alias).create(
             subscription="all", partition=0, log="outbox_event", stream=stream, version=1,
@@ -112,6 +121,24 @@ def test_states_errors_parked_and_gaps(alias, published, run, seen_by):
     assert one(alias, "all").state == "paused"
 
 
+def test_a_subscription_that_no_process_runs_is_not_running(alias, published, running, seen_by):
+    seen_by("all")
+    seen_by("other")
+    published("a")
+    with running("all"):
+        eventually(lambda: one(alias, "all").state == "running")
+        # Killed: the row of its process stays, and is silent.
+        drainers = Drainer.objects.using(alias).filter(resource="subscription:all")
+        row = drainers.get()
+        row.pk = uuid4()
+        row.resource = "subscription:other"
+        row.heartbeat_at -= timedelta(seconds=row.lease_seconds + 60)
+        row.save(using=alias, force_insert=True)
+        assert not one(alias, "other").served
+        assert one(alias, "all").served
+    assert one(alias, "all").state == "stopped"
+
+
 def test_statements_do_not_depend_on_the_rows(alias, published, run, seen_by):
     seen_by("all", partitions=8)
     positions.reset("all")
@@ -121,7 +148,7 @@ def test_statements_do_not_depend_on_the_rows(alias, published, run, seen_by):
         with CaptureQueriesContext(connections[alias]) as queries:
             assert one(alias, "all").behind
         counts.append(len(queries))
-    assert counts[0] == counts[1] <= 8
+    assert counts[0] == counts[1] <= 9
 
 
 def test_more_cursors_than_one_statement_takes(alias, published, seen_by):

@@ -14,10 +14,11 @@ from django.db.migrations.questioner import NonInteractiveMigrationQuestioner
 from django.db.migrations.state import ProjectState
 
 from outbox_app import NO_STREAM, publish, subscriber
-from outbox_app.exceptions import VersionConflict
+from outbox_app.exceptions import NotMoved, VersionConflict
 from outbox_app.log.logs import all_logs, log_named
 from outbox_app.log.reader import LogReader
 from outbox_app.models import Cursor, Event, StreamHead
+from outbox_app.operations import positions
 
 from .models import Ledger, Visit
 
@@ -74,6 +75,29 @@ def test_several_logs_feed_one_subscription(alias, published, run):
         ("own_log_visit", 0),
         ("own_log_visit", 1),
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_position_of_one_log_moves_no_cursor_in_another(alias, published, run):
+    @subscriber("joins", logs=[Ledger, Visit])
+    def handle(events):
+        pass
+
+    for log in (Ledger, Visit):
+        published("a", "b", log=log)
+    run("joins")
+    state = list(Cursor.objects.using(alias).order_by("log").values_list("state", flat=True))
+    first = Visit.objects.using(alias).order_by("id").first().pk
+    for move in (positions.plan, positions.replay):
+        with pytest.raises(NotMoved, match="several logs"):
+            move("joins", first)
+    cursors = Cursor.objects.using(alias).order_by("log")
+    assert list(cursors.values_list("state", flat=True)) == state
+    positions.replay("joins", first, log="own_log_visit")
+    assert cursors[0].state == state[0]
+    assert run("joins") == 1
+    positions.replay("joins", "beginning")
+    assert run("joins") == 4
 
 
 @pytest.mark.django_db(transaction=True)

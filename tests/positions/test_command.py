@@ -89,6 +89,26 @@ def test_an_empty_list(alias):
     assert command("gaps") == (0, "No gap is open.\n")
 
 
+def test_a_name_that_nobody_knows(alias, seen_by):
+    seen_by("shop")
+    for options in ([], ["--json"]):
+        code, out = command("list", "shpo", *options)
+        assert code == 2
+        assert "'shpo'" in out
+    assert command("list", "shop")[0] == 0
+
+
+def test_several_logs_have_no_position_in_common(alias, published, run, seen_by):
+    seen_by("all")
+    published(*"abc")
+    run("all")
+    assert command("list", "all")[1].splitlines()[1].split()[3].isdecimal()
+    other = Cursor.objects.using(alias).get()
+    other.pk, other.log, other.position = None, "other_log", 1
+    other.save(using=alias)
+    assert command("list", "all")[1].splitlines()[1].split()[3] == "-"
+
+
 def test_release(alias, published, run, seen_by):
     seen_by("shop")
     published("a", "b")

@@ -16,7 +16,7 @@ from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.delivery.failpoints import set_failpoint
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.models import Cursor, Event, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.operations.rebuild import rebuild
 from tests.faults.tools import ROOT, eventually, on
 from tests.projections.declared import SoldOf, StatusOf, declare
@@ -223,6 +223,21 @@ def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, st
     published("b")
     assert run("status") == 1
     assert status()["b"][0] == "1 2 3 4"
+
+
+def test_gaps_that_nothing_waits_for_any_more_are_closed(alias, published, run, status):
+    declare(StatusOf, "status", on_gap="park")
+    published("a", "b", "b", "b")
+    Event.objects.using(alias).filter(stream="b", version=2).delete()
+    run("status")
+    assert Gap.objects.using(alias).get().state == "open"
+    rebuild("status")
+    assert {s: path for s, (path, _) in status().items()} == {"a": "1", "b": "1 3"}
+    assert not ParkedStream.objects.using(alias).exists()
+    gap = Gap.objects.using(alias).get()
+    assert (gap.state, gap.reason) == ("closed", "The view was rebuilt from what was there.")
+    published("b")
+    assert run("status") == 1
 
 
 @on("postgres", "mariadb")

@@ -90,6 +90,7 @@ def test_the_log_alone_was_restored(alias, published, run, seen, published_befor
         published(*"uvwxyz")
         arguments = ["--log", "outbox_event", "--last-id", str(last)]
     assert "rebased log=outbox_event" in rebase(*arguments)
+    assert Cursor.objects.using(alias).get().position == last
     published("new")
     run("all")
     new = [("new", 1)]

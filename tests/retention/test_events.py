@@ -23,7 +23,7 @@ from outbox_app.models import (
     StreamHead,
     Subscription,
 )
-from outbox_app.operations import event_retention
+from outbox_app.operations import event_retention, positions
 from tests.faults.tools import PATIENCE, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -195,7 +195,7 @@ def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_a
     old("a", "b", "c")
     kept = [*old("d", days=0.5), *old("e", "f")]
     lines: list[str] = []
-    steps = event_retention._batches(Event, 1, 2, [], using=alias)
+    steps = event_retention._batches(Event, 1, 2, using=alias)
     # The clock; for each of two batches a SELECT, and a DELETE.
     with django_assert_num_queries(1 + 2 * 2, connection=connections[alias]):
         assert [(count, held) for count, _, held in steps] == [(2, ""), (1, "too young")]
@@ -236,3 +236,24 @@ def test_wrong_arguments_are_refused(alias, arguments, message):
     with pytest.raises(CommandError, match=message) as error:
         call_command("outbox_prune", *arguments)
     assert error.value.returncode == 2
+
+
+def test_a_replay_while_it_prunes(alias, old, left, run, settings):
+    """What the subscription was put back in front of is not taken away from it."""
+    settings.OUTBOX = {**settings.OUTBOX, "PROGRESS_INTERVAL": 1e-9}
+    seen = declare("reads")
+    ids = old("a", "b", "c", "d")
+    run("reads")
+    lines = []
+
+    def write(line):
+        if not lines:
+            positions.reset("reads")
+        lines.append(line)
+
+    prune = event_retention.prune_events
+    assert prune(log="outbox_event", older_than=1, batch_size=1, write=write) == 1
+    assert "held log=outbox_event by=subscription reads[0]" in lines[-2]
+    assert left() == ids[1:]
+    run("reads")
+    assert seen == [*ids, *ids[1:]]

@@ -122,6 +122,8 @@ class Command(TeachingCommand):
 
     def _list(self, name: str | None, *, using: str, **options: Any) -> None:
         found = lags(using=using, names=[name] if name else None)
+        if name and not found:
+            raise _usage(f"On {using!r} no subscription {name!r} is declared, and none has run.")
         flight = in_flight(using=using)
         if options["json"]:
             holders = {
@@ -140,9 +142,11 @@ class Command(TeachingCommand):
             f"{'behind':>9} {'late':>8} {'parked':>6} {'gaps':>5}"
         )
         for lag in found:
+            logs = len({each.cursor.log for each in lag.cursors})
+            position = lag.position if logs < 2 else "-"  # each log has positions of its own
             self.stdout.write(
                 f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.row.partitions:>5} "
-                f"{lag.position:>10} {lag.handled:>10} {lag.shown:>9} {lag.seconds:>7.0f}s "
+                f"{position:>10} {lag.handled:>10} {lag.shown:>9} {lag.seconds:>7.0f}s "
                 f"{lag.parked:>6} {lag.gaps:>5}"
             )
             if not lag.declared:
@@ -212,7 +216,8 @@ class Command(TeachingCommand):
 
     def _repartition(self, name: str, *, using: str, **options: Any) -> None:
         before, after = positions.repartition(name, using=using)
-        self.stdout.write(f"{name} has {after} partitions (before: {before}).")
+        noun = "partition" if after == 1 else "partitions"
+        self.stdout.write(f"{name} has {after} {noun} (before: {before}).")
 
 
 def _as_json(lag: SubscriptionLag) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from ...operations.subscriptions import run
 from ..base import TeachingCommand
 
 HELP = """
-Hands committed events to the subscriptions that the project declares with @subscriber, in the order
-of each stream, none left out. What a handler writes to this database is committed with its place in
-the log: a process that is killed at any point has changed nothing, or all of it.
+Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
+the order of each stream, none left out. What a handler writes to this database is committed with
+its place in the log: a process that is killed at any point has changed nothing, or all of it.
 
 Run one or more of these beside your web processes. Any number may run: one at a time owns a
 partition, and if it is killed another takes it over when its lease has run out

@@ -1,0 +1,352 @@
+"""What handlers do that they should not: their own subscription bears it, and no event is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
+
+from outbox_app import subscriber
+from outbox_app.delivery import subscriber as module
+from outbox_app.delivery.runner import Runner
+from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.log.reader import LogReader
+from outbox_app.log.windows.time import TimeWindow
+from outbox_app.models import Cursor, Drainer, Incident, ParkedStream
+from tests.faults.tools import PATIENCE, eventually, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def note(alias, event):
+    Incident.objects.using(alias).create(
+        kind="unknown", detail=event.stream, first_id=event.version, last_id=0
+    )
+
+
+def noted(alias):
+    rows = Incident.objects.using(alias).order_by("id").values_list("detail", "first_id")
+    return [f"{stream}{version}" for stream, version in rows]
+
+
+def cut(alias, other):
+    """End a session by another one."""
+    with connections[alias].cursor() as cursor:
+        if alias == "postgres":
+            cursor.execute(
+                f"SELECT pg_terminate_backend({other.connection.info.backend_pid}, 9000)"
+            )
+        else:
+            cursor.execute(f"KILL {other.connection.thread_id()}")
+
+
+@pytest.fixture
+def run_on(alias, run):
+    """``run_on("name")``: four runs, none of which waits for the next attempt."""
+
+    def make(*names):
+        for _ in range(4):
+            run(*names)
+
+    return make
+
+
+def test_one_that_takes_the_events_out_of_its_list(alias, published, run_on):
+    @subscriber("pops", on_error="park")
+    def pop(events):
+        while events:
+            event = events.pop(0)
+            if event.stream == "bad":
+                raise ValueError("bad")
+            note(alias, event)
+
+    published("a", "b", "bad", "c")
+    run_on("pops")
+    assert noted(alias) == ["a1", "b1", "c1"]
+    assert ParkedStream.objects.using(alias).get().stream == "bad"
+
+
+def test_one_that_changes_the_data_of_its_events(alias, published, run_on):
+    @subscriber("changes", on_error="park")
+    def change(events):
+        for event in events:
+            event.data["handled"] = event.data.get("handled", 0) + 1
+            assert event.data["handled"] == 1
+            if event.stream == "bad":
+                raise ValueError("bad")
+            note(alias, event)
+
+    published("a", "bad", "c")
+    run_on("changes")
+    assert noted(alias) == ["a1", "c1"]
+    assert ParkedStream.objects.using(alias).get().stream == "bad"
+
+
+@on("default", "postgres")
+def test_a_constraint_that_is_checked_at_the_commit(alias, published, run_on):
+    """On SQLite nobody can tell whose fault it is: the subscription stands still, and says so."""
+
+    @subscriber("late", on_error="park")
+    def late(events):
+        for event in events:
+            note(alias, event)
+            if event.stream == "bad":
+                Permission.objects.using(alias).create(content_type_id=987654, codename="x")
+
+    subscriber("works")(lambda events: None)
+    published("a", "bad", "c")
+    run_on("late", "works")
+    cursors = {each.subscription: each for each in Cursor.objects.using(alias).all()}
+    assert cursors["works"].handled == 3
+    if alias == "postgres":
+        assert noted(alias) == ["a1", "c1"]
+        assert "IntegrityError" in ParkedStream.objects.using(alias).get().error
+    else:
+        assert noted(alias) == []
+        assert "IntegrityError" in cursors["late"].error
+
+
+def test_one_that_makes_others_look_guilty(alias, published, run_on):
+    """An OperationalError is no event's fault; it stops this subscription, and no other one."""
+
+    @subscriber("breaks", on_error="park")
+    def broken(events):
+        if len(events) > 1:
+            raise ValueError("many")
+        raise OperationalError("no such table")
+
+    subscriber("works")(lambda events: None)
+    published("a", "b")
+    run_on("breaks", "works")
+    cursors = {each.subscription: each for each in Cursor.objects.using(alias).all()}
+    assert cursors["works"].handled == 2
+    assert "no such table" in cursors["breaks"].error
+
+
+@on("default", "mariadb")
+def test_a_parked_stream_with_a_row_that_is_nonsense(alias, published, run_on):
+    """PostgreSQL refuses such an edit."""
+    broken = {"bad"}
+
+    @subscriber("parks", on_error="park")
+    def park(events):
+        for event in events:
+            if event.stream in broken:
+                raise ValueError(event.stream)
+            note(alias, event)
+
+    subscriber("works")(lambda events: None)
+    published("a", "bad", "b")
+    run_on("parks")
+    unchecked = {
+        "default": "PRAGMA ignore_check_constraints = {:d}",
+        "mariadb": "SET check_constraint_checks = {:d}",
+    }[alias]
+    with connections[alias].cursor() as cursor:
+        cursor.execute(unchecked.format(alias == "default"))
+        cursor.execute("UPDATE outbox_event SET data = '{nonsense' WHERE stream = 'bad'")
+        cursor.execute(unchecked.format(alias != "default"))
+    broken.clear()
+    ParkedStream.objects.using(alias).update(released=True)
+    published("c")
+    run_on("parks", "works")
+    assert noted(alias) == ["a1", "b1", "c1"]
+    parked = ParkedStream.objects.using(alias).get()
+    assert not parked.released
+    assert "JSONDecodeError" in parked.error
+
+
+def test_one_that_leaves_a_transaction_open(alias, published, run_on):
+    entered = []
+
+    @subscriber("leaves")
+    def leave(events):
+        for event in events:
+            note(alias, event)
+        if not entered:
+            entered.append(transaction.atomic(using=alias))
+            entered[0].__enter__()
+
+    published("a", "b")
+    run_on("leaves")
+    connection = connections[alias]
+    assert not connection.in_atomic_block
+    assert noted(alias) == ["a1", "b1"]
+
+
+def test_one_that_closes_the_connection(alias, published, run_on):
+    closed = []
+
+    @subscriber("closes")
+    def close(events):
+        for event in events:
+            note(alias, event)
+        if not closed:
+            closed.append(1)
+            connections[alias].close()
+
+    subscriber("works")(lambda events: None)
+    published("a", "b")
+    run_on("closes", "works")
+    assert noted(alias) == ["a1", "b1"]
+    assert not Cursor.objects.using(alias).exclude(handled=2).exists()
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+def test_an_error_that_cannot_be_written_down(alias, published, run_on, on_error):
+    @subscriber("fails", on_error=on_error)
+    def fail(events):
+        raise Unspeakable
+
+    subscriber("works")(lambda events: None)
+    published("a", "b")
+    run_on("fails", "works")
+    cursors = {each.subscription: each for each in Cursor.objects.using(alias).all()}
+    assert cursors["works"].handled == 2
+    if on_error == "stop":
+        assert "Unspeakable" in cursors["fails"].error
+    else:
+        assert ParkedStream.objects.using(alias).count() == 2
+
+
+@on("postgres", "mariadb")
+def test_a_connection_of_the_handler_that_was_lost(alias, published, run_on):
+    """To another database than the log's. Nobody else would open it again."""
+    connections.settings["lost"] = connections.settings[alias]
+    other = connections["lost"] = connections.create_connection(alias)
+
+    @subscriber("looks")
+    def look(events):
+        with connections["lost"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        for event in events:
+            note(alias, event)
+
+    try:
+        other.connect()
+        published("a")
+        run_on("looks")
+        cut(alias, other)
+        published("b")
+        run_on("looks")
+        assert noted(alias) == ["a1", "b1"]
+    finally:
+        other.close()
+        del connections["lost"], connections.settings["lost"]
+
+
+def test_a_database_error_under_one_subscription(alias, published, run_on, monkeypatch):
+    """As a page of it that takes too long, or a replica of its own that is away."""
+    read = LogReader.read
+
+    def fail(reader, state, limit):
+        if reader.only.types == ("away",):
+            raise OperationalError("canceling statement due to statement timeout")
+        return read(reader, state, limit)
+
+    monkeypatch.setattr(LogReader, "read", fail)
+    subscriber("a-fails", types=["away"])(lambda events: None)
+    subscriber("works")(lambda events: None)
+    published("a", "b")
+    runner = Runner([subscriber_named(name) for name in ("a-fails", "works")])
+    assert runner.run(once=True) == 2  # and it ends
+    assert "a-fails: OperationalError: canceling" in runner.trouble
+
+
+@on("postgres", "mariadb")
+def test_a_replica_that_was_away(alias, published, monkeypatch):
+    monkeypatch.setattr(TimeWindow, "behind", 0)
+    connections.settings["replica"] = connections.settings[alias]
+    replica = connections["replica"] = connections.create_connection(alias)
+    seen = []
+    subscriber("copy", by_time=True, on_gap="park", read_from="replica")(seen.extend)
+    runner = Runner([subscriber_named("copy")])
+    try:
+        published("a")
+        runner.turn()
+        cut(alias, replica)
+        published("b")
+        eventually(lambda: runner.turn() or len(seen) == 2)
+    finally:
+        runner._leave()
+        replica.close()
+        del connections["replica"], connections.settings["replica"]
+
+
+@on("postgres", "mariadb")
+def test_a_page_that_another_process_still_handles(alias, published):
+    """It has lost its lease, and not its transaction: nobody waits for that."""
+    subscriber("slow")(lambda events: None)
+    subscriber("works")(lambda events: None)
+    published("a")
+    runner = Runner([subscriber_named(name) for name in ("slow", "works")])
+    runner.run(once=True)
+    held, release = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic(using=alias):
+            Cursor.objects.using(alias).filter(subscription="slow").update(position=1)
+            held.set()
+            release.wait(PATIENCE)
+        connections[alias].close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        held.wait(PATIENCE)
+        published("b")
+        second = Runner([subscriber_named(name) for name in ("slow", "works")])
+        assert second.run(once=True) == 1
+        assert not release.is_set()
+        assert "slow: Another process" in second.trouble
+    finally:
+        release.set()
+        thread.join(PATIENCE)
+    assert Runner([subscriber_named("slow")]).run(once=True) == 1
+
+
+def test_older_code_beside_newer_code(alias, published, run):
+    """The older one has fewer partitions: it leaves all of them to the newer one."""
+    seen = []
+
+    def declare(partitions):
+        module._subscribers.pop("noted", None)
+        subscriber("noted", partitions=partitions)(seen.extend)
+        return Runner([subscriber_named("noted")], lease_seconds=10)
+
+    old = declare(1)
+    published(*"abcdefgh")
+    old.turn()
+    new = declare(4)
+    new.turn()
+    old.shares[0].membership._shared_at = new.shares[0].membership._shared_at = -1e9
+    old.turn()
+    assert "repartition" in old.trouble
+    published(*"abcdefgh")
+    new.shares[0].membership._shared_at = -1e9
+    eventually(lambda: new.turn() or len(seen) == 16)
+    assert Drainer.objects.using(alias).count() == 1
+    old._leave()
+    new._leave()
+
+
+def test_the_exit_code_says_that_one_stands_still(alias, published, capsys):
+    @subscriber("fails")
+    def fail(events):
+        raise ValueError("always")
+
+    published("a")
+    with pytest.raises(SystemExit) as end:
+        call_command("run_subscriptions", "fails", "--once")
+    assert end.value.code == 1
+    assert "trouble=fails: ValueError: always" in capsys.readouterr().out
