@@ -111,8 +111,9 @@ class PostgresWindow(Window[PostgresState]):
 
     def _opened(self, state: PostgresState, now: Snapshot, *, pos: int = 0) -> PostgresState:
         """Open the first window: the whole table, from the front."""
-        [(last,)] = self.run(f"SELECT max(id) FROM {self.source}", [])
-        return replace(state, hi=now.text, pos=pos, first=pos + 1, last=last or 0)
+        sql = f"SELECT min(id), max(id) FROM {self.source} WHERE id > {pos}"
+        [(first, last)] = self.run(sql, [])
+        return replace(state, hi=now.text, pos=pos, first=first or pos + 1, last=last or 0)
 
     def _read_window(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
