@@ -61,6 +61,9 @@ def raise_head(log: str, stream: str, count: int, *, expected: int, using: str) 
 def current_version(log: str, stream: str, *, using: str) -> int:
     """Return the version a stream is at as far as this transaction can see; 0 without events."""
     heads = StreamHead.objects.using(using).filter(log=log, stream=stream)
+    if connections[using].vendor == "mysql":
+        # At REPEATABLE READ only this sees what is new. The row was locked by the attempt.
+        heads = heads.select_for_update()
     return heads.values_list("version", flat=True).first() or 0
 
 

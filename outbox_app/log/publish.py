@@ -131,21 +131,27 @@ def publish_many(
     if len({row.message_id for row in given}) < len(given):
         raise InvalidEvent("Two of the events have the same message_id. Give each its own.")
     known = _published_before(given, log, using=using)
-    new = [row for row, _ in rows if row.message_id not in known]
-    streams = Counter(row.stream for row in new)
-    # A savepoint costs two statements: only where what was written may have to be undone.
-    undo = bool(given) or (len(streams) > 1 and any(e is not ANY for e in expectations.values()))
-    undo = undo or not connections[using].in_atomic_block
-    try:
-        with transaction.atomic(using=using) if undo else nullcontext():
-            _write(new, streams, expectations, log, table, using=using)
-    except IntegrityError as error:
-        if not _published_before(given, log, using=using, locked=True):
-            raise
-        raise MessageIdConflict(
-            "A message id was published by another transaction at the same moment. Publish again: "
-            "what is the same is then returned as it is."
-        ) from error
+    written = False
+    while not written:
+        new = [row for row, _ in rows if row.message_id not in known]
+        streams = Counter(row.stream for row in new)
+        # A savepoint costs two statements: only where what was written may have to be undone.
+        several = len(streams) > 1 and any(e is not ANY for e in expectations.values())
+        undo = bool(given) or several or not connections[using].in_atomic_block
+        try:
+            with transaction.atomic(using=using) if undo else nullcontext():
+                _write(new, streams, expectations, log, table, using=using)
+            written = True
+        except (IntegrityError, VersionConflict) as error:
+            # The same call, in another transaction, may have been ahead by a moment. Where there is
+            # no such row a lock would be one on a gap, and hold others up.
+            locked = isinstance(error, IntegrityError)
+            met = _published_before(given, log, using=using, locked=locked)
+            if not met.keys() - known.keys():
+                raise
+            known |= met
+            for row in new:
+                row.pk, row._state.adding = None, True
     return [known.get(row.message_id, row) for row, _ in rows]
 
 

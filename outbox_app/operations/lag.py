@@ -124,7 +124,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     for cursor in cursors.order_by("subscription", "log", "partition"):
         result[cursor.subscription].cursors.append(CursorLag(cursor))
     _measure([each for lag in result.values() for each in lag.cursors], declared, using)
-    for name in _served(chosen, using):
+    for name in served(chosen, using):
         result[name].served = True
     parked = ParkedStream.objects.using(using).filter(subscription__in=chosen)
     for name, count in _counts(parked):
@@ -144,7 +144,7 @@ def in_flight(*, using: str) -> dict[str, Holders]:
     return {log._meta.db_table: holders(log, using=using) for log in logs}
 
 
-def _served(names: list[str], using: str) -> set[str]:
+def served(names: list[str], using: str) -> set[str]:
     """Return which of these subscriptions a process runs."""
     resources = {f"subscription:{name}": name for name in names}
     rows = Drainer.objects.using(using).filter(resource__in=list(resources))

@@ -9,6 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
+from outbox_app.delivery import subscriber as declared
+from outbox_app.delivery.lease import Membership
 from outbox_app.models import Cursor, Gap, ParkedStream, Subscription
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -186,3 +188,28 @@ def test_help_teaches(capsys):
     out = capsys.readouterr().out
     for word in ("pause", "replay", "--from PLACE", "beginning", "Exit codes", "--dry-run"):
         assert word in out
+
+
+def test_forget(alias, published, run, seen_by):
+    seen_by("kept")
+    seen_by("gone")
+    published(*"ab")
+    run("kept", "gone")
+    key = {"subscription": "gone", "log": "outbox_event", "first": 1, "last": 1}
+    Gap.objects.using(alias).create(**key, kind="version")
+    code, out = command("forget", "gone")
+    assert (code, "is declared" in out) == (1, True)
+    declared._subscribers.pop("gone")
+    member = Membership(using=alias, lease_seconds=60, resource="subscription:gone", parts=1)
+    member.join()
+    code, out = command("forget", "gone")
+    assert (code, "A process runs" in out) == (1, True)
+    member.leave()
+    assert command("forget", "gone") == (0, "Forgotten: gone.\n")
+    names = [
+        set(model.objects.using(alias).values_list(column, flat=True))
+        for model, column in ((Subscription, "name"), (Cursor, "subscription"))
+    ]
+    assert names == [{"kept"}, {"kept"}]
+    assert not Gap.objects.using(alias).exists()
+    assert command("forget", "gone")[0] == 2

@@ -18,6 +18,7 @@ from ...exceptions import OutboxError
 from ...log.logs import log_alias
 from ...models import Event
 from ...operations import positions
+from ...operations.forgetting import forget
 from ...operations.gaps import list_gaps, skip_gap
 from ...operations.lag import SubscriptionLag, in_flight, lags
 from ...operations.places import parse_place
@@ -40,6 +41,8 @@ Shows subscriptions, and does what a person decides about them.
   gaps [NAME]               what is missing and still open, with the ids for skip-gap
   skip-gap ID --reason TEXT give up a gap: its stream goes on without what is missing
   repartition NAME          go to the number of partitions that the code declares
+  forget NAME               delete what is left of one that the code no longer declares, so that
+                            outbox_prune need not wait for it
 
   manage.py outbox_subscriptions list
   manage.py outbox_subscriptions replay shop-stock --from 2026-01-31T12:00 --dry-run
@@ -64,6 +67,7 @@ ACTIONS = (
     "gaps",
     "skip-gap",
     "repartition",
+    "forget",
 )
 
 
@@ -218,6 +222,10 @@ class Command(TeachingCommand):
         before, after = positions.repartition(name, using=using)
         noun = "partition" if after == 1 else "partitions"
         self.stdout.write(f"{name} has {after} {noun} (before: {before}).")
+
+    def _forget(self, name: str, *, using: str, **options: Any) -> None:
+        forget(name, using=using)
+        self.stdout.write(f"Forgotten: {name}.")
 
 
 def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
