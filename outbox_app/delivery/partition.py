@@ -209,6 +209,9 @@ class Partition:
         except LeaseLost:
             raise
         except Exception as error:
+            if found.events:
+                first, last = found.events[0], found.events[-1]
+                error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
             self._fail(feed.cursor, error)
             return False
         self._moved(feed, found, self.clock() - started)

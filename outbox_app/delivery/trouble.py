@@ -58,12 +58,13 @@ class Trouble:
 
 
 def described(error: BaseException) -> str:
-    """Return type and message of an error, whatever it is, as every database can store it."""
+    """Return type, message and notes of an error, as every database can store them."""
     try:
         text = str(error)
     except Exception as other:  # of a class whose author was not careful
         text = f"its text cannot be had ({type(other).__name__})"
-    return readable(f"{type(error).__name__}: {text}")[:10_000]
+    notes = getattr(error, "__notes__", [])
+    return readable("\n".join([f"{type(error).__name__}: {text}", *notes]))[:10_000]
 
 
 def readable(text: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app import subscriber
-from outbox_app.models import Cursor, Drainer, InboxEntry, ParkedStream, StagedJob
+from outbox_app.models import Cursor, Drainer, Event, InboxEntry, ParkedStream, StagedJob
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +63,12 @@ def test_effects_and_cursor_are_one_transaction(alias, published, run):
     assert run("fails") == 0
     assert not InboxEntry.objects.using(alias).exists()
     cursor = Cursor.objects.using(alias).get()
-    assert (cursor.error, cursor.failures) == ("ValueError: the first time only", 1)
+    ids = list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
+    assert cursor.error == (
+        "ValueError: the first time only\n"
+        f"Handling outbox_event from position {ids[0]} to {ids[1]}."
+    )
+    assert cursor.failures == 1
     assert run("fails") == 2
     assert InboxEntry.objects.using(alias).count() == 2
     cursor.refresh_from_db()
