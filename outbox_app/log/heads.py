@@ -58,6 +58,28 @@ def raise_head(log: str, stream: str, count: int, *, expected: int, using: str) 
         return bool(cursor.rowcount)
 
 
+def raising_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
+    """Return SQL for PostgreSQL that raises a stream by one and returns its version.
+
+    Args:
+        log, stream: Which.
+        expected: The version it must be at, 0: it must not exist. Where it is not, no row comes
+            back. None: whatever it is at.
+    """
+    if expected:
+        return (
+            "UPDATE outbox_stream SET version = version + 1 "
+            "WHERE log = %s AND stream = %s AND version = %s RETURNING version",
+            [log, stream, expected],
+        )
+    other = "NOTHING" if expected == 0 else "UPDATE SET version = outbox_stream.version + 1"
+    return (
+        "INSERT INTO outbox_stream (log, stream, version) VALUES (%s, %s, 1) "
+        f"ON CONFLICT (log, stream) DO {other} RETURNING version",
+        [log, stream],
+    )
+
+
 def current_version(log: str, stream: str, *, using: str) -> int:
     """Return the version a stream is at as far as this transaction can see; 0 without events."""
     heads = StreamHead.objects.using(using).filter(log=log, stream=stream)

@@ -16,6 +16,7 @@ from django.db.models import Field
 from django.db.models.expressions import Col
 
 from ..models import EventLog
+from .heads import raising_sql
 
 #: An INSERT ends at this many rows or characters of JSON, whichever comes first.
 CHUNK_ROWS = 1000
@@ -56,12 +57,54 @@ def insert(rows: Sequence[EventLog], log: type[EventLog], *, using: str) -> None
         _note([row for row, *_ in chunk], given, log, using=using)
 
 
+def insert_raising(row: EventLog, log: type[EventLog], *, expected: int | None, using: str) -> bool:
+    """Raise the stream's head and insert one row, by one statement. Only on PostgreSQL.
+
+    Args:
+        row: Complete but for its version.
+        log: The log.
+        expected: As for ``heads.raising_sql``.
+        using: Database alias.
+
+    Returns:
+        False where the stream is not where it was expected; nothing was written then.
+    """
+    connection = connections[using]
+    extra = _extra_fields(log)
+    head, params = raising_sql(log._meta.db_table, row.stream, expected=expected)
+    fields: list[Any] = [*map(log._meta.get_field, COLUMNS), *extra]
+    # Literals of a SELECT have no type of their own.
+    values = [
+        "head.version" if f.name == "version" else f"%s::{f.cast_db_type(connection)}"
+        for f in fields
+    ]
+    names = ", ".join(connection.ops.quote_name(str(field.column)) for field in fields)
+    sql = (
+        f"WITH head AS ({head}) INSERT INTO {connection.ops.quote_name(log._meta.db_table)} "
+        f"({names}) SELECT {', '.join(values)} FROM head RETURNING version, {', '.join(RETURNED)}"
+    )
+    data, metadata = _encoded(row.data), _encoded(row.metadata)
+    params += (row.topic, row.stream, row.type, data, metadata, row.slice, str(row.message_id))
+    params += (f.get_db_prep_save(getattr(row, f.attname), connection) for f in extra)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        given = cursor.fetchone()
+    if given is None:
+        return False
+    row.version = given[0]
+    _note([row], [given[1:]], log, using=using)
+    return True
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _chunks(rows: Sequence[EventLog], limit: int) -> Iterator[list[tuple[EventLog, str, str]]]:
     chunk: list[tuple[EventLog, str, str]] = []
     size = 0
     for row in rows:
-        data = json.dumps(row.data, ensure_ascii=False)
-        metadata = json.dumps(row.metadata, ensure_ascii=False)
+        data, metadata = _encoded(row.data), _encoded(row.metadata)
         if chunk and (len(chunk) >= limit or size + len(data) + len(metadata) > CHUNK_SIZE):
             yield chunk
             chunk, size = [], 0

@@ -25,7 +25,7 @@ from ..models import Event, EventLog
 from ..signals import events_published
 from .encoding import canonical
 from .heads import current_version, raise_head, raise_heads
-from .insert import insert
+from .insert import insert, insert_raising
 from .logs import log_alias
 from .wake import EVENTS, wake_after_commit
 
@@ -166,6 +166,35 @@ def _write(
 ) -> None:
     if not rows:
         return
+    if len(rows) == 1 and connections[using].vendor == "postgresql":
+        _write_one(rows[0], expectations.get(rows[0].stream, ANY), log, table, using=using)
+    else:
+        _write_all(rows, streams, expectations, log, table, using=using)
+    with transaction.atomic(using=using, savepoint=False):
+        events_published.send(log, using=using, events=rows)
+        wake_after_commit(using, EVENTS)
+
+
+def _write_one(
+    row: EventLog, expected: ExpectedVersion, log: type[EventLog], table: str, *, using: str
+) -> None:
+    """Raise the head and insert the row by one statement."""
+    at = _number(expected)
+    with transaction.atomic(using=using, savepoint=False):
+        written = insert_raising(row, log, expected=at, using=using)
+    if not written:
+        raise _conflict(table, row.stream, expected, using=using)
+
+
+def _write_all(
+    rows: list[EventLog],
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    log: type[EventLog],
+    table: str,
+    *,
+    using: str,
+) -> None:
     # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
     # rollback: it cannot commit without its events. A conflict is raised between them.
     with transaction.atomic(using=using, savepoint=False):
@@ -179,8 +208,6 @@ def _write(
         row.version = versions[row.stream]
     with transaction.atomic(using=using, savepoint=False):
         insert(rows, log, using=using)
-        events_published.send(log, using=using, events=rows)
-        wake_after_commit(using, EVENTS)
 
 
 def _raise_heads(
@@ -196,14 +223,19 @@ def _raise_heads(
     heads: dict[str, int] = {}
     # In one order, whatever is expected of them: see log.heads.
     for stream, count in sorted(streams.items()):
-        expected = expectations.get(stream, ANY)
-        if expected is ANY:
+        at = _number(expectations.get(stream, ANY))
+        if at is None:
             heads |= raise_heads(table, {stream: count}, using=using)
-            continue
-        at = 0 if expected is NO_STREAM else expected
-        if raise_head(table, stream, count, expected=at, using=using):
+        elif raise_head(table, stream, count, expected=at, using=using):
             heads[stream] = at + count
     return heads
+
+
+def _number(expected: ExpectedVersion) -> int | None:
+    """Return the version that is expected, 0 for no stream, None for any."""
+    if expected is ANY:
+        return None
+    return 0 if expected is NO_STREAM else expected
 
 
 def _conflict(table: str, stream: str, expected: ExpectedVersion, *, using: str) -> VersionConflict:
