@@ -125,7 +125,7 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     from django.db import connection
 
     from outbox_app.log.heads import raise_heads
-    from outbox_app.log.publish import slice_of
+    from outbox_app.log.newevent import slice_of
 
     table = log._meta.db_table
     order = [streams[n % len(streams)] for n in range(rows)]

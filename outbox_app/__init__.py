@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from .intake.model import OutboxMixin as OutboxMixin
     from .intake.stage import stage as stage
     from .intake.stage import stage_many as stage_many
-    from .log.publish import ANY as ANY
-    from .log.publish import NO_STREAM as NO_STREAM
-    from .log.publish import NewEvent as NewEvent
+    from .log.newevent import ANY as ANY
+    from .log.newevent import NO_STREAM as NO_STREAM
+    from .log.newevent import NewEvent as NewEvent
     from .log.publish import publish as publish
     from .log.publish import publish_many as publish_many
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "ANY": "outbox_app.log.publish",
-    "NO_STREAM": "outbox_app.log.publish",
-    "NewEvent": "outbox_app.log.publish",
+    "ANY": "outbox_app.log.newevent",
+    "NO_STREAM": "outbox_app.log.newevent",
+    "NewEvent": "outbox_app.log.newevent",
     "OutboxMixin": "outbox_app.intake.model",
     "Projection": "outbox_app.delivery.projection",
     "idempotent": "outbox_app.delivery.inbox",

@@ -12,7 +12,9 @@ A page may be checked for missing versions first (``delivery.gaps``).
 
 from __future__ import annotations
 
+import asyncio
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,6 +51,10 @@ AWAY = (django.db.OperationalError, django.db.InterfaceError)
 
 class SwallowedError(OutboxError):
     """A handler left its transaction in a state in which it cannot be committed."""
+
+
+class EndedByHandler(OutboxError):
+    """A handler asked for the end of the process, in which other subscriptions run."""
 
 
 @dataclass(slots=True)
@@ -232,6 +238,17 @@ class Partition:
         blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
         try:
             self.subscriber.handle(list(events))  # it may take them out
+        except BaseException as error:
+            if len(connection.savepoint_ids) > savepoints:
+                # The error holds a generator inside atomic(), which would leave it later: in the
+                # middle of ours.
+                traceback.clear_frames(error.__traceback__)
+            if isinstance(error, SystemExit | asyncio.CancelledError):
+                raise EndedByHandler(
+                    f"The handler of {self.subscriber.name!r} raised {error!r}. That ends nothing "
+                    "but its page; catch it where it comes from."
+                ) from error
+            raise
         finally:
             left = len(connection.savepoint_ids) > savepoints
             # Or the end of our transaction would be taken for the end of that block.

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..log.publish import slice_of
+from ..log.newevent import slice_of
 from ..log.reader import LogReader
 from ..models import Cursor, ParkedStream, Subscription
 from .cursors import PartitionsDiffer

@@ -193,7 +193,6 @@ class Runner:
             Share(each, lease_seconds=self.lease_seconds, batch_size=batch_size)
             for each in subscribers
         ]
-        self._trouble = Trouble(self, logger)
         self._stop = Stop()
         self._watchdog = Watchdog(using=self.using, limit=ANSWER_SECONDS)
         self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog, channel=EVENTS)
@@ -209,8 +208,7 @@ class Runner:
     @property
     def trouble(self) -> str:
         """What stands still, and why; empty when all is well."""
-        troubles = [f"{s.subscriber.name}: {s.trouble}" for s in self.shares if s.trouble]
-        return "; ".join([*([self._trouble.text] if self._trouble.text else []), *troubles])
+        return "; ".join(f"{s.subscriber.name}: {s.trouble}" for s in self.shares if s.trouble)
 
     def stop(self) -> None:
         """Have it finish the page in hand and return. From any thread or signal handler."""
@@ -244,7 +242,7 @@ class Runner:
         while not self._stop.is_set():
             more = self.turn()
             if self.on_turn:
-                self._survive(lambda: self.on_turn and self.on_turn(self), self._trouble)
+                self.on_turn(self)
             failures = [share.away.failures for share in self.shares]
             if more:
                 linger = True
@@ -262,10 +260,10 @@ class Runner:
         return min([self.interval, self.lease_seconds / 5, *rests])
 
     def _survive(self, step: Callable[[], Any], trouble: Trouble) -> Any:
-        """Run a step; return None where the database or the lease failed under it."""
+        """Run a step; return None where it failed: the database or the lease under it, mostly."""
         try:
             result = step()
-        except (LeaseLost, django.db.Error) as error:
+        except Exception as error:  # of one subscription, whatever it is
             trouble.note(error)
             if not isinstance(error, LeaseLost):
                 connections[self.using].close()

@@ -17,7 +17,7 @@ from django.urls import reverse
 from outbox_app import NewEvent, publish_many
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber, subscriber_named
-from outbox_app.log.publish import slice_of
+from outbox_app.log.newevent import slice_of
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.operations import positions
 

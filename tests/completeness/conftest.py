@@ -12,7 +12,7 @@ from django.db import transaction
 from outbox_app import subscriber
 from outbox_app.delivery.partition import Partition
 from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.log.publish import slice_of
+from outbox_app.log.newevent import slice_of
 from outbox_app.log.windows.time import TimeWindow
 from outbox_app.models import Event, Gap, Incident, ParkedStream, Subscription
 from tests.log.sessions import truncate

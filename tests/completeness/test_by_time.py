@@ -14,7 +14,7 @@ from outbox_app.delivery.partitions import adopt_partitions
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
-from outbox_app.log.publish import NewEvent
+from outbox_app.log.newevent import NewEvent
 from outbox_app.log.reader import LogReader
 from outbox_app.log.sql import Filter
 from outbox_app.log.windows.time import TimeState, TimeWindow

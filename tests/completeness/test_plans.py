@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
-from outbox_app.log.publish import slice_of
+from outbox_app.log.newevent import slice_of
 from outbox_app.models import Event
 from tests.log.sessions import execute
 

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from outbox_app import publish, subscriber
 from outbox_app.delivery.partition import Partition
 from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.log.publish import slice_of
+from outbox_app.log.newevent import slice_of
 from outbox_app.models import (
     Cursor,
     DatabaseNow,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -350,3 +351,63 @@ def test_the_exit_code_says_that_one_stands_still(alias, published, capsys):
         call_command("run_subscriptions", "fails", "--once")
     assert end.value.code == 1
     assert "trouble=fails: ValueError: always" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+def test_one_that_raises_inside_a_generator_of_its_own(alias, published, run_on, on_error):
+    """The error holds the generator, and that the transaction it has entered."""
+    broken = {"bad"}
+
+    def inside(events):
+        with transaction.atomic(using=alias):
+            yield from events
+
+    @subscriber("generates", on_error=on_error)
+    def generate(events):
+        for event in inside(events):
+            note(alias, event)
+            if event.stream in broken:
+                raise ValueError("bad")
+
+    published("a", "bad", "c")
+    run_on("generates")
+    cursor = Cursor.objects.using(alias).get()
+    if on_error == "park":
+        assert noted(alias) == ["a1", "c1"]
+        assert not cursor.error
+    else:
+        assert noted(alias) == []
+        assert cursor.error.startswith("ValueError: bad")
+        assert cursor.failures == 4
+    assert not connections[alias].in_atomic_block
+    broken.clear()
+    ParkedStream.objects.using(alias).update(released=True)
+    run_on("generates")
+    assert sorted(noted(alias)) == ["a1", "bad1", "c1"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancel"])
+def test_one_that_wants_to_end_the_process(alias, published, run, error):
+    @subscriber("ends")
+    def end(events):
+        raise error
+
+    subscriber("works")(lambda events: None)
+    published("a")
+    assert run("ends", "works") == 1
+    assert type(error).__name__ in Cursor.objects.using(alias).get(subscription="ends").error
+
+
+def test_a_cursor_that_somebody_has_taken_away(alias, published, run):
+    """Nobody can tell where its partition stood, and so where its parts would begin."""
+    subscriber("cut", partitions=2)(lambda events: None)
+    subscriber("works")(lambda events: None)
+    published("a", "b")
+    run("cut", "works")
+    Cursor.objects.using(alias).filter(subscription="cut", partition=1).delete()
+    module._subscribers.pop("cut")
+    subscriber("cut", partitions=4)(lambda events: None)
+    published("c")
+    runner = Runner([subscriber_named("cut"), subscriber_named("works")])
+    assert runner.run(once=True) == 1
+    assert "cut: " in runner.trouble
