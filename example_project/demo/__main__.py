@@ -17,7 +17,9 @@ def main():
         description=demo.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--orders", type=int, default=2000, help="how many are placed (default 2000)")
+    parser.add_argument(
+        "--orders", type=int, default=2000, help="how many are placed (default 2000)"
+    )
     parser.add_argument("--writers", type=int, default=4, help="processes that place them (4)")
     parser.add_argument("--keep", action="store_true", help="keep what an earlier run has left")
     options = parser.parse_args()
