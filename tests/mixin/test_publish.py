@@ -1,0 +1,42 @@
+"""``self.publish()``: events into the stream of the row, on the database of the row."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from outbox_app import NO_STREAM
+from outbox_app.exceptions import InvalidEvent, VersionConflict
+from outbox_app.models import Event
+from tests.mixin.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_stream_is_the_row(alias):
+    order = Order.objects.using(alias).create()
+    with transaction.atomic(using=alias):
+        order.publish("order.placed", {"total": 3}, expected_version=NO_STREAM, topic="eu")
+        event = order.publish("order.paid", expected_version=1)
+    assert (event.stream, event.version) == (f"mixin.order:{order.pk}", 2)
+    assert list(Event.objects.using(alias).values_list("type", "topic")) == [
+        ("order.placed", "eu"),
+        ("order.paid", ""),
+    ]
+    with pytest.raises(VersionConflict):
+        order.publish("order.paid", expected_version=1)
+
+
+def test_a_row_that_is_not_saved_has_no_stream(alias):
+    with pytest.raises(InvalidEvent, match="Save it before you publish"):
+        Order().publish("order.placed")
+
+
+@pytest.mark.django_db(databases=["default", "postgres"])
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_the_alias_of_the_row_counts(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": "default"}
+    order = Order.objects.using(alias).create()
+    order.publish("order.placed")
+    assert Event.objects.using(alias).count() == 1
+    assert not Event.objects.using("default").exists()
