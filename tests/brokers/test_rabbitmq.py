@@ -87,7 +87,7 @@ def test_late_confirm_is_not_credited_to_another_message(
         # Confirms of what was sent before arrive now; the new connection swallows.
         way.mode = "blackhole"
         failures = drainer._lanes[app.main].trouble
-        eventually(lambda: failures._failures > 2, "it tried again")
+        eventually(lambda: failures.failures > 2, "it tried again")
         assert left(alias) == settled
         way.mode = "pass"
         drained(alias)
@@ -133,7 +133,7 @@ def test_memory_alarm(alias, rabbitmq, make_named_app, book, at, drained):
         with draining(alias) as drainer:
             eventually(lambda: drainer.trouble, "it waits no longer")
             failures = drainer._lanes[app.main].trouble
-            eventually(lambda: failures._failures > 2, "it tried again")
+            eventually(lambda: failures.failures > 2, "it tried again")
             assert 0 < left(alias) < 30
             rabbitmq.control("set_vm_memory_high_watermark", "0.4")
             drained(alias)

@@ -81,7 +81,7 @@ def test_full_queue_nacks(alias, rabbitmq, make_named_app, book, drained):
     with draining(alias) as drainer:
         eventually(lambda: "nack" in drainer.trouble.lower(), "it is refused")
         trouble = drainer._lanes[app.main].trouble
-        eventually(lambda: trouble._failures > 2, "it tries again")
+        eventually(lambda: trouble.failures > 2, "it tries again")
         assert StagedJob.objects.using(alias).count() == 7
         eventually(lambda: jobs.receive(app) and not StagedJob.objects.using(alias).exists())
 

@@ -133,7 +133,7 @@ def test_stands_still_for_longer_than_the_timeout(
         assert 0 < before < 300
         if how == "frozen":
             failures = drainer._lanes[app.main].trouble
-            eventually(lambda: failures._failures > 1, "it tried again")
+            eventually(lambda: failures.failures > 1, "it tried again")
             assert left(alias) == before
             private_redis.resume()
         drained(alias)
@@ -156,11 +156,11 @@ def test_out_of_memory(alias, private_redis, server, make_named_app, book, drain
         eventually(lambda: "command not allowed when used memory" in drainer.trouble, "full")
         server.config_set("maxmemory", 1)  # no room comes and goes
         trouble = drainer._lanes[app.main].trouble
-        eventually(lambda: trouble._failures > 3, "it keeps trying")
+        eventually(lambda: trouble.failures > 3, "it keeps trying")
         assert 0 < left(alias) < 400
         # A full Redis is no accident: only the batch that met it first is in doubt.
         incidents = Incident.objects.using(alias).count()
-        eventually(lambda: trouble._failures > 5, "it keeps trying")
+        eventually(lambda: trouble.failures > 5, "it keeps trying")
         assert Incident.objects.using(alias).count() == incidents
         server.config_set("maxmemory", 0)
         drained(alias)
