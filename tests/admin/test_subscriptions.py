@@ -24,7 +24,7 @@ from outbox_app.operations import positions
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 from .test_display import CODES, SCRIPT, VISIBLE
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 EVENTS = reverse("admin:outbox_app_event_changelist")
 SUBSCRIPTIONS = reverse("admin:outbox_app_subscription_changelist")

@@ -16,7 +16,7 @@ from outbox_app.models import Event
 from outbox_app.operations import lag
 from tests.faults.tools import eventually, on
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 INSERT = (
     "INSERT INTO outbox_event (topic, stream, version, type, data, metadata, slice, message_id) "

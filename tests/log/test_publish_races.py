@@ -13,7 +13,7 @@ from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.models import Event, StreamHead
 from tests.faults.tools import PATIENCE, on
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.models import Cursor, Event
 from tests.projections.declared import StatusOf, declare
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 def test_a_row_changes_inside_the_transaction(alias, published, run, status):

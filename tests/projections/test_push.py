@@ -16,7 +16,7 @@ from tests.faults.tools import ROOT, on
 from tests.projections.declared import StatusOf, declare
 from tests.projections.models import Status
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 @pytest.fixture

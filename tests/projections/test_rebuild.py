@@ -22,7 +22,7 @@ from tests.faults.tools import ROOT, eventually, on
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Pointed, Sold, Status
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 def sell(alias, count, *, seed=0, size=3):

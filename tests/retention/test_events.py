@@ -26,7 +26,7 @@ from outbox_app.models import (
 from outbox_app.operations import event_retention, positions
 from tests.faults.tools import PATIENCE, on
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 def prune(*arguments: str) -> str:

@@ -19,7 +19,7 @@ from outbox_app.log.windows.time import TimeWindow
 from outbox_app.models import Cursor, Drainer, Incident, ParkedStream
 from tests.faults.tools import PATIENCE, eventually, on
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 def note(alias, event):
