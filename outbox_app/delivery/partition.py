@@ -183,6 +183,8 @@ class Partition:
         self.gaps.load()
         self._id_gaps.load()
         self._feeds = feeds
+        # What it stood still for before it had its cursors is over; what is on them is not.
+        self.error = next((feed.cursor.error for feed in feeds if feed.cursor.error), "")
 
     def _handle_page(self, feed: Feed) -> bool:
         try:

@@ -10,7 +10,7 @@ Both read the events back from the log, so that they see what the pull sees.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -52,7 +52,8 @@ def receive(
             continue
         if using != each.using or sender not in each.logs:
             continue
-        ids = [event.message_id for event in events if _wants(each, event)]
+        only = Filter(each.topics, each.types)
+        ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
         if ids and projection.inline:
             View(projection, using=using).apply(list(turns(each, sender, ids)))
         elif ids:
@@ -94,16 +95,3 @@ def _push_after_commit(
             )
 
     transaction.on_commit(push, using=using, robust=True)
-
-
-def _wants(subscriber: Subscriber, event: EventLog) -> bool:
-    topics, types = subscriber.topics, subscriber.types
-    return (topics is None or event.topic in topics) and (
-        types is None or _matches(event.type, types)
-    )
-
-
-def _matches(type: str, patterns: Iterable[str]) -> bool:
-    return any(
-        type.startswith(each[:-1]) if each.endswith("*") else type == each for each in patterns
-    )

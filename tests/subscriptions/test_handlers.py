@@ -12,6 +12,7 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.delivery import subscriber as module
+from outbox_app.delivery.partition import Partition
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.log.reader import LogReader
@@ -314,6 +315,29 @@ def test_a_page_that_another_process_still_handles(alias, published):
         release.set()
         thread.join(PATIENCE)
     assert Runner([subscriber_named("slow")]).run(once=True) == 1
+
+
+@on("postgres", "mariadb")
+def test_what_another_process_held_is_no_trouble_any_more(alias, published, run):
+    """Said while it lasts, and not after it, although there is nothing to handle."""
+    subscriber("idle")(lambda events: None)
+    published("a")
+    run("idle")
+    partition = Partition(subscriber_named("idle"), 0)
+    other = connections.create_connection(alias)
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT id FROM outbox_cursor WHERE subscription = 'idle' FOR UPDATE")
+        partition.turn()
+        assert "Another process" in partition.error
+        other.rollback()
+    finally:
+        other.close()
+    partition._rest_until = 0.0
+    partition.turn()
+    partition.close()
+    assert partition.error == ""
 
 
 def test_older_code_beside_newer_code(alias, published, run):
