@@ -24,11 +24,17 @@
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── NotMoved                a subscription stays where it is; what was asked for cannot be done
     ├── NotSkippable            a gap is none that a person can skip, or none any more
-    └── ReadRefused             a log cannot be read exactly from here; nothing is advanced
-        ├── DamagedCursor       the cursor's state makes no sense
-        ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
-        ├── UnsafeLog           the server or the connection cannot tell what has been committed
-        └── TooManyGaps         more positions are missing than a cursor may keep
+    ├── ReadRefused             a log cannot be read exactly from here; nothing is advanced
+    │   ├── DamagedCursor       the cursor's state makes no sense
+    │   ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
+    │   ├── UnsafeLog           the server or the connection cannot tell what has been committed
+    │   └── TooManyGaps         more positions are missing than a cursor may keep
+    └── PipelineError           a pipeline on Spark cannot run; nothing was written
+        ├── NoSpark             PySpark, pyarrow or Java is missing
+        ├── InvalidOption       an option of the data source makes no sense (also a ValueError)
+        ├── InvalidSchema       a column that no log has, or of another type (also a ValueError)
+        ├── Unreachable         a database cannot be connected to from here
+        └── ArchiveRefused      a folder is no archive of this log, or one that is damaged
 
 What refuses a job or an event is raised before any statement that could break a transaction.
 """
@@ -153,3 +159,27 @@ class UnsafeLog(ReadRefused):
 
 class TooManyGaps(ReadRefused):
     """More positions are missing than a cursor may keep; none of them is forgotten."""
+
+
+class PipelineError(OutboxError):
+    """A pipeline on Spark cannot run, or not go on. The log is as it was."""
+
+
+class NoSpark(PipelineError):
+    """PySpark, pyarrow or Java is missing, or too old. The message says what to install."""
+
+
+class InvalidOption(PipelineError, ValueError):
+    """An option of the data source ``outbox`` is missing, unknown, or makes no sense."""
+
+
+class InvalidSchema(PipelineError, ValueError):
+    """A schema names a column that no log has, or gives it another type."""
+
+
+class Unreachable(PipelineError):
+    """A database cannot be connected to from here. The message never holds a password."""
+
+
+class ArchiveRefused(PipelineError):
+    """A folder is no archive of this log, or its manifest is damaged. Nothing was written to it."""

@@ -28,13 +28,13 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError, UnsafeBroker
+from ..failpoints import failpoint
 from ..intake.rows import outbox_alias
 from ..log.wake import LINGER
 from ..models import StagedJob
 from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
 from .batch import apps_with_rows
 from .debts import Debts
-from .failpoints import failpoint
 from .lane import Lane, staging_apps
 from .lease import Membership
 from .outgoing import Outcome

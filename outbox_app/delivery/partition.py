@@ -24,6 +24,7 @@ from django.db import close_old_connections, connections, transaction
 
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError, ReadRefused
+from ..failpoints import failpoint
 from ..log.completeness import Checked
 from ..log.cursor import State
 from ..log.reader import LogReader
@@ -32,7 +33,6 @@ from ..log.window import Page
 from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
 from .cursors import Overtaken, advance, advanced, cursor_of, fail, is_in_hand
-from .failpoints import failpoint
 from .gaps import Gaps
 from .idgaps import IdGaps
 from .parking import Parking

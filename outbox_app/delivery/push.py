@@ -17,11 +17,11 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
+from ..failpoints import failpoint
 from ..log.record import recorded
 from ..log.sql import Filter
 from ..models import EventLog
 from ..signals import events_published
-from .failpoints import failpoint
 from .lock_wait import atomic_with_lock_wait
 from .subscriber import Subscriber, all_subscribers
 from .view import Turn, View

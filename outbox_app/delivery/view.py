@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import IntegrityError, connections, models, transaction
 
 from ..exceptions import InvalidSubscriber
+from ..failpoints import failpoint
 from ..log.record import RecordedEvent
-from .failpoints import failpoint
 
 if TYPE_CHECKING:
     from .projection import Projection

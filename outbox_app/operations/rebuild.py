@@ -24,12 +24,12 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import settings
 from ..delivery.cursors import cursor_of
-from ..delivery.failpoints import failpoint
 from ..delivery.lock_wait import atomic_with_lock_wait
 from ..delivery.projection import Projection
 from ..delivery.subscriber import subscriber_named
 from ..delivery.view import Turn, View
 from ..exceptions import OutboxError
+from ..failpoints import failpoint
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.sql import Filter

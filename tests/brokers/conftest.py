@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import DeadJob, StagedJob
 from tests.faults.conftest import (
     book,

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 
 from .conftest import WAYS
 from .test_kills import POINTS, Killed

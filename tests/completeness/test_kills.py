@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 
 from .conftest import WAYS
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.delivery.drain import Drain
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Drainer, Incident, Lease, StagedJob
 from tests import tasks
 

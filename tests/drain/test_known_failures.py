@@ -14,7 +14,7 @@ from django.db import connections, transaction
 
 from outbox_app import stage_many
 from outbox_app.delivery.drain import Drain
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Incident, StagedJob
 from tests import tasks
 from tests.servers import free_port

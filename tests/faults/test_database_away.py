@@ -11,7 +11,7 @@ import threading
 import pytest
 from django.db import connections
 
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob
 
 from .tools import QUICK, assert_handed_back, draining, eventually

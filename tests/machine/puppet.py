@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from django.db import OperationalError, connections
 
 from outbox_app.delivery.drain import Drain
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 
 FAILPOINTS = ("claimed", "published_not_deleted", "deleted")
 #: Longer than any turn takes; a drainer that needs more hangs.

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish, publish_many
-from outbox_app.delivery.failpoints import set_failpoint
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from tests.faults.tools import ROOT, on
 from tests.projections.declared import StatusOf, declare

@@ -1,0 +1,132 @@
+"""Spark sessions: a light one on this machine, or whatever is there already.
+
+Light: no web page, no Hive, as many shuffle partitions as cores, everything on the loopback
+interface. Under ``spark-submit``, and where a session is running, that one is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..exceptions import NoSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The oldest Java that Spark 4 runs on.
+JAVA = 17
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.session.timeZone": "UTC",
+    # INT96, the default, has no statistics that other readers could use.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Rows of several days are written without being sorted by day first.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.log.level": "ERROR",
+}
+_LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+}
+
+
+def spark_session(
+    *,
+    master: str | None = None,
+    name: str = "outbox_pipeline",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a session that knows the data source ``outbox``.
+
+    Args:
+        master: Where Spark runs, as ``--master`` says it. Default: this machine, all cores; under
+            ``spark-submit``, and where a session is active, what is there.
+        name: Name of the application.
+        settings: Settings of Spark, over ours. Never put a password there: they are written to the
+            event log, and to arguments of processes.
+
+    Raises:
+        NoSpark: PySpark, pyarrow or a Java of at least version 17 is missing.
+    """
+    try:
+        from pyspark.sql import SparkSession
+
+        from .source import register
+    except ImportError as error:
+        raise NoSpark(
+            f"The pipeline needs PySpark and pyarrow, and {error.name} cannot be imported: pip "
+            "install 'outbox-app[spark]'. Everything else of outbox_app works without."
+        ) from error
+    session = SparkSession.getActiveSession()
+    if session is None:
+        builder = SparkSession.builder.appName(name)
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+        if not submitted:
+            require_java()
+            master = master or "local[*]"
+        if master:
+            builder = builder.master(master)
+        for key, value in ({} if submitted else _light(str(master))).items():
+            builder = builder.config(key, value)
+        for key, value in (settings or {}).items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def require_java() -> None:
+    """See that there is a Java that Spark can run on.
+
+    Raises:
+        NoSpark: There is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    how = (
+        f"Install Java {JAVA} or later (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
+        " or let JAVA_HOME name one. Everything else of outbox_app works without."
+    )
+    if shutil.which(java) is None:
+        raise NoSpark(f"Spark runs on Java, and there is no program {java}. {how}")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', told)
+    if version is None or int(version[1]) < JAVA:
+        line = told.strip().partition("\n")[0]
+        raise NoSpark(f"Spark needs Java {JAVA} or later; {java} says {line!r}. {how}")
+
+
+def _light(master: str) -> dict[str, str]:
+    settings = {
+        **_SETTINGS,
+        # What runs this program runs the executors' Python, too; a cluster has its own.
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    }
+    if master.startswith("local"):
+        settings |= _LOCAL_SETTINGS
+        settings |= {
+            "spark.pyspark.python": sys.executable,
+            "spark.sql.shuffle.partitions": str(_cores(master)),
+            "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), "outbox-warehouse"),
+        }
+    return settings
+
+
+def _cores(master: str) -> int:
+    numbers = [int(number) for number in re.findall(r"\d+", master)]
+    if master.startswith("local-cluster"):
+        return max(1, numbers[0] * numbers[1])
+    return numbers[0] if numbers else os.cpu_count() or 1
