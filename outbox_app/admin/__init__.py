@@ -15,6 +15,7 @@ from ..models import (
     Incident,
     ParkedStream,
     StagedJob,
+    Statistic,
     Subscription,
 )
 from .dead import DeadJobAdmin
@@ -22,6 +23,7 @@ from .drainer import DrainerAdmin, IncidentAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
 from .job import StagedJobAdmin
+from .statistic import StatisticAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "IncidentAdmin",
     "ParkedStreamAdmin",
     "StagedJobAdmin",
+    "StatisticAdmin",
     "SubscriptionAdmin",
 ]
 
@@ -43,3 +46,4 @@ admin.site.register(Event, EventAdmin)
 admin.site.register(Subscription, SubscriptionAdmin)
 admin.site.register(ParkedStream, ParkedStreamAdmin)
 admin.site.register(Gap, GapAdmin)
+admin.site.register(Statistic, StatisticAdmin)

@@ -7,6 +7,7 @@ from .gap import Gap
 from .inbox import InboxEntry
 from .incident import Incident
 from .job import DeadJob, StagedJob
+from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
 from .transaction import CurrentTransaction
 
@@ -25,6 +26,7 @@ __all__ = [
     "Lease",
     "ParkedStream",
     "StagedJob",
+    "Statistic",
     "StreamHead",
     "Subscription",
 ]

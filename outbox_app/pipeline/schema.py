@@ -15,53 +15,51 @@ from ..exceptions import InvalidSchema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Column, type in Spark's SQL, type in Arrow.
-_COLUMNS = (
-    ("id", "bigint", pa.int64()),
-    ("txid", "bigint", pa.int64()),
-    ("topic", "string", pa.string()),
-    ("stream", "string", pa.string()),
-    ("version", "bigint", pa.int64()),
-    ("type", "string", pa.string()),
-    ("data", "string", pa.string()),
-    ("metadata", "string", pa.string()),
-    ("slice", "int", pa.int32()),
-    ("message_id", "string", pa.string()),
-    ("recorded_at", "timestamp", pa.timestamp("us", tz="UTC")),
-)
-
-#: All columns of a log, in order.
-COLUMNS = tuple(name for name, _, _ in _COLUMNS)
 #: The schema of a log, as Spark's SQL writes it.
-SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in _COLUMNS)
-#: The schema of ``outbox_stream``: the latest version of each stream.
-HEADS_SCHEMA = "log string, stream string, version bigint"
+SCHEMA = (
+    "id bigint, txid bigint, topic string, stream string, version bigint, type string, "
+    "data string, metadata string, slice int, message_id string, recorded_at timestamp"
+)
+#: All columns of a log, in order.
+COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
+#: What can be read, and its schema.
+SCHEMAS = {
+    "events": SCHEMA,
+    "heads": "log string, stream string, version bigint",
+    "inbox": "job_id string, task string, handled_at timestamp",
+}
 
-_SPARK = {name: kind for name, kind, _ in _COLUMNS} | {"log": "string"}
-_ARROW = {name: kind for name, _, kind in _COLUMNS} | {"log": pa.string()}
+_ARROW = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, read: str = "events") -> pa.Schema:
     """Return the Arrow schema of the columns that a reader asks for.
 
     Args:
-        schema: Some columns of a log, in any order.
+        schema: Some columns, in any order.
+        read: Of what: see ``SCHEMAS``.
 
     Raises:
         InvalidSchema: A column does not exist, or has another type.
     """
+    kinds = dict(column.split() for column in SCHEMAS[read].split(", "))
     fields = []
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if field.name not in _SPARK:
+        if field.name not in kinds:
             raise InvalidSchema(
-                f"A log has no column {field.name!r}. Known: {', '.join(COLUMNS)}. Leave the "
-                "schema out to read all of them."
+                f"There is no column {field.name!r} in {read}. Known: {', '.join(kinds)}. Leave "
+                "the schema out to read all of them."
             )
-        if kind != _SPARK[field.name]:
+        if kind != kinds[field.name]:
             raise InvalidSchema(
-                f"Column {field.name} is {_SPARK[field.name]}, not {kind}. Read it as that, and "
+                f"Column {field.name} is {kinds[field.name]}, not {kind}. Read it as that, and "
                 f'cast: .withColumn("{field.name}", col("{field.name}").cast("{kind}")).'
             )
-        fields.append(pa.field(field.name, _ARROW[field.name], nullable=field.nullable))
+        fields.append(pa.field(field.name, _ARROW[kind], nullable=field.nullable))
     return pa.schema(fields)

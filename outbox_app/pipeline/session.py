@@ -51,7 +51,8 @@ def spark_session(
     """Return a session that knows the data source ``outbox``.
 
     Args:
-        master: Where Spark runs, as ``--master`` says it. Default: this machine, all cores; under
+        master: Where Spark runs, as ``--master`` says it. Default: this machine, all
+            cores; under
             ``spark-submit``, and where a session is active, what is there.
         name: Name of the application.
         settings: Settings of Spark, over ours. Never put a password there: they are written to the
@@ -75,7 +76,11 @@ def spark_session(
         submitted = "PYSPARK_GATEWAY_PORT" in os.environ
         if not submitted:
             require_java()
-            master = master or "local[*]"
+            # Tasks are tried again, as on a cluster.
+            master = master or "local[*,4]"
+            if master.startswith("local"):
+                # PySpark would take whatever is called python3. A cluster has its own.
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master:
             builder = builder.master(master)
         for key, value in ({} if submitted else _light(str(master))).items():
@@ -111,14 +116,11 @@ def require_java() -> None:
 def _light(master: str) -> dict[str, str]:
     settings = {
         **_SETTINGS,
-        # What runs this program runs the executors' Python, too; a cluster has its own.
-        "spark.pyspark.driver.python": sys.executable,
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
     }
     if master.startswith("local"):
         settings |= _LOCAL_SETTINGS
         settings |= {
-            "spark.pyspark.python": sys.executable,
             "spark.sql.shuffle.partitions": str(_cores(master)),
             "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), "outbox-warehouse"),
         }

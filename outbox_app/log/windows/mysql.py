@@ -56,7 +56,7 @@ class MysqlWindow(Window[MysqlState]):
         rows = self.run(
             f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id", []
         )
-        runs = list(_between(floor, [*(id for (id,) in rows), end + 1]))
+        runs = list(between(floor, [*(id for (id,) in rows), end + 1]))
         seen, now = self._look(runs)
         state, _ = self._settle(high, runs, seen, now)
         near = [run for run in state.missing if run[2] is None or run[1] > end - LOOK_NEAR]
@@ -79,7 +79,7 @@ class MysqlWindow(Window[MysqlState]):
             # What a row's writer could see has a lower position, and was committed before: it is
             # seen now. If it was missing in a view that is no cut, this finds it.
             reach = rows[-1][0] if len(rows) == span else high
-            there = [run for run in _clipped(runs, reach) if _any_between(seen, run[0], run[1])]
+            there = [run for run in _clipped(runs, reach) if any_between(seen, run[0], run[1])]
             late = self._rows(None, there, columns=columns, limit=span, only=only)
             if not late:
                 break
@@ -151,7 +151,7 @@ class MysqlWindow(Window[MysqlState]):
             else:
                 names.append(name)
         ranges = [f"id > {high}"] if high is not None else []
-        ranges += [_within(chunk) for chunk in _chunks(runs)]
+        ranges += [within(chunk) for chunk in chunks(runs)]
         if not ranges:
             return []
         arms = [
@@ -172,13 +172,13 @@ class MysqlWindow(Window[MysqlState]):
             return [], 0.0
         assert self.dirty is not None
         seen: list[int] = []
-        for chunk in _chunks(runs):
+        for chunk in chunks(runs):
             narrow = [run for run in chunk if run[1] - run[0] < WIDE]
             wide = [run for run in chunk if run[1] - run[0] >= WIDE]
             # The primary key is forced: through a secondary index a dirty read misses rows.
             select = f"SELECT id, 0 FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
-            arms = [f"({select} {_within(narrow)})"] if narrow else []
-            arms += [f"({select} {_within([run])} ORDER BY id LIMIT 1)" for run in wide]
+            arms = [f"({select} {within(narrow)})"] if narrow else []
+            arms += [f"({select} {within([run])} ORDER BY id LIMIT 1)" for run in wide]
             # The time in UTC: the session's zone may set its clock back and forth.
             arms.append("(SELECT 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))")
             found = self.dirty(" UNION ALL ".join(arms), [])
@@ -192,7 +192,7 @@ class MysqlWindow(Window[MysqlState]):
         kept: Runs = []
         closed: list[tuple[int, int]] = []
         for first, last, since in runs:
-            if _any_between(seen, first, last):
+            if any_between(seen, first, last):
                 kept.append((first, last, None))
             elif since is None or since > now:
                 kept.append((first, last, now))
@@ -234,17 +234,21 @@ class MysqlWindow(Window[MysqlState]):
 
 def _passed(state: MysqlState, runs: Runs, positions: list[int]) -> tuple[int, Runs]:
     """Return the highest position after these, and the runs that are missing below it."""
-    start = bisect_right(positions, state.high)
-    left: Runs = []
+    new = positions[bisect_right(positions, state.high) :]
+    return (new[-1] if new else state.high), [*left(runs, positions), *between(state.high, new)]
+
+
+def left(runs: Runs, positions: Sequence[int]) -> Runs:
+    """Return what is left of runs when rows came at these positions, which are in order."""
+    found: Runs = []
     for first, last, since in runs:
         inside = positions[bisect_left(positions, first) : bisect_right(positions, last)]
         # What is left beside a row that came has been seen near.
-        left += _between(first - 1, [*inside, last + 1]) if inside else [(first, last, since)]
-    new = positions[start:]
-    return (new[-1] if new else state.high), [*left, *_between(state.high, new)]
+        found += between(first - 1, [*inside, last + 1]) if inside else [(first, last, since)]
+    return found
 
 
-def _between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, None]]:
+def between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, None]]:
     """Yield the runs that are missing between positions, which are in order."""
     for position in present:
         if position > before + 1:
@@ -256,18 +260,18 @@ def _clipped(runs: Runs, reach: int) -> Runs:
     return [(first, min(last, reach), since) for first, last, since in runs if first <= reach]
 
 
-def _any_between(positions: Sequence[int], first: int, last: int) -> bool:
+def any_between(positions: Sequence[int], first: int, last: int) -> bool:
     at = bisect_left(positions, first)
     return at < len(positions) and positions[at] <= last
 
 
-def _within(runs: Iterable[tuple[int, int, Any]]) -> str:
+def within(runs: Iterable[tuple[int, int, Any]]) -> str:
     return " OR ".join(
         f"id = {first}" if first == last else f"id BETWEEN {first} AND {last}"
         for first, last, _ in runs
     )
 
 
-def _chunks(runs: Runs) -> Iterator[Runs]:
+def chunks(runs: Runs) -> Iterator[Runs]:
     for at in range(0, len(runs), CHUNK):
         yield runs[at : at + CHUNK]

@@ -58,7 +58,7 @@ class PostgresWindow(Window[PostgresState]):
     def unread(self, state: PostgresState) -> str:
         """See ``Window``."""
         lo = Snapshot.parse(state.lo)
-        condition = f"(txid >= {lo.xmax} OR txid = ANY({_array(lo.running)}))"
+        condition = f"(txid >= {lo.xmax} OR txid = ANY({array(lo.running)}))"
         if state.hi:
             condition += f" AND NOT (id <= {state.pos} AND {_sees(Snapshot.parse(state.hi))})"
         if state.rebased:
@@ -102,7 +102,7 @@ class PostgresWindow(Window[PostgresState]):
         # min(id + 0): as min(id) the planner may walk the primary key from the log's beginning.
         [(first, last)] = self.run(
             f"SELECT min(id + 0), max(id + 0) FROM {self.source} "
-            f"WHERE txid >= {lo.xmax} AND txid < {now.xmax} AND {_not_running(now)}",
+            f"WHERE txid >= {lo.xmax} AND txid < {now.xmax} AND {not_running(now)}",
             [],
         )
         if first is None and not lo.running - now.running:
@@ -159,7 +159,7 @@ class PostgresWindow(Window[PostgresState]):
         sql = (
             f"SELECT {names} FROM {self.source} "
             f"WHERE id > {after} AND id <= {min(reach, state.last)} "
-            f"AND CASE WHEN txid >= {lo.xmax} AND txid < {hi.xmax} AND {_not_running(hi)} "
+            f"AND CASE WHEN txid >= {lo.xmax} AND txid < {hi.xmax} AND {not_running(hi)} "
             f"{condition} THEN TRUE ELSE FALSE END ORDER BY id LIMIT {limit}"
         )
         ended = lo.running - hi.running
@@ -167,7 +167,7 @@ class PostgresWindow(Window[PostgresState]):
             return sql, params
         return (
             f"SELECT {names} FROM (({sql}) UNION ALL "
-            f"(SELECT u.* FROM unnest({_array(ended)}) AS ended (xid), LATERAL "
+            f"(SELECT u.* FROM unnest({array(ended)}) AS ended (xid), LATERAL "
             f"(SELECT {names} FROM {self.source} "
             f"WHERE txid = ended.xid AND id > {state.pos} {upto} {condition} "
             f"ORDER BY id LIMIT {limit}) u)) page ORDER BY id LIMIT {limit}",
@@ -194,10 +194,10 @@ class PostgresWindow(Window[PostgresState]):
         """Return the condition: not passed by the state of the earlier cluster, nor by this one."""
         old = PostgresState(**state.rebased)
         lo = Snapshot.parse(old.lo)
-        condition = f"(txid <= {-lo.xmax} OR txid = ANY({_array(-xid for xid in lo.running)}))"
+        condition = f"(txid <= {-lo.xmax} OR txid = ANY({array(-xid for xid in lo.running)}))"
         if old.hi:
             hi = Snapshot.parse(old.hi)
-            running = _array(-xid for xid in hi.running)
+            running = array(-xid for xid in hi.running)
             seen = f"txid > {-hi.xmax} AND NOT (txid = ANY({running}))"
             condition += f" AND NOT (id <= {old.pos} AND {seen})"
         return f"(txid <= 0 AND id > {state.pos} AND {condition})"
@@ -254,13 +254,13 @@ class PostgresWindow(Window[PostgresState]):
             )
 
 
-def _array(numbers: Iterable[int]) -> str:
+def array(numbers: Iterable[int]) -> str:
     return f"'{{{','.join(map(str, sorted(numbers)))}}}'::bigint[]"
 
 
-def _not_running(snapshot: Snapshot, column: str = "txid") -> str:
-    return f"NOT ({column} = ANY({_array(snapshot.running)}))" if snapshot.running else "TRUE"
+def not_running(snapshot: Snapshot, column: str = "txid") -> str:
+    return f"NOT ({column} = ANY({array(snapshot.running)}))" if snapshot.running else "TRUE"
 
 
 def _sees(snapshot: Snapshot) -> str:
-    return f"txid < {snapshot.xmax} AND {_not_running(snapshot)}"
+    return f"txid < {snapshot.xmax} AND {not_running(snapshot)}"

@@ -1,0 +1,61 @@
+"""Statistics: small figures a minute, so that no page has to count history.
+
+A row is one figure about one minute. Rows are written whole, by whoever counted: nobody adds to a
+row of somebody else. What a log's statistics mean is in the reference.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+
+#: More than any name in a log or of a task has, so that those stay as they are.
+LABEL_LENGTH = 300
+
+
+def label_of(text: str) -> str:
+    """Return a text as a label: a longer one is cut, and ends in a hash of the whole.
+
+    Two texts never have the same label: only what was cut is as long as the column.
+    """
+    if len(text) < LABEL_LENGTH:
+        return text
+    hash = blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{text[: LABEL_LENGTH - len(hash) - 1]}…{hash}"
+
+
+class Statistic(models.Model):
+    """One figure about one minute."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: Of what: the table of a log.
+    source = models.CharField(_("source"), max_length=128)
+    #: Its beginning. What is about a whole log bears the minute of the newest event.
+    minute = models.DateTimeField(_("minute"))
+    name = models.CharField(_("name"), max_length=40)
+    #: By what it is counted, and which of those: ``type`` and ``OrderPlaced``. Empty: all.
+    dimension = models.CharField(_("dimension"), max_length=20, blank=True, default="")
+    label = models.CharField(_("label"), max_length=LABEL_LENGTH, blank=True, default="")
+    value = models.FloatField(_("value"))
+    written_at = models.DateTimeField(_("written at"), db_default=DatabaseNow(), editable=False)
+
+    class Meta:
+        db_table = "outbox_statistic"
+        verbose_name = _("statistic")
+        verbose_name_plural = _("statistics")
+        default_permissions = ("view",)
+        constraints = [
+            # In this order it is also the index for "this name since that minute".
+            models.UniqueConstraint(
+                fields=["name", "minute", "source", "dimension", "label"],
+                name="outbox_statistic_figure",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        which = f" {self.dimension}={self.label}" if self.dimension else ""
+        return f"{self.source} {self.name}{which}: {self.value:g}"

@@ -1,0 +1,146 @@
+"""The contract of a database: statements for the one who plans, Arrow batches for those who read.
+
+Each process has connections of its own, in autocommit. A database that is away is waited for while
+connecting; nothing else is tried again here, as rows may have been given out already. Messages
+never hold a password. One module a vendor in ``databases``.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..exceptions import Unreachable
+from ..log.span import Span
+from ..log.window import Window
+from .options import Options
+
+T = TypeVar("T")
+
+_MODULES = {
+    "postgresql": "outbox_app.pipeline.databases.postgres",
+    "mysql": "outbox_app.pipeline.databases.mysql",
+    "sqlite": "outbox_app.pipeline.databases.sqlite",
+}
+
+
+def connect(options: Options) -> Database:
+    """Return a connection to the database that options name.
+
+    Raises:
+        Unreachable: It cannot be connected to.
+    """
+    database: Database = import_module(_MODULES[options.vendor]).connect(options)
+    return database
+
+
+class Database(ABC):
+    """Connections to one database.
+
+    Args:
+        options: Where it is.
+    """
+
+    #: Reads spans of its log.
+    span: ClassVar[type[Span[Any]]]
+    #: What names are quoted with.
+    quote: ClassVar[str] = '"'
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @abstractmethod
+    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a statement, with ``%s`` parameters, and return its rows."""
+
+    @abstractmethod
+    def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Run a query without parameters and yield its rows, in columns of the schema."""
+
+    @abstractmethod
+    def literal(self, value: Any) -> str:
+        """Return a value as SQL writes it: text, a number, or a time in UTC."""
+
+    @abstractmethod
+    def has_table(self, name: str) -> bool:
+        """Say whether there is such a table."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections."""
+
+    def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a statement at READ UNCOMMITTED, where the vendor's window needs it."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """Return what tells this database from others, as far as the vendor has that."""
+        return ""
+
+    def column(self, name: str) -> str:
+        """Return a column of the log as SQL, in the type of ``schema``."""
+        return name
+
+    def quoted(self, name: str) -> str:
+        """Return a name as SQL writes it."""
+        return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
+
+    def log(self) -> Any:
+        """Return the span of the log that options name, which is also its window."""
+        kind: Any = self.span
+        assert issubclass(kind, Window)
+        options = self.options
+        return kind(
+            options.log,
+            self.run,
+            dirty=self.dirty if kind.needs_dirty else None,
+            settle=float("inf") if options.tombstones else options.settle_seconds,
+        )
+
+
+def connected(options: Options, connect: Callable[[], T], errors: tuple[type[Exception], ...]) -> T:
+    """Connect; wait where the database is away.
+
+    Raises:
+        Unreachable: It was not there for ``connect_timeout`` seconds.
+    """
+    started, pause = time.monotonic(), 0.1
+    while True:
+        try:
+            return connect()
+        except errors as error:
+            if time.monotonic() - started + pause > options.connect_timeout:
+                secret = options.secret()
+                told = str(error).strip()
+                if secret:
+                    told = told.replace(secret, "****")
+                raise Unreachable(f"{options.url} cannot be connected to: {told}") from None
+        time.sleep(pause)
+        pause = min(pause * 2, 2.0)
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa.RecordBatch:
+    """Return a batch in exactly these types; times without a zone are in ``zone``."""
+    columns = [
+        _converted(batch.column(n), field.type, zone, is_uuid=field.name == "message_id")
+        for n, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> Any:
+    if pa.types.is_binary(column.type):
+        column = column.cast(pa.string())
+    if is_uuid and len(column) and len(column[0].as_py() or "") == 32:
+        cuts = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+        pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
+        column = pc.binary_join_element_wise(*pieces, "-")
+    if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
+        column = pc.assume_timezone(column.cast(pa.timestamp("us")), zone)
+    return column if column.type == kind else column.cast(kind)

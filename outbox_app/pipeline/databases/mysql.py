@@ -1,0 +1,128 @@
+"""MySQL and MariaDB through mysqlclient: rows are streamed, and become columns as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+from zoneinfo import ZoneInfo
+
+import MySQLdb
+import MySQLdb.cursors
+import pyarrow as pa
+
+from ...log.spans.mysql import MysqlSpan
+from ..database import Database, conformed, connected
+from ..options import Options
+
+#: Rows made into columns at once.
+ROWS = 10_000
+
+#: libpq's words for what mysqlclient calls otherwise.
+_NAMES = {"dbname": "database", "sslrootcert": "ssl_ca", "sslcert": "ssl_cert", "sslkey": "ssl_key"}
+
+
+class Mysql(Database):
+    """A connection for statements, one for dirty reads, one for rows, as they are needed."""
+
+    span = MysqlSpan
+    quote: ClassVar[str] = "`"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._open: dict[str, Any] = {}
+        self._connection("READ COMMITTED")
+
+    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """See ``Database``."""
+        return self._rows(self._connection("READ COMMITTED"), sql, params)
+
+    def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """See ``Database``."""
+        return self._rows(self._connection("READ UNCOMMITTED"), sql, params)
+
+    def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """See ``Database``."""
+        connection = _connect(self.options, conv={}, use_unicode=False)
+        try:
+            _prepare(connection, "READ COMMITTED", self.options)
+            cursor = connection.cursor(MySQLdb.cursors.SSCursor)
+            cursor.execute(sql)
+            while rows := cursor.fetchmany(ROWS):
+                columns = [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)]
+                batch = pa.RecordBatch.from_arrays(columns, names=schema.names)
+                yield conformed(batch, schema, self.options.time_zone)
+        finally:
+            connection.close()
+
+    def literal(self, value: Any) -> str:
+        """See ``Database``."""
+        if isinstance(value, datetime):
+            value = value.astimezone(ZoneInfo(self.options.time_zone)).replace(tzinfo=None)
+        literal = self._connection("READ COMMITTED").literal(value)
+        return literal.decode() if isinstance(literal, bytes) else str(literal)
+
+    def has_table(self, name: str) -> bool:
+        """See ``Database``."""
+        return bool(
+            self.run(
+                "SELECT 1 FROM information_schema.tables "
+                "WHERE table_schema = DATABASE() AND table_name = %s",
+                [name],
+            )
+        )
+
+    def close(self) -> None:
+        """See ``Database``."""
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+
+    def _connection(self, level: str) -> Any:
+        if level not in self._open:
+            connection = _connect(self.options)
+            _prepare(connection, level, self.options)
+            self._open[level] = connection
+        return self._open[level]
+
+    def _rows(self, connection: Any, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, tuple(params))
+            return list(cursor.fetchall())
+
+
+def connect(options: Options) -> Mysql:
+    """Connect. Raises ``Unreachable``."""
+    return Mysql(options)
+
+
+def _connect(options: Options, **given: Any) -> Any:
+    parameters: dict[str, Any] = {"charset": "utf8mb4", "connect_timeout": 10, "autocommit": True}
+    for name, value in options.parameters.items():
+        parameters[_NAMES.get(name, name)] = value
+    if "port" in parameters:
+        parameters["port"] = int(parameters["port"])
+    ssl = {name.removeprefix("ssl_"): parameters.pop(name) for name in list(parameters)
+           if name.startswith("ssl_") and name != "ssl_mode"}  # fmt: skip
+    if ssl:
+        parameters["ssl"] = ssl
+    secret = options.secret()
+    if secret is not None:
+        parameters["password"] = secret
+    return connected(
+        options, lambda: MySQLdb.connect(**parameters, **given), (MySQLdb.OperationalError,)
+    )
+
+
+def _prepare(connection: Any, level: str, options: Options) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+        # Spark may take its time between two batches.
+        cursor.execute("SET SESSION net_write_timeout = 3600")
+        if options.statement_timeout:
+            seconds = options.statement_timeout
+            cursor.execute(
+                f"SET SESSION max_statement_time = {seconds}"
+                if "mariadb" in connection.get_server_info().lower()
+                else f"SET SESSION max_execution_time = {int(seconds * 1000)}"
+            )

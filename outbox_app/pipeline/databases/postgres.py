@@ -1,0 +1,93 @@
+"""PostgreSQL through ADBC: rows come as Arrow, in COPY's binary format, without becoming Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+
+from ...log.spans.postgres import PostgresSpan
+from ..database import Database, conformed, connected
+from ..options import Options
+
+_CASTS = {"data": "data::text", "metadata": "metadata::text", "message_id": "message_id::text"}
+
+
+class Postgres(Database):
+    """One connection."""
+
+    span = PostgresSpan
+
+    def __init__(self, options: Options, connection: Any) -> None:
+        super().__init__(options)
+        self._connection = connection
+
+    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """See ``Database``. No statement of ours has parameters here."""
+        assert not params
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """See ``Database``."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            for batch in cursor.fetch_record_batch():
+                if batch.num_rows:
+                    yield conformed(batch, schema)
+
+    def literal(self, value: Any) -> str:
+        """See ``Database``."""
+        if isinstance(value, datetime):
+            return f"'{value.isoformat()}'::timestamptz"
+        if isinstance(value, str):
+            escaped = value.replace("'", "''").replace("\\", "\\\\")
+            return f" E'{escaped}'"
+        return str(int(value))
+
+    def has_table(self, name: str) -> bool:
+        """See ``Database``."""
+        found = self.run(f"SELECT to_regclass({self.literal(self.quoted(name))})::text", [])
+        return found[0][0] is not None
+
+    def identity(self) -> str:
+        """See ``Database``. The cluster is in the cursor; this is the database in it."""
+        [(oid,)] = self.run(
+            "SELECT oid::text FROM pg_database WHERE datname = current_database()", []
+        )
+        return str(oid)
+
+    def column(self, name: str) -> str:
+        """See ``Database``."""
+        return _CASTS.get(name, name)
+
+    def close(self) -> None:
+        """See ``Database``."""
+        self._connection.close()
+
+
+def connect(options: Options) -> Postgres:
+    """Connect. Raises ``Unreachable``."""
+    parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
+    parameters |= options.parameters
+    if options.statement_timeout:
+        given = parameters.get("options", "")
+        timeout = int(options.statement_timeout * 1000)
+        parameters["options"] = f"{given} -c statement_timeout={timeout}".strip()
+    secret = options.secret()
+    if secret is not None:
+        parameters["password"] = secret
+    # Every parameter in the query: hosts may be folders of sockets.
+    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+    connection = connected(
+        options,
+        lambda: adbc.connect(f"postgresql://?{query}", autocommit=True),
+        (adbc_driver_manager.Error,),
+    )
+    return Postgres(options, connection)

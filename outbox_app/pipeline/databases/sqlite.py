@@ -1,0 +1,71 @@
+"""SQLite through the standard library: for one machine, which has the file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from ...exceptions import Unreachable
+from ...log.spans.sqlite import SqliteSpan
+from ..database import Database, conformed
+from ..options import Options
+
+#: Rows made into columns at once.
+ROWS = 10_000
+
+
+class Sqlite(Database):
+    """One connection, which can only read."""
+
+    span = SqliteSpan
+
+    def __init__(self, options: Options, connection: sqlite3.Connection) -> None:
+        super().__init__(options)
+        self._connection = connection
+
+    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """See ``Database``."""
+        return self._connection.execute(sql.replace("%s", "?"), tuple(params)).fetchall()
+
+    def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """See ``Database``."""
+        cursor = self._connection.execute(sql)
+        while rows := cursor.fetchmany(ROWS):
+            columns = [pa.array(column) for column in zip(*rows, strict=True)]
+            batch = pa.RecordBatch.from_arrays(columns, names=schema.names)
+            yield conformed(batch, schema, self.options.time_zone)
+
+    def literal(self, value: Any) -> str:
+        """See ``Database``."""
+        if isinstance(value, datetime):
+            local = value.astimezone(ZoneInfo(self.options.time_zone)).replace(tzinfo=None)
+            value = local.isoformat(" ")
+        if isinstance(value, str):
+            return "'{}'".format(value.replace("'", "''"))
+        return str(int(value))
+
+    def has_table(self, name: str) -> bool:
+        """See ``Database``."""
+        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = %s"
+        return bool(self.run(sql, [name]))
+
+    def close(self) -> None:
+        """See ``Database``."""
+        self._connection.close()
+
+
+def connect(options: Options) -> Sqlite:
+    """Connect. Raises ``Unreachable``."""
+    path = Path(options.parameters["dbname"]).absolute()
+    try:
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
+    except sqlite3.Error as error:
+        raise Unreachable(f"{options.url} cannot be opened: {error}") from error
+    return Sqlite(options, connection)

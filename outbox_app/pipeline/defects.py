@@ -1,0 +1,195 @@
+"""What an audit finds, in memory: its defects, its result, and lines that a person understands.
+
+Plain Python: commands, the report and tests use it without Spark. Names of streams are text of
+strangers: whatever of them cannot be seen is shown as an escape. HTML is not escaped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """A kind of defect, for people."""
+
+    title: str
+    #: What to do about it.
+    advice: str
+
+
+_RESTORE = (
+    "Look for an import, a restore or a DELETE. Put the events back with their versions, from the "
+    "archive or a backup; the next audit settles the gap. If they are gone for good, accept the "
+    "gap in the admin, with the reason (outbox_subscriptions skip-gap); audits then leave it out."
+)
+#: Every kind, the gravest first.
+KINDS: Mapping[str, Kind] = {
+    "gap": Kind("Versions missing inside a stream", _RESTORE),
+    "late_start": Kind("Versions missing at the beginning of a stream", _RESTORE),
+    "tail": Kind("Versions missing at the end of a stream", _RESTORE),
+    "only_in_archive": Kind(
+        "Lost by the database",
+        "Pruning removes the front of a log only. Put the rows back from the archive, with their "
+        "ids, before a subscription passes them.",
+    ),
+    "not_in_archive": Kind(
+        "Lost by the archive",
+        "Do not prune. Look for files of the archive that were deleted or replaced, then archive "
+        "the log into a new folder.",
+    ),
+    "content_differs": Kind(
+        "Different in database and archive",
+        "Events never change. Find out who wrote to one of the two, and put the right content "
+        "back.",
+    ),
+    "archived_twice": Kind(
+        "More than once in the archive",
+        "Somebody copied files into the archive. Remove what its manifest does not list.",
+    ),
+    "duplicate_version": Kind(
+        "Versions there more than once",
+        "The unique constraint of the log forbids it: see that it is there. Delete the row that "
+        "is wrong.",
+    ),
+    "duplicate_id": Kind(
+        "Positions there more than once",
+        "The primary key of the log forbids it: see that it is there, and REINDEX. Delete the row "
+        "that is wrong.",
+    ),
+    "order": Kind(
+        "Out of order",
+        "Rows were written by hand, or imported. Subscriptions that begin anew are given them in "
+        "the order of positions: import them again in the order of versions.",
+    ),
+    "invalid_version": Kind(
+        "Versions below 1",
+        "Only publish() gives out versions, and the first is 1. Number the rows anew or delete "
+        "them.",
+    ),
+    "low_head": Kind(
+        "Heads behind their stream",
+        "The next publish() to the stream fails, as its version is taken. Set its row in "
+        "outbox_stream to the last version of the log.",
+    ),
+}
+#: Kinds that say which versions are not there: they become rows of ``outbox_gap``.
+MISSING = ("gap", "late_start", "tail")
+
+
+class Defect(NamedTuple):
+    """One defect. Which of the numbers are there depends on its kind; see ``line``."""
+
+    kind: str
+    stream: str
+    #: Versions that it is about, both ends included.
+    first: int | None
+    last: int | None
+    #: Position of the event that shows it.
+    position: int | None
+    detail: str
+
+    @property
+    def line(self) -> str:
+        """The defect in one line."""
+        return _SAYS[self.kind](self)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of an audit.
+
+    Args:
+        log: Table of the log.
+        counts: Defects of each kind that was found.
+        defects: The first of each kind, in the order of ``KINDS``, stream and version.
+        events: Events that were looked at.
+        streams: Streams that were looked at.
+        seconds: How long it took.
+        checked: Kinds that were looked for.
+        accepted: Gaps that a person has accepted, and that do not count.
+    """
+
+    log: str
+    counts: Mapping[str, int]
+    defects: Sequence[Defect] = field(repr=False)
+    events: int
+    streams: int
+    seconds: float
+    checked: Sequence[str] = tuple(KINDS)
+    accepted: int = 0
+
+    @property
+    def total(self) -> int:
+        """Defects in all, also those that are not in ``defects``."""
+        return sum(self.counts.values())
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is wrong."""
+        return not self.total
+
+    @property
+    def exit_code(self) -> int:
+        """0: sound, 1: defects. (2, could not check, is an error and no result.)"""
+        return 0 if self.sound else 1
+
+
+def lines(defects: Iterable[Defect]) -> list[str]:
+    """Return a line for each defect."""
+    return [defect.line for defect in defects]
+
+
+def visible(text: str, limit: int = 200) -> str:
+    r"""Return the text on one line, cut, with what cannot be seen as an escape: ``\x1b``."""
+    kept = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:limit])
+    return kept if len(text) <= limit else f"{kept}…"
+
+
+def versions(first: int | None, last: int | None) -> str:
+    """Return ``version 4 is`` or ``versions 4 to 6 are``."""
+    return f"version {first} is" if first == last else f"versions {first} to {last} are"
+
+
+def _tail(defect: Defect) -> str:
+    missing = f"{visible(defect.stream)}: {versions(defect.first, defect.last)} missing"
+    if defect.first == 1:
+        return f"{missing}, and nothing of the stream is there"
+    return f"{missing} at the end (outbox_stream knows version {defect.last})"
+
+
+def _low_head(defect: Defect) -> str:
+    knows = f"knows version {defect.first} only" if defect.first else "does not know it"
+    return f"{visible(defect.stream)}: outbox_stream {knows}; the log has version {defect.last}"
+
+
+def _event(defect: Defect) -> str:
+    return f"{visible(defect.stream)} version {defect.first} (position {defect.position})"
+
+
+_SAYS = {
+    "gap": lambda d: (
+        f"{visible(d.stream)}: {versions(d.first, d.last)} missing (position {d.position} waits "
+        f"behind {'it' if d.first == d.last else 'them'})"
+    ),
+    "late_start": lambda d: (
+        f"{visible(d.stream)}: {versions(d.first, d.last)} missing; it begins with version "
+        f"{d.last + 1} (position {d.position})"
+    ),
+    "tail": _tail,
+    "only_in_archive": lambda d: (
+        f"{_event(d)} is in the archive, but not in the database, which has earlier positions"
+    ),
+    "not_in_archive": lambda d: f"{_event(d)} is in the database, but not in the archive",
+    "content_differs": lambda d: f"{_event(d)} is not the same in database and archive",
+    "archived_twice": lambda d: f"{_event(d)} is in the archive {d.detail} times",
+    "duplicate_version": lambda d: (
+        f"{visible(d.stream)}: version {d.first} is there more than once, again at position "
+        f"{d.position}"
+    ),
+    "duplicate_id": lambda d: f"position {d.position} is there {d.detail} times",
+    "order": lambda d: f"{_event(d)} has a lower position than the version before it",
+    "invalid_version": lambda d: f"{_event(d)}: versions begin with 1",
+    "low_head": _low_head,
+}

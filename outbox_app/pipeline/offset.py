@@ -1,0 +1,177 @@
+"""Offsets: a cursor of the log as Spark keeps it, in checkpoints, and as archives keep it.
+
+An offset names its log and its database, and one row that was committed when it was made. A
+checkpoint of another log, of another database, or of one that was restored to an earlier time or
+set back, is refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
+from ..log.cursor import State
+from .database import Database
+
+#: Of the format. A newer one is refused.
+VERSION = 1
+
+_EXPECTED = "A checkpoint has to be of this log and this database: take another folder for it."
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Where a reader stands."""
+
+    log: str
+    #: See ``Database.identity``.
+    database: str
+    #: A row that was committed when the offset was made: position and message id. 0: none was.
+    position: int
+    message_id: str
+    #: The cursor, as ``log.cursor`` writes it.
+    state: str
+    version: int = VERSION
+
+    def dump(self) -> dict[str, Any]:
+        """Return the offset as Spark takes it: flat, of text and integers."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, given: Mapping[str, Any] | str) -> Offset:
+        """Return the offset of what ``dump`` returned, or of its JSON.
+
+        Raises:
+            DamagedCursor: It is something else, or of a newer version.
+        """
+        try:
+            values = dict(json.loads(given) if isinstance(given, str) else given)
+            offset = cls(**values)
+            kinds = {"position": int, "version": int}
+            for name, value in values.items():
+                if type(value) is not kinds.get(name, str):
+                    raise TypeError(f"{name} is {value!r:.100}")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DamagedCursor(
+                f"{given!r:.200} is no offset of a log ({error!r:.200}). {_EXPECTED}"
+            ) from error
+        if offset.version != VERSION:
+            raise DamagedCursor(
+                f"The offset is of version {offset.version}; this release knows {VERSION}. Read it "
+                "with the release that has written it, or a later one."
+            )
+        return offset
+
+
+class Offsets:
+    """The offsets of one log.
+
+    Args:
+        database: Where it is.
+
+    Raises:
+        UnknownLog: There is no such table.
+    """
+
+    def __init__(self, database: Database) -> None:
+        options = database.options
+        if not database.has_table(options.log):
+            raise UnknownLog(
+                f"There is no table {options.log!r} in {options.url}. The option log is the table "
+                "of a log, outbox_event by default."
+            )
+        self.database = database
+        self.span = database.log()
+
+    def beginning(self) -> Offset:
+        """Return the offset before the first event."""
+        return self._of(self.span.beginning())
+
+    def latest(self) -> Offset:
+        """Return what is committed by now: a bound, and nothing to read from."""
+        return self._of(self.span.latest())
+
+    def end(
+        self, start: Offset, limit: int | None = None, *, bound: Offset | None = None
+    ) -> Offset:
+        """Return the offset after the events that come next; ``start`` where none have come.
+
+        Args:
+            start: Where the reader stands.
+            limit: About so many events. Default: all.
+            bound: What ``latest`` returned: nothing beyond. Default: all that is committed by now.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here.
+        """
+        state = self.state(start)
+        after = self.span.end(state, limit, self.state(bound) if bound else None)
+        return start if after == state else self._of(after)
+
+    def parts(self, start: Offset, end: Offset, count: int) -> list[list[str]]:
+        """Return the conditions of the parts between two offsets. See ``Span``."""
+        parts: list[list[str]] = self.span.parts(self.state(start), self.state(end), count)
+        return parts
+
+    def verify(self, offset: Offset) -> None:
+        """See that an offset belongs to this log as it is now.
+
+        Raises:
+            ReadRefused: It does not.
+        """
+        self.span.verify(self.state(offset))
+        if not offset.position:
+            return
+        source = self.span.source
+        named = self.database.column("message_id")
+        found = self.database.run(
+            f"SELECT {named} FROM {source} WHERE id = {offset.position}", []
+        ) or self.database.run(
+            # Pruned, and then everything before it is.
+            f"SELECT 1 FROM {source} WHERE id < {offset.position} LIMIT 1",
+            [],
+        )
+        if found and _hex(found[0][0]) != _hex(offset.message_id):
+            raise ForeignCursor(
+                f"The offset has seen event {offset.message_id} at position {offset.position} of "
+                f"{offset.log}; it is not there: this is another database, or it was restored to "
+                f"an earlier time. {_EXPECTED}"
+            )
+
+    def state(self, offset: Offset) -> State:
+        """Return the cursor of an offset.
+
+        Raises:
+            ReadRefused: It is one of another log or database, or makes no sense.
+        """
+        identity = self.database.identity()
+        if offset.log != self.database.options.log:
+            raise ForeignCursor(
+                f"The offset belongs to the log {offset.log}, not to {self.database.options.log}. "
+                f"{_EXPECTED}"
+            )
+        if offset.database != identity:
+            raise ForeignCursor(
+                f"The offset was made in database {offset.database}; this is {identity}: another "
+                f"one, or a dump that was restored. {_EXPECTED}"
+            )
+        state: State = self.span.state.load(offset.state)
+        return state
+
+    def _of(self, state: State) -> Offset:
+        options = self.database.options
+        offset = Offset(options.log, self.database.identity(), 0, "", state.dump())
+        named = self.database.column("message_id")
+        newest = self.database.run(
+            f"SELECT id, {named} FROM {self.span.source} ORDER BY id DESC LIMIT 1", []
+        )
+        for position, message_id in newest:
+            offset = replace(offset, position=int(position), message_id=str(message_id))
+        return offset
+
+
+def _hex(message_id: Any) -> str:
+    return str(message_id).replace("-", "")

@@ -1,0 +1,216 @@
+"""The options of the data source ``outbox``, and where the password comes from.
+
+An option is text, as all options of Spark are. Passwords are none of them: options travel in plans
+and to the executors. Each process that connects looks for the password itself, in a file or in its
+environment; where nothing is said, libpq and MySQL's option files find it as always.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ..exceptions import InvalidOption, Unreachable
+from ..log.sql import Filter
+
+#: What can be read: the log, the latest versions of its streams, or the executed jobs.
+Relation = Literal["events", "heads", "inbox"]
+
+_VENDORS = {
+    "postgres": "postgresql",
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``spark.read.format("outbox").option(…)`` takes; names are the same without ``_``."""
+
+    #: postgresql://USER@HOST:PORT/NAME?PARAMETER=VALUE, mysql://…, or sqlite:///FILE.
+    url: str
+    #: Table of the log.
+    log: str = "outbox_event"
+    #: "events", "heads" (latest version of each stream), "inbox" (executed jobs).
+    read: Relation = "events"
+    #: File that holds the password, on every machine that connects.
+    password_file: str = ""
+    #: Environment variable that holds it, in every process that connects.
+    password_env: str = ""
+    #: The password itself. Only for trying things out: it travels in plans.
+    password: str = field(default="", repr=False)
+    #: Readers at once.
+    partitions: int = field(default_factory=lambda: os.cpu_count() or 1)
+    #: Most rows of a micro-batch. 0: no bound.
+    max_rows_per_batch: int = 0
+    #: Topics, types (or prefixes with ``*``), with commas between. Empty: all.
+    topics: str = ""
+    types: str = ""
+    #: Offsets in JSON. Default: from the beginning, up to now.
+    start: str = ""
+    end: str = ""
+    #: Folder of an archive: its events, and what the log has after them.
+    archive: str = ""
+    #: Filters of a query are left to the database. Needs
+    #: ``spark.sql.python.filterPushdown.enabled``.
+    push_filters: bool = False
+    #: Seconds after which a statement is broken off. 0: never.
+    statement_timeout: float = 0.0
+    #: Seconds for which a database that is away is waited for.
+    connect_timeout: float = 30.0
+    #: MySQL: see OUTBOX["SETTLE_SECONDS"] …
+    settle_seconds: float = 5.0
+    #: … and OUTBOX["TOMBSTONES"]: a missing position counts as never used when it is sealed.
+    tombstones: bool = False
+    #: MySQL, SQLite: the time zone of times, where it is not UTC.
+    time_zone: str = "UTC"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Options:
+        """Return the options of a reader.
+
+        Args:
+            given: Names, in any case, and texts.
+
+        Raises:
+            InvalidOption: One is missing, unknown, or makes no sense.
+        """
+        names = {each.name.replace("_", ""): each for each in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in given.items():
+            key = name.lower().replace("_", "")
+            if key not in names:
+                known = ", ".join(_spelled(each.name) for each in fields(cls))
+                raise InvalidOption(f"There is no option {name!r}. Known: {known}.")
+            values[names[key].name] = _PARSERS[str(names[key].type)](name, text)
+        if "url" not in values:
+            raise InvalidOption(
+                'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
+                "or sqlite:///file."
+            )
+        options = cls(**values)
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Raise ``InvalidOption`` where values make no sense together."""
+        if self.address.password is not None:
+            raise InvalidOption(
+                "The url holds a password, which would be shown in plans and logs. Leave it out, "
+                "and name a file or an environment variable: passwordFile, passwordEnv."
+            )
+        if self.vendor == "sqlite" and not self.address.path.strip("/"):
+            raise InvalidOption("An SQLite url names a file: sqlite:///relative or sqlite:////abs.")
+        if self.archive and self.start:
+            raise InvalidOption("An archive begins at the beginning: leave out start, or archive.")
+        if self.partitions < 1:
+            raise InvalidOption("partitions must be at least 1.")
+
+    @property
+    def address(self) -> SplitResult:
+        """The parts of ``url``."""
+        return urlsplit(self.url)
+
+    @property
+    def vendor(self) -> str:
+        """``"postgresql"``, ``"mysql"`` or ``"sqlite"``. Raises ``InvalidOption``."""
+        scheme = self.address.scheme
+        if scheme not in _VENDORS:
+            raise InvalidOption(
+                f"The url begins with {scheme or self.url[:20]!r}; expected postgresql://, "
+                "mysql:// or sqlite:///."
+            )
+        return _VENDORS[scheme]
+
+    @property
+    def only(self) -> Filter:
+        """Which events, as ``topics`` and ``types`` say."""
+        return Filter(
+            self.topics.split(",") if self.topics else None,
+            self.types.split(",") if self.types else None,
+        )
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the url says of the connection, in the words of libpq, but for the password."""
+        address = self.address
+        said = {
+            "host": address.hostname and unquote(address.hostname),
+            "port": address.port and str(address.port),
+            "user": address.username and unquote(address.username),
+            "dbname": unquote(address.path.removeprefix("/")),
+        }
+        return {name: str(value) for name, value in said.items() if value} | dict(
+            parse_qsl(address.query)
+        )
+
+    def secret(self) -> str | None:
+        """Return the password, as this process knows it; None: it is left to the driver.
+
+        Raises:
+            Unreachable: The file or the variable is not there.
+        """
+        if self.password_file:
+            try:
+                return Path(self.password_file).read_text().rstrip("\r\n")
+            except OSError as error:
+                raise Unreachable(
+                    f"The password of {self.url} is said to be in the file {self.password_file}, "
+                    f"which cannot be read here: {error.strerror}. Mount it on the driver and on "
+                    "every executor."
+                ) from error
+        if self.password_env:
+            try:
+                return os.environ[self.password_env]
+            except KeyError:
+                raise Unreachable(
+                    f"The password of {self.url} is said to be in the environment variable "
+                    f"{self.password_env}, which this process does not have. Set it where the "
+                    "driver and the executors are started."
+                ) from None
+        return self.password or None
+
+
+def _spelled(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _bool(name: str, text: str) -> bool:
+    if str(text).lower() in ("true", "false"):
+        return str(text).lower() == "true"
+    raise InvalidOption(f"{name} must be true or false; got {text!r}.")
+
+
+def _number(kind: type) -> Callable[[str, str], Any]:
+    def parse(name: str, text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = -1
+        if not 0 <= number < 2**31:
+            raise InvalidOption(f"{name} must be a number from 0 on; got {text!r}.")
+        return number
+
+    return parse
+
+
+def _relation(name: str, text: str) -> str:
+    if text not in ("events", "heads", "inbox"):
+        raise InvalidOption(f"{name} must be events, heads or inbox; got {text!r}.")
+    return text
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "str": lambda name, text: str(text),
+    "int": _number(int),
+    "float": _number(float),
+    "bool": _bool,
+    "Relation": _relation,
+}

@@ -1,0 +1,276 @@
+"""The data source ``outbox``: a log as a table of Spark, and as a stream.
+
+Its offset is the cursor of the log, so a batch has the same rows whenever and wherever it is read,
+and none is missed that commits late. One process plans: it looks how far the log has got, and cuts
+what is new into ranges of positions. Executors read them as Arrow batches, each over a connection
+of its own. Nothing is marked as read in the database, and nothing is written to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from ..exceptions import InvalidOption
+from .database import Database, connect
+from .filters import condition
+from .offset import Offset, Offsets
+from .options import Options
+from .schema import SCHEMAS, arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+#: Tables that are read as they are.
+_TABLES = {"heads": "outbox_stream", "inbox": "outbox_inbox"}
+
+
+class Rows(InputPartition):
+    """A range of a log: conditions in SQL, of which no row meets two."""
+
+    def __init__(self, conditions: Sequence[str]) -> None:
+        self.conditions = list(conditions)
+
+
+class Files(InputPartition):
+    """Parquet files of an archive."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+
+
+def register(session: SparkSession) -> None:
+    """Make ``format("outbox")`` known to a session. Spark finds it by itself where it is installed.
+
+    Args:
+        session: The session.
+    """
+    session.dataSource.register(OutboxDataSource)
+
+
+class OutboxDataSource(DataSource):
+    """``spark.read.format("outbox")`` and ``spark.readStream.format("outbox")``.
+
+    The options are those of ``Options``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format()`` takes."""
+        return "outbox"
+
+    def schema(self) -> str:
+        """Return all columns."""
+        return SCHEMAS[Options.of(self.options).read]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of what is there now."""
+        options = Options.of(self.options)
+        return (FilteringReader if options.push_filters else Reader)(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return a reader of what comes."""
+        options = Options.of(self.options)
+        if options.read != "events" or options.archive or options.start or options.end:
+            raise InvalidOption(
+                "A stream is of events, and its checkpoint says from where on: leave out read, "
+                "archive, start and end."
+            )
+        return StreamReader(options, schema)
+
+
+class Reader(DataSourceReader):
+    """Reads a log once: from the beginning, or an offset, up to now, or another offset.
+
+    Args:
+        options: What to read.
+        schema: Columns.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema, options.read)
+        self.pushed = ""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan."""
+        options = self.options
+        database = connect(options)
+        try:
+            if options.read != "events":
+                return [Rows([_whole(options, database)])]
+            offsets = Offsets(database)
+            files: list[InputPartition] = []
+            start = Offset.load(options.start) if options.start else offsets.beginning()
+            if options.archive:
+                from .archived import archived
+
+                start, files = archived(offsets, options)
+            offsets.verify(start)
+            end = Offset.load(options.end) if options.end else offsets.end(start)
+            parts = [] if start == end else offsets.parts(start, end, options.partitions)
+            # An empty list would be taken for a partition that is None.
+            return [*files, *map(Rows, parts)] or [Rows([])]
+        finally:
+            database.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read."""
+        if isinstance(partition, Files):
+            from .archived import file_batches
+
+            return file_batches(partition.paths, self.schema, self.options)
+        assert isinstance(partition, Rows)
+        return batches(self.options, partition.conditions, self.schema, self.pushed)
+
+
+class FilteringReader(Reader):
+    """Leaves filters to the database. A class of its own: a session without them refuses it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what SQL can say, and leave the rest to Spark."""
+        database = connect(self.options)
+        taken = []
+        try:
+            for each in filters:
+                sql = None if self.options.archive else condition(each, database)
+                if sql is None:
+                    yield each
+                else:
+                    taken.append(sql)
+        finally:
+            database.close()
+        self.pushed = " AND ".join(taken)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a log batch after batch.
+
+    Args:
+        options: What to read.
+        schema: Columns.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema, options.read)
+        self._database: Database | None = None
+        self._offsets: Offsets | None = None
+        self._verified = False
+        #: Where a query that is to end ends.
+        self._bound: Offset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a stream without a checkpoint begins."""
+        return self._planner().beginning().dump()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the option maxRowsPerBatch."""
+        rows = self.options.max_rows_per_batch
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next batch."""
+        at = self._belongs(start)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._planner().end(at, rows, bound=self._bound).dump()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note what is there now."""
+        self._bound = self._planner().latest()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return where the log ends, for the progress of the query."""
+        return self._planner().latest().dump()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Plan a batch: the first time, or again after a crash."""
+        first, last = self._belongs(start), Offset.load(end)
+        if first == last:
+            return [Rows([])]
+        parts = self._planner().parts(first, last, self.options.partitions)
+        return [Rows(conditions) for conditions in parts] or [Rows([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read, in an executor."""
+        assert isinstance(partition, Rows)
+        return batches(self.options, partition.conditions, self.schema)
+
+    def stop(self) -> None:
+        """Close the connections of who plans."""
+        if self._database is not None:
+            self._database.close()
+            self._database = self._offsets = None
+
+    def _belongs(self, given: Mapping[str, Any]) -> Offset:
+        offset = Offset.load(given)
+        if not self._verified:
+            self._planner().verify(offset)
+            self._verified = True
+        return offset
+
+    def _planner(self) -> Offsets:
+        if self._offsets is None:
+            self._database = connect(self.options)
+            self._offsets = Offsets(self._database)
+        return self._offsets
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what no other process can use."""
+        return {**self.__dict__, "_database": None, "_offsets": None}
+
+
+def batches(
+    options: Options, conditions: Sequence[str], schema: pa.Schema, pushed: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that meet one of the conditions.
+
+    Args:
+        options: What is read.
+        conditions: In SQL; no row meets two of them.
+        schema: Columns.
+        pushed: A condition on all of them.
+
+    Raises:
+        Unreachable: The database cannot be connected to.
+    """
+    if not conditions:
+        return
+    database = connect(options)
+    try:
+        table = database.quoted(_TABLES.get(options.read, options.log))
+        columns = ", ".join(database.column(name) for name in schema.names) or "id"
+        beside = [text for text in (_wanted(options, database), pushed) if text]
+        for each in conditions:
+            where = " AND ".join(f"({text})" for text in [each, *beside])
+            yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
+    finally:
+        database.close()
+
+
+def _whole(options: Options, database: Database) -> str:
+    return f"log = {database.literal(options.log)}" if options.read == "heads" else "1 = 1"
+
+
+def _wanted(options: Options, database: Database) -> str:
+    """Return the condition of the options topics and types."""
+    if options.read != "events":
+        return ""
+    sql, params = options.only.sql()
+    return sql % tuple(database.literal(param) for param in params) if sql else ""

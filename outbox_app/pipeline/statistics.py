@@ -1,0 +1,302 @@
+"""Statistics of a log: events per minute, hot streams, skew of partitions, times until handled.
+
+Every result has one shape, a row a figure: the columns of ``statistic_names``. A row is about one
+minute; what is about the whole log bears the minute of its newest event. Two runs over the same
+events give the same rows.
+
+Percentiles are exact in rank and interpolated, of times rounded to three significant digits: what
+is kept in memory is ten thousand values a type at most, however many events there are.
+``percentile_approx`` would differ from run to run. Least and greatest time are not rounded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from .statistic_names import (
+    COLUMNS,
+    EVENTS,
+    HANDLED,
+    NEGATIVE,
+    PARTITION_EVENTS,
+    PARTITION_SKEW,
+    PERCENTILES,
+    SECONDS_MAX,
+    SECONDS_MIN,
+    STREAM_EVENTS,
+    STREAM_PEAK,
+    STREAM_SHARE,
+    UNMATCHED,
+)
+
+#: Columns of a log that are read. ``message_id`` is for times until handled only.
+USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
+#: Hot streams that are named.
+TOP = 100
+#: Partitions whose skew is told.
+PARTITIONS = 8
+#: Minutes, and types or topics, that go into the table: a day, and fifty of each.
+TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
+#: The file that ``write_statistics`` leaves in its folder.
+FILE = "statistics.parquet"
+
+_MINUTE = F.date_trunc("minute", F.col("recorded_at")).alias("minute")
+
+
+def statistics(
+    events: DataFrame,
+    *,
+    log: str,
+    handled: DataFrame | None = None,
+    top: int = TOP,
+    partitions: int = PARTITIONS,
+) -> DataFrame:
+    """Return all statistics of a log.
+
+    The events are read several times, so give frames that do not change meanwhile: see
+    ``read_once``.
+
+    Args:
+        events: Rows of the log, with the columns ``USED``; without ``handled``, ``message_id`` may
+            be missing.
+        log: Table of the log: the ``source`` of the rows.
+        handled: When events were handled: ``message_id``, ``handled_at``. Other columns, and ids of
+            anything else, do no harm. Where an id has several times, the first one counts.
+        top: How many streams to name, those with the most events.
+        partitions: How many partitions a subscription has, or may get.
+
+    Returns:
+        A row a figure, in no order. An empty log has none.
+    """
+    parts = [
+        per_minute(events),
+        hot_streams(events, top=top),
+        partition_skew(events, partitions=partitions),
+    ]
+    if handled is not None:
+        parts.append(times_until_handled(events, handled))
+    return reduce(DataFrame.unionByName, parts).select(F.lit(log).alias("source"), *COLUMNS[1:])
+
+
+def per_minute(events: DataFrame) -> DataFrame:
+    """Count the events of each minute: all, by type, by topic."""
+    keys = [
+        F.struct(F.lit(dimension).alias("dimension"), label.alias("label"))
+        for dimension, label in (
+            ("", F.lit("")),
+            ("type", F.col("type")),
+            ("topic", F.col("topic")),
+        )
+    ]
+    counted = events.select(_MINUTE, F.inline(F.array(*keys))).groupBy(
+        "minute", "dimension", "label"
+    )
+    return counted.agg(F.count("*").cast("double").alias("value")).withColumn("name", F.lit(EVENTS))
+
+
+def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
+    """Name the streams with the most events; the first by name where they have as many.
+
+    ``stream_peak`` is the number of events in the stream's busiest minute, and bears that minute.
+    """
+    minutes = events.groupBy("stream", _MINUTE).agg(F.count("*").alias("events"))
+    busiest = F.min_by("minute", F.struct(-F.col("events"), F.col("minute")))
+    streams = minutes.groupBy(F.col("stream").alias("label")).agg(
+        F.sum("events").alias("events"), F.max("events").alias("peak"), busiest.alias("busiest")
+    )
+    hot = streams.orderBy(F.desc("events"), "label").limit(top).crossJoin(_whole(events))
+    return _figures(
+        hot,
+        "stream",
+        (STREAM_EVENTS, F.col("events")),
+        (STREAM_SHARE, F.col("events") / F.col("whole")),
+    ).unionByName(_figures(hot, "stream", (STREAM_PEAK, F.col("peak")), minute="busiest"))
+
+
+def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFrame:
+    """Count the events of each partition, those without any too, and compare the largest.
+
+    Labels are ``3/8`` for partition 3 of 8, and ``8`` for the skew of all: the events of the
+    largest partition, divided by the mean. 1 is best, 8 is everything in one of eight.
+    """
+    counted = events.groupBy((F.col("slice") % partitions).cast("bigint").alias("id")).count()
+    numbers = events.sparkSession.range(partitions)
+    each = numbers.join(counted, "id", "left").select(
+        F.concat_ws("/", "id", F.lit(partitions)).alias("label"),
+        F.coalesce("count", F.lit(0)).alias("events"),
+    )
+    whole = _whole(events)
+    skew = each.agg((F.max("events") / F.avg("events")).alias("skew")).withColumn(
+        "label", F.lit(str(partitions))
+    )
+    return _figures(
+        each.crossJoin(whole), "partition", (PARTITION_EVENTS, F.col("events"))
+    ).unionByName(_figures(skew.crossJoin(whole), "partitions", (PARTITION_SKEW, F.col("skew"))))
+
+
+def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
+    """Measure the time from recorded to handled, by type.
+
+    An event without a time is counted as unmatched: not handled yet, or by something that leaves no
+    note. A time before the event was recorded is counted, and is part of all other figures.
+    """
+    first = handled.groupBy("message_id").agg(F.min("handled_at").alias("handled_at"))
+    seconds = (F.unix_micros("handled_at") - F.unix_micros("recorded_at")) / F.lit(1e6)
+    times = events.join(first, "message_id", "left").select(
+        F.col("type").alias("label"), seconds.alias("seconds")
+    )
+    unit = F.pow(F.lit(10.0), F.floor(F.log10(F.abs("seconds"))) - 2)
+    rounded = F.coalesce(F.round(F.col("seconds") / unit) * unit, "seconds")  # no logarithm of 0
+    counted = times.groupBy("label", rounded.alias("rounded")).agg(
+        F.count("*").alias("events"),
+        F.min("seconds").alias("least"),
+        F.max("seconds").alias("most"),
+    )
+    types = counted.groupBy("label").agg(
+        _sum_where(F.col("rounded").isNotNull()).alias("handled"),
+        _sum_where(F.col("rounded").isNull()).alias("unmatched"),
+        _sum_where(F.col("rounded") < 0).alias("negative"),
+        F.min("least").alias("least"),
+        F.max("most").alias("most"),
+        F.percentile("rounded", [*PERCENTILES.values()], F.col("events")).alias("percentiles"),
+    )
+    return _figures(
+        types.crossJoin(_whole(events)),
+        "type",
+        (HANDLED, F.col("handled")),
+        (UNMATCHED, F.col("unmatched")),
+        (NEGATIVE, F.col("negative")),
+        (SECONDS_MIN, F.col("least")),
+        *((name, F.col("percentiles")[number]) for number, name in enumerate(PERCENTILES)),
+        (SECONDS_MAX, F.col("most")),
+    )
+
+
+def handled_in_inbox(inbox: DataFrame) -> DataFrame:
+    """Return when events were handled by idempotent tasks, from the table ``outbox_inbox``.
+
+    For events whose task was staged under their id: ``task_id=str(event.message_id)``.
+
+    Args:
+        inbox: Rows of the table, with the columns ``job_id`` and ``handled_at``.
+    """
+    return inbox.select(F.col("job_id").alias("message_id"), "handled_at")
+
+
+def for_table(
+    frame: DataFrame, *, minutes: int = TABLE_MINUTES, labels: int = TABLE_LABELS
+) -> DataFrame:
+    """Return of the statistics what a table can hold, however long and varied the log is.
+
+    Args:
+        frame: What ``statistics`` returned, or was written by ``write_statistics``.
+        minutes: How many, up to the newest event, are kept of the events per minute.
+        labels: How many types and topics are kept, those with the most events. What goes is still
+            part of the events of all types and topics.
+    """
+    counts = frame.where(F.col("name") == EVENTS)
+    end = counts.agg(F.unix_seconds(F.max("minute")).alias("end"))
+    totals = counts.groupBy("dimension", "label").agg(F.sum("value").alias("total"))
+    most = Window.partitionBy("dimension").orderBy(F.desc("total"), "label")
+    kept = totals.select("dimension", "label", (F.row_number().over(most) <= labels).alias("kept"))
+    is_recent = F.unix_seconds("minute") > F.col("end") - 60 * minutes
+    return (
+        frame.join(kept, ["dimension", "label"], "left")
+        .crossJoin(end)
+        .where((F.col("name") != EVENTS) | is_recent)
+        .where(~F.col("dimension").isin("type", "topic") | F.col("kept"))
+        .select(*COLUMNS)
+    )
+
+
+@contextmanager
+def read_once(events: DataFrame) -> Iterator[DataFrame]:
+    """Keep what is needed of the events while the block runs, on disk where memory ends.
+
+    The log is then read once, and every figure is of the same events.
+    """
+    kept = events.select(*(name for name in USED if name in events.columns)).persist()
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
+
+
+def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
+    """Write the statistics as one Parquet file, in place of the one that is there.
+
+    It is written beside and renamed. A run that is killed leaves the old file or the new one, and
+    what it left beside is removed by the next run.
+
+    Args:
+        frame: What ``statistics`` returned.
+        folder: Where to; made where it is missing. The driver and the executors have to see it.
+
+    Returns:
+        The file, ``statistics.parquet``: sorted by name, dimension, label and minute.
+    """
+    target = Path(folder).resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    beside = target / f"_{FILE}.new"  # readers pass over names that begin so
+    one = frame.select(*COLUMNS).repartition(1)
+    try:
+        one.sortWithinPartitions("name", "dimension", "label", "minute", "source").write.parquet(
+            beside.as_uri(), mode="overwrite"
+        )
+        [part] = beside.glob("part-*.parquet")
+        os.replace(part, target / FILE)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target / FILE
+
+
+def rows_of(frame: DataFrame) -> Iterator[tuple[str, datetime, str, str, str, float]]:
+    """Return statistics as tuples, a part of the frame at a time. All is computed before the first.
+
+    Returns:
+        The columns of ``statistic_names``, the minute in UTC.
+    """
+    source, _, *others = COLUMNS
+    kept = frame.select(source, F.unix_seconds("minute"), *others).persist()
+    try:
+        kept.count()
+        for source, seconds, *values in kept.toLocalIterator():
+            yield source, datetime.fromtimestamp(seconds, UTC), *values  # type: ignore[misc]
+    finally:
+        kept.unpersist()
+
+
+def _whole(events: DataFrame) -> DataFrame:
+    """One row: the number of all events, and the minute of the newest one. None where none are."""
+    whole = events.agg(F.count("*").alias("whole"), F.max(_MINUTE).alias("newest"))
+    return whole.where(F.col("whole") > 0)
+
+
+def _sum_where(condition: Column) -> Column:
+    return F.sum(F.when(condition, F.col("events")).otherwise(0))
+
+
+def _figures(
+    frame: DataFrame, dimension: str, *figures: tuple[str, Column], minute: str = "newest"
+) -> DataFrame:
+    """Make a row of every figure that there is; ``frame`` has them beside one another."""
+    pairs = [
+        F.struct(F.lit(name).alias("name"), value.cast("double").alias("value"))
+        for name, value in figures
+    ]
+    rows = frame.select(
+        F.col(minute).alias("minute"),
+        F.lit(dimension).alias("dimension"),
+        "label",
+        F.inline(F.array(*pairs)),
+    )
+    return rows.where(F.col("value").isNotNull())
