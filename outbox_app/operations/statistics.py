@@ -68,12 +68,18 @@ def _statistic(row: Row, log: str) -> Statistic:
         )
     return Statistic(
         source=source,
-        minute=minute if django_settings.USE_TZ else timezone.make_naive(minute),
+        minute=_stored(minute),
         name=name,
         dimension=dimension,
         label=label_of(label),
         value=value,
     )
+
+
+def _stored(minute: datetime) -> datetime:
+    if django_settings.USE_TZ:
+        return minute
+    return timezone.make_naive(minute, timezone.get_default_timezone())
 
 
 def _write(batch: list[Statistic], *, using: str) -> None:

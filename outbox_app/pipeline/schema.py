@@ -37,6 +37,12 @@ _ARROW = {
 }
 
 
+def arrow_types(schema: str) -> pa.Schema:
+    """Return the Arrow schema of one of ``SCHEMAS``."""
+    columns = (column.split() for column in schema.split(", "))
+    return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
+
+
 def arrow_schema(schema: StructType, read: str = "events") -> pa.Schema:
     """Return the Arrow schema of the columns that a reader asks for.
 

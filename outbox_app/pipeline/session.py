@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: The oldest Java that Spark 4 runs on.
 JAVA = 17
 
+_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",
@@ -33,9 +35,11 @@ _SETTINGS = {
     # Rows of several days are written without being sorted by day first.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
 }
-_LOCAL_SETTINGS = {
+_LOCAL_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+
+_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
@@ -90,6 +94,13 @@ def spark_session(
         session = builder.getOrCreate()
     register(session)
     return session
+
+
+def is_local(master: str | None) -> bool:
+    """Say whether a session with this master has its executors started by this process."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return False
+    return master is None or master.startswith("local")
 
 
 def require_java() -> None:

@@ -27,8 +27,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..exceptions import InvalidOption
+from .archived import archive_parts, file_batches
 from .database import Database, connect
 from .filters import condition
+from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
 from .schema import SCHEMAS, arrow_schema
@@ -51,8 +53,8 @@ class Rows(InputPartition):
 class Files(InputPartition):
     """Parquet files of an archive."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = list(paths)
+    def __init__(self, files: Sequence[File]) -> None:
+        self.files = list(files)
 
 
 def register(session: SparkSession) -> None:
@@ -117,11 +119,11 @@ class Reader(DataSourceReader):
                 return [Rows([_whole(options, database)])]
             offsets = Offsets(database)
             files: list[InputPartition] = []
-            start = Offset.load(options.start) if options.start else offsets.beginning()
             if options.archive:
-                from .archived import archived
-
-                start, files = archived(offsets, options)
+                start, shares = archive_parts(offsets, options)
+                files = list(map(Files, shares))
+            else:
+                start = Offset.load(options.start) if options.start else offsets.beginning()
             offsets.verify(start)
             end = Offset.load(options.end) if options.end else offsets.end(start)
             parts = [] if start == end else offsets.parts(start, end, options.partitions)
@@ -133,9 +135,7 @@ class Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read."""
         if isinstance(partition, Files):
-            from .archived import file_batches
-
-            return file_batches(partition.paths, self.schema, self.options)
+            return file_batches(partition.files, self.schema, self.options)
         assert isinstance(partition, Rows)
         return batches(self.options, partition.conditions, self.schema, self.pushed)
 

@@ -49,8 +49,6 @@ TABLE_MINUTES, TABLE_LABELS = 24 * 60, 50
 #: The file that ``write_statistics`` leaves in its folder.
 FILE = "statistics.parquet"
 
-_MINUTE = F.date_trunc("minute", F.col("recorded_at")).alias("minute")
-
 
 def statistics(
     events: DataFrame,
@@ -97,7 +95,7 @@ def per_minute(events: DataFrame) -> DataFrame:
             ("topic", F.col("topic")),
         )
     ]
-    counted = events.select(_MINUTE, F.inline(F.array(*keys))).groupBy(
+    counted = events.select(_minute(), F.inline(F.array(*keys))).groupBy(
         "minute", "dimension", "label"
     )
     return counted.agg(F.count("*").cast("double").alias("value")).withColumn("name", F.lit(EVENTS))
@@ -108,7 +106,7 @@ def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
 
     ``stream_peak`` is the number of events in the stream's busiest minute, and bears that minute.
     """
-    minutes = events.groupBy("stream", _MINUTE).agg(F.count("*").alias("events"))
+    minutes = events.groupBy("stream", _minute()).agg(F.count("*").alias("events"))
     busiest = F.min_by("minute", F.struct(-F.col("events"), F.col("minute")))
     streams = minutes.groupBy(F.col("stream").alias("label")).agg(
         F.sum("events").alias("events"), F.max("events").alias("peak"), busiest.alias("busiest")
@@ -250,7 +248,7 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
     one = frame.select(*COLUMNS).repartition(1)
     try:
         one.sortWithinPartitions("name", "dimension", "label", "minute", "source").write.parquet(
-            beside.as_uri(), mode="overwrite"
+            f"file://{beside}", mode="overwrite"
         )
         [part] = beside.glob("part-*.parquet")
         os.replace(part, target / FILE)
@@ -270,14 +268,18 @@ def rows_of(frame: DataFrame) -> Iterator[tuple[str, datetime, str, str, str, fl
     try:
         kept.count()
         for source, seconds, *values in kept.toLocalIterator():
-            yield source, datetime.fromtimestamp(seconds, UTC), *values  # type: ignore[misc]
+            yield source, datetime.fromtimestamp(seconds, UTC), *values
     finally:
         kept.unpersist()
 
 
+def _minute() -> Column:
+    return F.date_trunc("minute", F.col("recorded_at")).alias("minute")
+
+
 def _whole(events: DataFrame) -> DataFrame:
     """One row: the number of all events, and the minute of the newest one. None where none are."""
-    whole = events.agg(F.count("*").alias("whole"), F.max(_MINUTE).alias("newest"))
+    whole = events.agg(F.count("*").alias("whole"), F.max(_minute()).alias("newest"))
     return whole.where(F.col("whole") > 0)
 
 

@@ -1,0 +1,138 @@
+"""``manage.py outbox_pipeline NAME``: the event log on Spark.
+
+Thin: arguments in, ``operations.pipeline`` and the pipelines out.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...operations.pipeline import pipeline
+from ..base import TeachingCommand
+
+HELP = """
+Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
+
+  archive      the log as Parquet files, exactly once, with a manifest
+  audit        is anything missing, doubled, or out of order?
+
+A pipeline starts a light Spark on all cores of this machine, which needs Java 17. --master names a
+cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it again.
+
+Exit codes: 0 done; 1 the audit has found defects; 2 it could not be done, or wrong arguments.
+"""
+
+
+class Command(TeachingCommand):
+    """Runs a pipeline."""
+
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the pipelines and their options."""
+        pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
+        archive = pipelines.add_parser("archive", help="the log as Parquet files")
+        archive.add_argument("--to", required=True, metavar="DIR", help="folder of the archive")
+        until = archive.add_mutually_exclusive_group()
+        until.add_argument(
+            "--available-now",
+            action="store_true",
+            help="archive what is committed by now, and end (default)",
+        )
+        until.add_argument("--follow", action="store_true", help="go on until stopped")
+        archive.add_argument(
+            "--interval",
+            type=float,
+            default=10.0,
+            metavar="SECONDS",
+            help="with --follow: between two looks (default 10)",
+        )
+        archive.add_argument(
+            "--max-rows-per-batch",
+            type=int,
+            metavar="N",
+            help="most events of a batch (default 500000)",
+        )
+        for each in (archive,):
+            _add_common(each)
+
+    def handle(self, **options: Any) -> None:
+        """Run it."""
+        conf = dict(_setting(text) for text in options["conf"])
+        with pipeline(
+            log=options["log"],
+            using=options["database"],
+            master=options["master"],
+            conf=conf,
+            password_file=options["password_file"],
+            password_env=options["password_env"],
+        ) as (session, source, log, using):
+            run: Callable[..., None] = getattr(self, f"_{options['pipeline']}")
+            run(session, source, log, using, options)
+
+    def _archive(
+        self, session: Any, source: Any, log: Any, using: str, options: dict[str, Any]
+    ) -> None:
+        from ...pipeline.archive import MAX_ROWS, Archiver
+
+        rows = MAX_ROWS if options["max_rows_per_batch"] is None else options["max_rows_per_batch"]
+        if rows < 1 or not 0 < options["interval"] <= 3600:
+            raise CommandError(
+                "--max-rows-per-batch is at least 1, --interval more than 0 and at most 3600.",
+                returncode=2,
+            )
+        stopped = _stopped_by_signals()
+        archiver = Archiver(session, source, options["to"], max_rows=rows, write=self.write)
+        if options["follow"]:
+            archiver.follow(options["interval"], stopped.wait)
+        else:
+            total = archiver.run(stopped.is_set)
+            self.write(f"done log={source.log} archived={total} to={options['to']}")
+
+
+def _add_common(parser: Any) -> None:
+    parser.add_argument("--log", metavar="LOG", help="table of the log (default outbox_event)")
+    parser.add_argument("--database", metavar="ALIAS", help="database alias (default: the log's)")
+    parser.add_argument(
+        "--master", metavar="URL", help="where Spark runs (default: this machine, local[*,4])"
+    )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark; never a password",
+    )
+    parser.add_argument(
+        "--password-file",
+        default="",
+        metavar="FILE",
+        help="on a cluster: file with the database's password, on every machine",
+    )
+    parser.add_argument(
+        "--password-env",
+        default="",
+        metavar="NAME",
+        help="on a cluster: environment variable with it, in every process",
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise CommandError(f"--conf takes KEY=VALUE; got {text!r}.", returncode=2)
+    return key, value
+
+
+def _stopped_by_signals() -> threading.Event:
+    """Return what is set when the process is told to end: a batch is finished first."""
+    stopped = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+    return stopped

@@ -1,0 +1,153 @@
+"""The pipelines as commands run them: Django's databases become addresses that Spark can use.
+
+The password goes neither into options nor into arguments. A session that is started here is given
+it in the environment, which its executors on this machine inherit; elsewhere each process has to
+find it itself, and the command is told where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ..conf import settings
+from ..exceptions import PipelineError, ReadRefused, UnknownLog
+from ..log.logs import log_alias, log_named
+from ..models import EventLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ..pipeline.options import Options
+
+#: Where a session that is started here finds the password.
+PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
+
+#: Options of Django's PostgreSQL backend that libpq does not know.
+_NOT_LIBPQ = {"assume_role", "isolation_level", "pool", "server_side_binding"}
+
+
+@contextmanager
+def pipeline(
+    *,
+    log: str | None,
+    using: str | None,
+    master: str | None,
+    conf: Mapping[str, str],
+    password_file: str = "",
+    password_env: str = "",
+) -> Iterator[tuple[SparkSession, Options, type[EventLog], str]]:
+    """Give a session, the options of a log, the log, and its alias; turn errors into ours.
+
+    Args:
+        log: Table or label. Default: ``Event``.
+        using: Database alias. Default: the log's.
+        master: As ``spark_session`` takes it.
+        conf: Settings of Spark.
+        password_file: Where the password is on every machine.
+        password_env: Which variable holds it in every process.
+
+    Raises:
+        CommandError: What cannot be done, in one message; exit code 2.
+    """
+    try:
+        from ..pipeline.session import is_local, spark_session
+
+        model = log_named(log or "outbox_event")
+        alias = using or log_alias(model)
+        given = {"password_file": password_file, "password_env": password_env}
+        if not any(given.values()) and connections[alias].settings_dict.get("PASSWORD"):
+            if not is_local(master):
+                raise CommandError(
+                    f"Executors elsewhere do not know the password of {alias!r}. Name a file that "
+                    "holds it on each of them (--password-file) or an environment variable "
+                    "(--password-env).",
+                    returncode=2,
+                )
+            os.environ[PASSWORD] = str(connections[alias].settings_dict["PASSWORD"])
+            given["password_env"] = PASSWORD
+        options = log_options(model, using=alias, **given)
+        session = spark_session(master=master, settings=conf)
+    except (PipelineError, UnknownLog) as error:
+        raise CommandError(str(error), returncode=2) from error
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from ..pipeline.failure import reason
+
+    connections[alias].close()  # it may be long before it is needed again
+    try:
+        yield session, options, model, alias
+    except (PipelineError, ReadRefused) as error:
+        raise CommandError(str(error), returncode=2) from error
+    except (PySparkException, Py4JError, OSError) as error:
+        raise CommandError(reason(error), returncode=2) from error
+    finally:
+        session.stop()
+
+
+def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
+    """Return the options with which Spark reads a log.
+
+    Args:
+        log: The log.
+        using: Database alias.
+        given: Further options.
+
+    Raises:
+        InvalidOption: The alias cannot be said as a URL.
+    """
+    from ..pipeline.options import Options
+
+    conf = settings()
+    values = {
+        "url": database_url(using),
+        "log": log._meta.db_table,
+        "settle_seconds": str(conf.SETTLE_SECONDS),
+        "tombstones": str(conf.TOMBSTONES),
+        **{name: value for name, value in given.items() if value},
+    }
+    zone = connections[using].settings_dict.get("TIME_ZONE")
+    if zone and connections[using].vendor != "postgresql":
+        values["time_zone"] = zone
+    return Options.of(values)
+
+
+def database_url(using: str) -> str:
+    """Return the address of a database alias, without its password."""
+    connection = connections[using]
+    given = connection.settings_dict
+    name, vendor = str(given["NAME"]), connection.vendor
+    if vendor == "sqlite":
+        return f"sqlite:////{quote(os.path.abspath(name).lstrip('/'))}"
+    extra = {"postgresql": _postgres, "mysql": _mysql}[vendor](dict(given.get("OPTIONS") or {}))
+    host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
+    if host.startswith("/"):  # a folder of sockets, or a socket
+        extra["host" if vendor == "postgresql" else "unix_socket"] = host
+        host = ""
+    user = str(given.get("USER") or "")
+    place = f"{quote(user, safe='')}@" if user else ""
+    place += f"{host}:{port}" if port else host
+    query = f"?{urlencode(extra)}" if extra else ""
+    return f"{vendor}://{place}/{quote(name, safe='')}{query}"
+
+
+def _postgres(options: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: str(value)
+        for name, value in options.items()
+        if name not in _NOT_LIBPQ and isinstance(value, str | int)
+    }
+
+
+def _mysql(options: dict[str, Any]) -> dict[str, str]:
+    ssl = {f"ssl_{name}": value for name, value in (options.get("ssl") or {}).items()}
+    names = ("unix_socket", "read_default_file", "read_default_group")
+    plain = {name: options[name] for name in names if name in options}
+    return {name: str(value) for name, value in {**plain, **ssl}.items()}

@@ -1,0 +1,201 @@
+"""The log as Parquet, exactly once: batch after batch, from one cursor to the next.
+
+Spark's tasks copy the parts of a batch, each over a connection of its own, straight from the
+database's Arrow batches into files. Other tasks then read these files again, and the log once more,
+and compare them row by row; only then the batch gets its entry in the manifest. That entry is the
+commit: until it is there the batch has not happened, and the next process begins where the last
+entry ends. A batch whose process was killed is made anew, and as the rows between two cursors never
+change, nobody can tell. There is no second truth: no checkpoint beside the manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..exceptions import ArchiveRefused, ReadRefused
+from ..failpoints import failpoint
+from .compaction import compact
+from .database import connect
+from .failure import reason
+from .manifest import Entry, File, Manifest
+from .offset import Offset, Offsets
+from .options import Options
+from .parquet import ARROW, first_difference, read_checked, write_days
+from .source import batches
+from .store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("outbox_app.pipeline")
+
+#: Most rows of a batch.
+MAX_ROWS = 500_000
+#: Longest pause before what failed is tried again, in seconds.
+MAX_PAUSE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a task has to do: which rows, and where to."""
+
+    options: Options
+    conditions: Sequence[str]
+    folder: str
+    prefix: str
+    #: Once it is written.
+    files: Sequence[File] = ()
+
+
+class Archiver:
+    """Archives one log into one folder.
+
+    Args:
+        session: Where the tasks run. They have to see the folder under the same name.
+        options: The log.
+        folder: A path or a URI. See ``Store``.
+        max_rows: Most rows of a batch.
+        write: Takes progress lines.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        options: Options,
+        folder: str,
+        *,
+        max_rows: int = MAX_ROWS,
+        write: Callable[[str], Any] = logger.info,
+    ) -> None:
+        self.context = session.sparkContext
+        self.options = replace(options, archive="", start="", end="", topics="", types="")
+        self.store = Store(folder)
+        self.max_rows = max_rows
+        self.write = write
+
+    def run(self, stopped: Callable[[], bool] = bool) -> int:
+        """Archive what is committed by now.
+
+        Args:
+            stopped: Says whether to end before. Asked between batches.
+
+        Returns:
+            How many events that was.
+
+        Raises:
+            ArchiveRefused: The folder is no archive of this log, or a damaged one.
+            ReadRefused: The archive ends where the log cannot be read from.
+            Unreachable: The database is away.
+        """
+        with self.store.lock():
+            return self._run(stopped)
+
+    def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
+        """Archive what is committed, again and again.
+
+        What goes by is waited for: the database restarts, an executor is lost, the disk is full.
+
+        Args:
+            interval: Seconds between two looks.
+            wait: Waits so many seconds, 0: not at all. Says whether to end.
+
+        Raises:
+            ArchiveRefused, ReadRefused: As ``run``.
+        """
+        pause = interval
+        with self.store.lock():
+            while not wait(pause if pause > interval else 0):
+                try:
+                    self._run(lambda: wait(0), again=lambda: wait(interval))
+                    return
+                except (ArchiveRefused, ReadRefused):
+                    raise
+                except Exception as error:
+                    pause = min(max(pause, 1.0) * 2, MAX_PAUSE)
+                    self.write(f"archive is tried again in={pause:.0f}s error={reason(error)}")
+
+    def _run(self, stopped: Callable[[], bool], again: Callable[[], bool] | None = None) -> int:
+        manifest = Manifest.make(self.store, self.options.log)
+        manifest.tidy()
+        database = connect(self.options)
+        try:
+            offsets = Offsets(database)
+            offsets.verify(manifest.end or offsets.beginning())
+            total = self._batches(manifest, offsets, stopped)
+            while again is not None and not again():
+                total += self._batches(manifest, offsets, stopped)
+            return total
+        finally:
+            database.close()
+
+    def _batches(self, manifest: Manifest, offsets: Offsets, stopped: Callable[[], bool]) -> int:
+        """Archive what is committed by now."""
+        start = manifest.end or offsets.beginning()
+        bound = offsets.latest()
+        began, total = time.monotonic(), 0
+        while not stopped():
+            end = offsets.end(start, self.max_rows, bound=bound)
+            if end == start:
+                break
+            failpoint("archive_planned")
+            entry = self._batch(manifest.next, start, end, offsets)
+            manifest.commit(entry)
+            failpoint("archive_moved")
+            start, total = end, total + entry.rows
+            rate = total / (time.monotonic() - began)
+            self.write(
+                f"archived log={self.options.log} batch={entry.last} rows={entry.rows} "
+                f"total={manifest.rows} rate={rate:.0f}/s"
+            )
+            for merged in compact(manifest):
+                self.write(f"compacted batches={merged.first}-{merged.last} rows={merged.rows}")
+        return total
+
+    def _batch(self, number: int, start: Offset, end: Offset, offsets: Offsets) -> Entry:
+        """Copy a batch, and compare it with the log."""
+        parts = [
+            Part(self.options, conditions, self.store.folder, f"{number:08d}")
+            for conditions in offsets.parts(start, end, self.context.defaultParallelism)
+        ]
+        copied = self._spread(_copy, parts)
+        failpoint("archive_copied")
+        self._spread(_compare, copied)
+        failpoint("archive_compared")
+        files = sorted(
+            (file for part in copied for file in part.files), key=lambda file: file.first
+        )
+        return Entry(number, number, start, end, files, verified=time.time())
+
+    def _spread(self, function: Callable[[Part], Part], parts: list[Part]) -> list[Part]:
+        """Have each part done by a task."""
+        if not parts:
+            return []
+        return self.context.parallelize(parts, len(parts)).map(function).collect()
+
+
+def _copy(part: Part) -> Part:
+    """Write the rows of a part. Each attempt has files of its own, and one attempt counts."""
+    rows = batches(part.options, part.conditions, ARROW)
+    return replace(part, files=write_days(rows, Store(part.folder), part.prefix))
+
+
+def _compare(part: Part) -> Part:
+    """Read the files and the log again, and compare them."""
+    store = Store(part.folder)
+    written = [read_checked(store, replace(file, name=file.incoming)) for file in part.files]
+    archived = pa.concat_tables([ARROW.empty_table(), *written])
+    logged = pa.Table.from_batches(batches(part.options, part.conditions, ARROW), schema=ARROW)
+    position = first_difference(archived, logged)
+    if position is not None:
+        raise ArchiveRefused(
+            f"What was just archived of {part.options.log} is not what the log holds, first at "
+            f"position {position}: rows were changed or deleted meanwhile, or the disk is broken. "
+            "Nothing of this batch was kept."
+        )
+    return part

@@ -1,0 +1,70 @@
+"""An archive and the log behind it, read as one: what is archived from its files, the rest from the
+log, from the very offset at which the archive ends. No row is in both, and none in neither, however
+much of the log was pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from ..log.sql import Filter
+from .database import conformed
+from .manifest import File, Manifest
+from .offset import Offset, Offsets
+from .options import Options
+from .parquet import read_batches
+from .store import Store
+
+
+def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list[File]]]:
+    """Plan the reading of an archive.
+
+    Args:
+        offsets: Of the log.
+        options: Which archive, and how many readers.
+
+    Returns:
+        The offset from which on the log is read, and files for each reader.
+
+    Raises:
+        ArchiveRefused: It is no archive of this log, or a damaged one.
+    """
+    manifest = Manifest.load(Store(options.archive), options.log)
+    count = max(1, options.partitions)
+    files = sorted(manifest.files(), key=lambda file: file.rows, reverse=True)
+    parts = [files[n::count] for n in range(count)]
+    return manifest.end or offsets.beginning(), [part for part in parts if part]
+
+
+def file_batches(
+    files: Sequence[File], schema: pa.Schema, options: Options
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files that the options want.
+
+    Raises:
+        ArchiveRefused: A file is gone.
+    """
+    store = Store(options.archive)
+    only = options.only
+    needed = [*schema.names, *(["topic", "type"] if _chooses(only) else [])]
+    for file in files:
+        try:
+            for batch in read_batches(store, file, needed):
+                rows = batch.filter(_wanted(batch, only)) if _chooses(only) else batch
+                if rows.num_rows:
+                    yield conformed(rows.select(schema.names), schema)
+        except FileNotFoundError:
+            raise Manifest(store).missing(file) from None
+
+
+def _chooses(only: Filter) -> bool:
+    return only.topics is not None or only.types is not None
+
+
+def _wanted(batch: pa.RecordBatch, only: Filter) -> pa.Array:
+    topics, types = batch.column("topic").to_pylist(), batch.column("type").to_pylist()
+    pairs = list(zip(topics, types, strict=True))
+    wanted = {pair: only.matches(*pair) for pair in set(pairs)}
+    return pa.array([wanted[pair] for pair in pairs], pa.bool_())

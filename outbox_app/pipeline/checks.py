@@ -1,0 +1,177 @@
+"""The checks of an audit, each a function from frames to a frame of defects. Nothing is written.
+
+Each is exact: streams are walked through in the order of their versions, and no sum stands for
+them (the versions 1, 1, 4, 4 have the sum of 1 to 4). ``audit`` runs them and brings the result to
+the driver.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from .schema import COLUMNS
+
+#: What a frame of events needs for the versions; the comparison needs all columns.
+EVENTS_SCHEMA = "id bigint, stream string, version bigint"
+#: The columns of a frame of defects.
+DEFECTS_SCHEMA = (
+    "kind string, stream string, first bigint, last bigint, position bigint, detail string"
+)
+
+#: What is no defect, but a stream that was looked at.
+STREAM = "stream"
+
+#: ``txid`` is another one after ``outbox_rebase``.
+_COMPARED = tuple(name for name in COLUMNS if name != "txid")
+
+
+def versions(
+    events: DataFrame,
+    heads: DataFrame | None = None,
+    *,
+    whole: bool = True,
+) -> DataFrame:
+    """Return what is wrong with the versions of each stream, in one walk through them.
+
+    For each stream there is a row of the kind ``STREAM``, too: ``last`` is the number of its events.
+
+    Args:
+        events: Columns of ``EVENTS_SCHEMA``.
+        heads: ``stream`` and ``version``: the end that each stream must have.
+        whole: Each stream must begin with version 1.
+    """
+    rows = events.select("stream", "version", "id", F.lit(False).alias("head"))
+    if heads is not None:
+        # A head comes behind the events of its stream: what is before it is the last of them.
+        id = F.lit(None).cast("bigint").alias("id")
+        rows = rows.unionByName(heads.select("stream", "version", id, F.lit(True).alias("head")))
+    walk = Window.partitionBy("stream").orderBy("head", "version", "id")
+    before = walk.rowsBetween(Window.unboundedPreceding, -1)
+    head, version, id, previous = (F.col(name) for name in ("head", "version", "id", "previous"))
+    rows = rows.select(
+        "*",
+        F.lag("version").over(walk).alias("previous"),
+        F.lag("id").over(walk).alias("previous_id"),
+        F.lead("head").over(walk).alias("head_next"),
+        F.row_number().over(walk).alias("number"),
+    )
+    opens = ~head & ~previous.eqNullSafe(version)
+    # Of a version that is there twice the lower position counts: the other one is the double.
+    rows = rows.select("*", F.last(F.when(opens, id), True).over(before).alias("before_id"))
+    reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
+    late = reached == 0
+    skips = ~head & (version > reached + 1)
+    ends, none = F.col("head_next").isNull(), F.lit(None)
+    cases = [
+        _case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, F.col("number"), none),
+        _case("gap", skips & ~late, reached + 1, version - 1, id),
+        _case("order", opens & (id < F.col("before_id")), version, version, id),
+        _case(
+            "duplicate_version",
+            ~head & (previous == version) & (F.col("previous_id") != id),
+            version,
+            version,
+            id,
+        ),
+        _case("invalid_version", ~head & (version < 1), version, version, id),
+    ]
+    if whole:
+        cases.append(_case("late_start", skips & late, F.lit(1), version - 1, id))
+    if heads is not None:
+        # Where the front was pruned a stream may be gone altogether.
+        missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
+        cases += [
+            _case("tail", missing, reached + 1, version, none),
+            _case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
+            _case("low_head", ~head & ends, F.lit(0), version, id),
+        ]
+    found = rows.select("stream", F.explode(F.array_compact(F.array(*cases))).alias("defect"))
+    return _defects(found.select("stream", "defect.*"))
+
+
+def same_ids(events: DataFrame) -> DataFrame:
+    """Return the positions that several rows have."""
+    twice = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows")).where("rows > 1")
+    return _defects(
+        twice.selectExpr(
+            "'duplicate_id' as kind", "'' as stream", "id as position", "string(rows) as detail"
+        )
+    )
+
+
+def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
+    """Return what the two stores of a log do not have in common.
+
+    Content is compared by 64 bits of hash over all columns but ``txid``.
+
+    Args:
+        database: What the database has within the bound of the archive, all columns.
+        archive: What the archive has, all columns.
+        lowest: The lowest position in the database. What is below it was pruned, and is in the
+            archive alone.
+    """
+    columns = [F.col(name) for name in _COMPARED]
+    # A hash passes over NULL as if the column were not there.
+    content = F.xxhash64(*columns, *(column.isNull() for column in columns))
+    rows = _of_store(database, content, 1, 0).unionByName(_of_store(archive, content, 0, 1))
+    # Sorted by position once, whatever has to be computed: a hash aggregate holds no strings.
+    rows = (
+        rows.repartition("id")
+        .groupBy("id")
+        .agg(
+            F.sum("here").alias("here"),
+            F.sum("there").alias("there"),
+            (F.min("content") != F.max("content")).alias("differ"),
+            F.min("stream").alias("stream"),
+            F.min("version").alias("version"),
+        )
+    )
+    here, there, at = F.col("here"), F.col("there"), F.col("version")
+    in_both = (here > 0) & (there > 0)
+    id = F.col("id")
+    twice = F.when(there > 1, there.cast("string"))
+    cases = [
+        _case("only_in_archive", (here == 0) & (id >= lowest), at, at, id),
+        _case("not_in_archive", there == 0, at, at, id),
+        _case("content_differs", F.col("differ") & in_both, at, at, id),
+        _case("archived_twice", there > 1, at, at, id, twice),
+    ]
+    found = rows.select("stream", F.explode(F.array_compact(F.array(*cases))).alias("defect"))
+    return _defects(found.select("stream", "defect.*"))
+
+
+def _of_store(rows: DataFrame, content: Column, here: int, there: int) -> DataFrame:
+    counted = [F.lit(here).alias("here"), F.lit(there).alias("there")]
+    return rows.select("id", "stream", "version", content.alias("content"), *counted)
+
+
+def _case(
+    kind: str,
+    condition: Column,
+    first: Column,
+    last: Column,
+    position: Column,
+    detail: Column | None = None,
+) -> Column:
+    detail = F.lit("") if detail is None else detail
+    return F.when(
+        condition,
+        F.struct(
+            F.lit(kind).alias("kind"),
+            first.cast("bigint").alias("first"),
+            last.cast("bigint").alias("last"),
+            position.cast("bigint").alias("position"),
+            detail.alias("detail"),
+        ),
+    )
+
+
+def _defects(found: DataFrame) -> DataFrame:
+    fields = [part.split(" ") for part in DEFECTS_SCHEMA.split(", ")]
+    return found.select(
+        *(
+            (F.col(name) if name in found.columns else F.lit(None)).cast(kind).alias(name)
+            for name, kind in fields
+        )
+    )

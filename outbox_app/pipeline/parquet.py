@@ -1,0 +1,186 @@
+"""Parquet files of an archive: written by day, read back as they were written, compared.
+
+A file is hashed while it is written. Whatever reads one for a decision reads all of it and compares
+the hash first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from ..exceptions import ArchiveRefused
+from .manifest import DATA, INCOMING, File
+from .schema import SCHEMAS, arrow_types
+from .store import Store
+
+#: The columns of an archive, as Arrow sees them.
+ARROW = arrow_types(SCHEMAS["events"])
+#: Rows of a row group: what a reader skips or takes as a whole.
+ROW_GROUP = 100_000
+
+
+def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> list[File]:
+    """Write rows into one file for each day; the files are left in ``_incoming``.
+
+    Args:
+        batches: Rows, in columns of ``ARROW``.
+        store: The archive's folder.
+        prefix: What the files' names begin with.
+
+    Raises:
+        OSError: They cannot be written, for example as the disk is full. What was written of them
+            is removed.
+    """
+    writers: dict[str, _Writer] = {}
+    try:
+        for batch in batches:
+            for day, rows in _days(batch):
+                if day not in writers:
+                    name = f"{DATA}/date={day}/{prefix}-{uuid4().hex[:12]}.parquet"
+                    writers[day] = _Writer(store, name)
+                writers[day].write(rows)
+        return [writer.finish() for writer in writers.values()]
+    except BaseException:
+        for writer in writers.values():
+            writer.remove()
+        raise
+
+
+def read_checked(store: Store, file: File) -> pa.Table:
+    """Return the rows of a file, which has to be as it was written.
+
+    Raises:
+        ArchiveRefused: It is not, or it is not there.
+    """
+    try:
+        content = store.read(file.name)
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise ArchiveRefused(
+            f"The archive {store.folder} is damaged: {file.name} is not as it was written. Put it "
+            "back from a copy."
+        )
+    return parquet.read_table(io.BytesIO(content), schema=ARROW)
+
+
+def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file, at least the position."""
+    names = list(dict.fromkeys([*columns, "id"]))
+    with store.open(file.name) as opened:
+        yield from parquet.ParquetFile(opened).iter_batches(columns=names)
+
+
+def first_difference(one: pa.Table, other: pa.Table) -> int | None:
+    """Return the lowest position at which two sets of rows differ; None where they are the same."""
+    one, other = (table.sort_by("id").combine_chunks() for table in (one, other))
+    if one.equals(other):
+        return None
+    rows = zip(one.to_pylist(), other.to_pylist(), strict=False)
+    for left, right in rows:
+        if left != right:
+            return int(min(left["id"], right["id"]))
+    longer = max(one, other, key=len)
+    return int(longer["id"][min(len(one), len(other))].as_py())
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A file that is being written."""
+
+    store: Store
+    name: str
+    rows: int = 0
+    first: int = 0
+    last: int = 0
+    _pending: list[pa.RecordBatch] = field(default_factory=list)
+    _held: int = 0
+    _sink: Any = None
+    _parquet: Any = None
+
+    def __post_init__(self) -> None:
+        self._sink = _Hashed(self.store, f"{INCOMING}/{self.name.rpartition('/')[2]}")
+        self._parquet = parquet.ParquetWriter(self._sink, ARROW, compression="zstd")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; they are written a row group at a time."""
+        ends = pc.min_max(batch.column("id")).as_py()
+        self.first = min(self.first or ends["min"], ends["min"])
+        self.last = max(self.last, ends["max"])
+        self.rows += batch.num_rows
+        self._held += batch.num_rows
+        self._pending.append(batch)
+        if self._held >= ROW_GROUP:
+            self._flush()
+
+    def finish(self) -> File:
+        """End the file, and have it on disk."""
+        self._flush()
+        self._parquet.close()
+        self._sink.finish()
+        return File(
+            self.name,
+            self.rows,
+            self._sink.size,
+            self._sink.hash.hexdigest(),
+            self.first,
+            self.last,
+        )
+
+    def remove(self) -> None:
+        """Give the file up."""
+        with contextlib.suppress(Exception):
+            self._parquet.close()
+        self._sink.remove()
+
+    def _flush(self) -> None:
+        if self._pending:
+            table = pa.Table.from_batches(self._pending, schema=ARROW)
+            self._parquet.write_table(table, row_group_size=ROW_GROUP)
+            self._pending, self._held = [], 0
+
+
+class _Hashed(io.RawIOBase):
+    """A new file, hashed while it is written from front to back."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.name = store, name
+        self.hash, self.size = hashlib.sha256(), 0
+        self._stream = store.create(name)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        written = memoryview(content)
+        self._stream.write(written)
+        self.hash.update(written)
+        self.size += written.nbytes
+        return written.nbytes
+
+    def finish(self) -> None:
+        self.store.sync(self._stream)
+        self._stream.close()
+
+    def remove(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stream.close()
+        with contextlib.suppress(OSError):
+            self.store.delete(self.name)
+
+
+def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    days = pc.strftime(batch.column("recorded_at"), "%Y-%m-%d")
+    for day in pc.unique(days).to_pylist():
+        rows = batch.filter(pc.equal(days, day))
+        yield day, rows

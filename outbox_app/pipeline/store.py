@@ -1,0 +1,122 @@
+"""A folder of an archive: on this machine, or wherever pyarrow has a file system for.
+
+A file appears whole or not at all, and is on disk before anybody is told of it. One process writes
+to a local folder at a time; elsewhere nobody can see to that, so run one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pyarrow import fs
+
+from ..exceptions import ArchiveRefused
+
+
+class Store:
+    """Files below a folder, by names with slashes.
+
+    Args:
+        folder: A path, or a URI: ``file:///…``, ``s3://bucket/…``, ``gs://…``, ``hdfs://…``.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        if "://" in folder:
+            # Hadoop calls S3 s3a.
+            system, root = fs.FileSystem.from_uri(folder.replace("s3a://", "s3://", 1))
+        else:
+            system, root = fs.LocalFileSystem(), os.path.abspath(folder)
+        self.system = system
+        self.root = root.rstrip("/")
+        self.is_local = isinstance(system, fs.LocalFileSystem)
+
+    def list(self, name: str = "") -> dict[str, int]:
+        """Return the files below a folder, at any depth, with their sizes in bytes."""
+        selector = fs.FileSelector(self._path(name), recursive=True, allow_not_found=True)
+        found = self.system.get_file_info(selector)
+        start = len(self.root) + 1
+        return {info.path[start:]: info.size for info in found if info.type == fs.FileType.File}
+
+    def read(self, name: str) -> bytes:
+        """Return what a file holds. Raises ``FileNotFoundError``."""
+        with self.system.open_input_stream(self._path(name)) as stream:
+            return bytes(stream.read())
+
+    def open(self, name: str) -> Any:
+        """Open a file for reading at random. Raises ``FileNotFoundError``."""
+        return self.system.open_input_file(self._path(name))
+
+    def create(self, name: str) -> Any:
+        """Open a new file for writing, and make its folder."""
+        path = self._path(name)
+        self.system.create_dir(path.rpartition("/")[0], recursive=True)
+        return open(path, "xb") if self.is_local else self.system.open_output_stream(path)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file as a whole; one of that name is replaced."""
+        beside = f"{name}.{uuid4().hex[:8]}.tmp"
+        try:
+            with self.create(beside) as stream:
+                stream.write(content)
+                self.sync(stream)
+            self.move(beside, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.delete(beside)
+            raise
+
+    def sync(self, stream: Any) -> None:
+        """Have what was written on disk."""
+        if self.is_local:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def move(self, name: str, to: str) -> None:
+        """Move a file; one that is there is replaced."""
+        target = self._path(to)
+        self.system.create_dir(target.rpartition("/")[0], recursive=True)
+        self.system.move(self._path(name), target)
+        if self.is_local:
+            _sync_folder(Path(target).parent)
+
+    def delete(self, name: str) -> None:
+        """Delete a file. Raises ``FileNotFoundError``."""
+        self.system.delete_file(self._path(name))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes on this machine from writing meanwhile.
+
+        Raises:
+            ArchiveRefused: One is writing.
+        """
+        if not self.is_local:
+            yield
+            return
+        os.makedirs(self.root, exist_ok=True)
+        with open(self._path("_lock"), "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ArchiveRefused(
+                    f"Another process is writing to {self.folder}. Wait for it, or stop it."
+                ) from error
+            yield
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,341 @@
+"""Statistics of random events, against the same figures counted by hand; and the file of them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from math import ceil, floor
+from uuid import UUID
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F
+
+from outbox_app.log.newevent import slice_of
+from outbox_app.pipeline import statistics as module
+from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
+from outbox_app.pipeline.statistics import (
+    for_table,
+    handled_in_inbox,
+    hot_streams,
+    read_once,
+    rows_of,
+    statistics,
+    write_statistics,
+)
+
+LOG = "outbox_event"
+TOP, PARTITIONS = 10, 7
+SCHEMA = (
+    "topic string, stream string, type string, slice int, message_id string, recorded_at timestamp"
+)
+HANDLED = "message_id string, handled_at timestamp"
+FRAME = "source string, minute timestamp, name string, dimension string, label string, value double"
+START = datetime(2026, 3, 28, 23, 40, tzinfo=UTC)
+STREAMS = ["a", "A", "a ", "ä", "😀", "", *(f"order-{n}" for n in range(60))]
+
+
+def event(stream, recorded_at, *, type="Made", topic="", id=0):
+    return topic, stream, type, slice_of(stream), str(UUID(int=id)), recorded_at
+
+
+def random_events(count=3000):
+    """Events, most of them in few streams, and when they were handled, if at all."""
+    rng = random.Random(4)
+    events, handled = [], []
+    for id in range(count):
+        stream = STREAMS[min(int(rng.expovariate(0.08)), len(STREAMS) - 1)]
+        at = START + timedelta(microseconds=rng.randrange(40 * 60 * 10**6))
+        type, topic = rng.choice(["Made", "made", "Paid", "Gone"]), rng.choice(["", "eu", "us"])
+        events.append(event(stream, at, type=type, topic=topic, id=id))
+        if type != "Gone" and rng.random() < 0.8:
+            seconds = rng.choice([0, -rng.random(), rng.expovariate(1), rng.expovariate(0.001)])
+            handled.append((str(UUID(int=id)), at + timedelta(seconds=seconds)))
+            if rng.random() < 0.1:  # once more, later
+                handled.append((str(UUID(int=id)), handled[-1][1] + timedelta(days=1)))
+    return events, [*handled, ("a task of its own", START)]
+
+
+EVENTS, TIMES = random_events()
+NEWEST = max(row[5] for row in EVENTS).replace(second=0, microsecond=0)
+
+
+def figures(frame):
+    """The rows of a frame, by all columns but the value; none is there twice."""
+    rows = [row[1:] for row in rows_of(frame)]
+    found = {row[:-1]: row[-1] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def named(result, name):
+    return {key[0:1] + key[2:]: value for key, value in result.items() if key[1] == name}
+
+
+@pytest.fixture(scope="module")
+def events(spark):
+    return spark.createDataFrame(EVENTS, SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def frame(spark, events):
+    handled = spark.createDataFrame(TIMES, HANDLED)
+    found = statistics(events, log=LOG, handled=handled, top=TOP, partitions=PARTITIONS).persist()
+    yield found
+    found.unpersist()
+
+
+@pytest.fixture(scope="module")
+def result(frame):
+    return figures(frame)
+
+
+def test_columns_and_names(frame, result):
+    assert tuple(frame.columns) == COLUMNS
+    assert {row[0] for row in rows_of(frame)} == {LOG}
+    assert {key[1] for key in result} == set(NAMES)
+
+
+def test_events_per_minute_type_and_topic(result):
+    expected = Counter()
+    for topic, _, type, _, _, at in EVENTS:
+        minute = at.replace(second=0, microsecond=0)
+        for key in (("", ""), ("type", type), ("topic", topic)):
+            expected[minute, *key] += 1
+    assert named(result, "events") == expected
+
+
+def test_hot_streams(result):
+    expected = Counter(row[1] for row in EVENTS)
+    minutes = defaultdict(Counter)
+    for _, stream, _, _, _, at in EVENTS:
+        minutes[stream][at.replace(second=0, microsecond=0)] += 1
+    hot = sorted(expected, key=lambda stream: (-expected[stream], stream))[:TOP]
+    at_end = [(NEWEST, "stream", stream) for stream in hot]
+    assert named(result, "stream_events") == {key: expected[key[2]] for key in at_end}
+    assert named(result, "stream_share") == {key: expected[key[2]] / len(EVENTS) for key in at_end}
+    peaks = {
+        stream: min(counts.items(), key=lambda item: (-item[1], item[0]))
+        for stream, counts in minutes.items()
+    }
+    assert named(result, "stream_peak") == {
+        (peaks[stream][0], "stream", stream): peaks[stream][1] for stream in hot
+    }
+
+
+def test_partition_skew(result):
+    expected = Counter(row[3] % PARTITIONS for row in EVENTS)
+    assert named(result, "partition_events") == {
+        (NEWEST, "partition", f"{part}/{PARTITIONS}"): expected[part] for part in range(PARTITIONS)
+    }
+    [(key, skew)] = named(result, "partition_skew").items()
+    assert key == (NEWEST, "partitions", str(PARTITIONS))
+    assert skew == pytest.approx(max(expected.values()) * PARTITIONS / len(EVENTS))
+
+
+def test_partitions_without_events_are_told(spark):
+    events = spark.createDataFrame([event("a", START)] * 3, SCHEMA)
+    result = figures(statistics(events, log=LOG, partitions=4))
+    assert sorted(named(result, "partition_events").values()) == [0, 0, 0, 3]
+    assert [*named(result, "partition_skew").values()] == [4]
+
+
+def test_times_until_handled(result):
+    first = {}
+    for id, at in sorted(TIMES, reverse=True):
+        first[id] = at
+    times = defaultdict(list)
+    for *_, type, _, id, at in EVENTS:
+        times[type].append((first[id] - at).total_seconds() if id in first else None)
+    for type, seconds in times.items():
+        known = sorted(second for second in seconds if second is not None)
+        of_type = {key[1]: value for key, value in result.items() if key[2:] == ("type", type)}
+        of_type.pop("events")
+        assert of_type.pop("handled_events") == len(known)
+        assert of_type.pop("unmatched_events") == len(seconds) - len(known)
+        assert of_type.pop("negative_events") == sum(second < 0 for second in known)
+        if not known:
+            assert of_type == {}, "no figure of nothing"
+            continue
+        assert any(second < 0 for second in known)
+        assert of_type.pop("handled_seconds_min") == known[0] < 0
+        assert of_type.pop("handled_seconds_max") == known[-1]
+        assert set(of_type) == set(PERCENTILES)
+        for name, part in PERCENTILES.items():
+            place = part * (len(known) - 1)
+            low, high = known[floor(place)], known[ceil(place)]
+            expected = low + (high - low) * (place - floor(place))
+            assert of_type[name] == pytest.approx(expected, rel=0.005), name
+    assert {key[0] for key in result if key[1].startswith("handled")} == {NEWEST}
+
+
+def test_percentiles_keep_three_digits_of_times_of_every_size(spark):
+    seconds = [0.0, 0.000123, -0.00123, 1.2345, 123456.0, -98765.4]
+    events = [event("a", START, type=str(id), id=id) for id in range(len(seconds))]
+    handled = [
+        (row[4], START + timedelta(seconds=each)) for row, each in zip(events, seconds, strict=True)
+    ]
+    result = figures(
+        statistics(
+            spark.createDataFrame(events, SCHEMA),
+            log=LOG,
+            handled=spark.createDataFrame(handled, HANDLED),
+        )
+    )
+    median = {key[2]: value for key, value in named(result, "handled_seconds_p50").items()}
+    expected = [0.0, 0.000123, -0.00123, 1.23, 123000.0, -98800.0]
+    assert [median[str(id)] for id in range(len(seconds))] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_inbox_tells_when_events_were_handled(spark):
+    inbox = spark.createDataFrame(
+        [(str(UUID(int=1)), "shop.ship", START)], "job_id string, task string, handled_at timestamp"
+    )
+    assert handled_in_inbox(inbox).columns == ["message_id", "handled_at"]
+    assert [row.message_id for row in handled_in_inbox(inbox).collect()] == [str(UUID(int=1))]
+
+
+def test_of_equals_the_first_stream_and_the_first_minute_count(spark):
+    later = START + timedelta(minutes=3)
+    rows = [event(stream, at) for at in (later, START) for stream in "cab"]
+    result = figures(
+        hot_streams(spark.createDataFrame(rows, SCHEMA), top=2).select(
+            F.lit(LOG).alias("source"), *COLUMNS[1:]
+        )
+    )
+    assert sorted(named(result, "stream_peak")) == [(START, "stream", "a"), (START, "stream", "b")]
+
+
+def test_without_times_nothing_is_told_of_them(spark, events):
+    frame = statistics(events.drop("message_id"), log=LOG)
+    assert not [key for key in figures(frame) if "handled" in key[1] or "unmatched" in key[1]]
+
+
+def test_an_empty_log_has_none(spark, tmp_path):
+    frame = statistics(
+        spark.createDataFrame([], SCHEMA), log=LOG, handled=spark.createDataFrame([], HANDLED)
+    )
+    assert figures(for_table(frame)) == {}
+    assert pq.read_table(write_statistics(frame, tmp_path)).num_rows == 0
+
+
+def test_minutes_are_in_utc_wherever_the_driver_is(frame, result, monkeypatch):
+    """In Berlin the hour from 02:00 comes twice, or never."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert figures(frame) == result
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_the_log_is_read_once(spark):
+    read = spark.sparkContext.accumulator(0)
+
+    @F.udf("string", useArrow=False)
+    def counted(text):
+        read.add(1)
+        return text
+
+    events = spark.createDataFrame(EVENTS[:50], SCHEMA).repartition(2)
+    with read_once(events.withColumn("type", counted("type")).drop("message_id")) as kept:
+        assert "message_id" not in kept.columns
+        assert figures(statistics(kept, log=LOG))
+        assert kept.is_cached
+    assert read.value == 50
+    assert not kept.is_cached
+
+
+@pytest.fixture(scope="module")
+def small(frame):
+    return figures(for_table(frame, minutes=5, labels=2))
+
+
+class TestForTheTable:
+    def test_the_newest_minutes_are_kept(self, small, result):
+        first = NEWEST - timedelta(minutes=4)
+        expected = {
+            key: n for key, n in named(result, "events").items() if key[0] >= first and not key[1]
+        }
+        assert {key: n for key, n in named(small, "events").items() if not key[1]} == expected
+        assert {key[0] for key in named(small, "events")} == {key[0] for key in expected}
+
+    def test_types_and_topics_with_the_most_events_are_kept(self, small):
+        for dimension, place in (("type", 2), ("topic", 0)):
+            counts = Counter(row[place] for row in EVENTS)
+            most = sorted(counts, key=lambda label: (-counts[label], label))[:2]
+            kept = {key[3] for key in small if key[2] == dimension}
+            assert kept == set(most)
+
+    def test_what_is_about_the_whole_log_is_kept(self, small, result):
+        def about_the_whole(figures):
+            return {key: n for key, n in figures.items() if key[2] in ("stream", "partition")}
+
+        assert about_the_whole(small) == about_the_whole(result) != {}
+
+
+class TestTheFile:
+    def test_others_read_it(self, frame, result, tmp_path):
+        path = write_statistics(frame, tmp_path / "new" / "100 % of #1 [x]")
+        assert [each.name for each in path.parent.iterdir()] == ["statistics.parquet"]
+        rows = pq.read_table(path.parent).to_pylist()
+        assert [*rows[0]] == [*COLUMNS]
+        keys = [(*(row[name] for name in COLUMNS[1:-1]),) for row in rows]
+        assert {key: row["value"] for key, row in zip(keys, rows, strict=True)} == result
+        places = [(name, dimension, label, minute) for minute, name, dimension, label in keys]
+        assert places == sorted(places)
+        connection = duckdb.connect()
+        [(count, total)] = connection.execute(
+            f"SELECT count(*), sum(value) FILTER (name = 'events' AND dimension = '') FROM '{path}'"
+        ).fetchall()
+        assert (count, total) == (len(result), len(EVENTS))
+
+    def test_twice_is_the_same(self, spark, frame, tmp_path):
+        first = write_statistics(frame, tmp_path).read_bytes()
+        events = spark.createDataFrame(EVENTS[::-1], SCHEMA).repartition(3)
+        handled = spark.createDataFrame(TIMES[::-1], HANDLED)
+        again = statistics(events, log=LOG, handled=handled, top=TOP, partitions=PARTITIONS)
+        assert write_statistics(again, tmp_path).read_bytes() == first
+
+    def test_a_failed_run_leaves_the_old_one(self, spark, frame, tmp_path, monkeypatch):
+        path = write_statistics(frame, tmp_path)
+        old = path.read_bytes()
+        broken = frame.withColumn("value", F.raise_error(F.lit("disk full")).cast("double"))
+        with pytest.raises(Exception, match="disk full"):
+            write_statistics(broken, tmp_path)
+        assert [*tmp_path.iterdir()] == [path]
+        assert path.read_bytes() == old
+
+    def test_what_a_killed_run_left_is_passed_over_and_removed(self, spark, tmp_path, monkeypatch):
+        rows = [(LOG, START, "events", "", "", 1.0)]
+        frame = spark.createDataFrame(rows, FRAME)
+        path = write_statistics(frame, tmp_path)
+        with monkeypatch.context() as patch:
+            # Killed just before the new file takes the place of the old one.
+            patch.setattr(module.os, "replace", lambda *paths: 1 / 0)
+            patch.setattr(module.shutil, "rmtree", lambda *args, **options: None)
+            with pytest.raises(ZeroDivisionError):
+                write_statistics(frame.withColumn("value", F.lit(2.0)), tmp_path)
+        assert len([*tmp_path.iterdir()]) == 2
+        assert pq.read_table(tmp_path)["value"].to_pylist() == [1.0]
+        write_statistics(frame.withColumn("value", F.lit(3.0)), tmp_path)
+        assert [*tmp_path.iterdir()] == [path]
+        assert pq.read_table(path)["value"].to_pylist() == [3.0]
+
+
+def test_it_needs_no_django():
+    code = "import sys, outbox_app.pipeline.statistics; print('django' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_names_need_neither_django_nor_spark():
+    code = "import sys, outbox_app.pipeline.statistic_names; print({'django', 'pyspark'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
