@@ -82,13 +82,14 @@ def audit(
                 archived.rows.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
         found = held.computed(found.unionByName(versions(rows, heads, whole=whole)))
-        totals = found.where(F.col("kind") == STREAM).agg(F.sum("last"), F.count("last")).head()
+        streams = found.where(F.col("kind") == STREAM)
+        [(number, of_streams)] = streams.agg(F.sum("last"), F.count("last")).collect()
         found = found.where(F.col("kind") != STREAM)
         counts = _counts(found)
         if look_again and "low_head" in counts:
             found = held.computed(_still_low(found, look_again().where(F.col("log") == log)))
             counts = _counts(found)
-        number = sum(counts.values())
+        before = sum(counts.values())
         given = list(accepted)
         if given and counts.keys() & set(MISSING):
             found = _without(found, given)
@@ -97,11 +98,11 @@ def audit(
             log=log,
             counts=counts,
             defects=_first(found, counts, limit),
-            events=totals[0] or 0,
-            streams=totals[1],
+            events=number or 0,
+            streams=of_streams,
             seconds=time.monotonic() - started,
             checked=_checked(heads is not None, archived is not None, whole),
-            accepted=number - sum(counts.values()),
+            accepted=before - sum(counts.values()),
         )
 
 

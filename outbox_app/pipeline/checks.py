@@ -34,7 +34,7 @@ def versions(
 ) -> DataFrame:
     """Return what is wrong with the versions of each stream, in one walk through them.
 
-    For each stream there is a row of the kind ``STREAM``, too: ``last`` is the number of its events.
+    For each stream there is a row of the kind ``STREAM``, too; ``last`` is its number of events.
 
     Args:
         events: Columns of ``EVENTS_SCHEMA``.

@@ -26,6 +26,8 @@ JAVA = 17
 
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
+_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",
@@ -37,9 +39,7 @@ _SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
 }
-_LOCAL_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
-
-_SETTINGS = {
+_LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
@@ -55,8 +55,7 @@ def spark_session(
     """Return a session that knows the data source ``outbox``.
 
     Args:
-        master: Where Spark runs, as ``--master`` says it. Default: this machine, all
-            cores; under
+        master: Where Spark runs, as ``--master`` says it. Default: this machine, all cores; under
             ``spark-submit``, and where a session is active, what is there.
         name: Name of the application.
         settings: Settings of Spark, over ours. Never put a password there: they are written to the
