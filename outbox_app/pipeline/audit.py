@@ -50,8 +50,9 @@ def audit(
     Args:
         events: What the database has up to a bound, without tombstones. ``EVENTS_SCHEMA`` will do.
         log: Table of the log.
-        heads: Latest versions, columns log, stream, version, read **before** the bound was taken and kept
-            (persisted, or a list): what they name must be there. Default: ends are not checked.
+        heads: Latest versions (log, stream, version), read **before** the bound was taken and kept,
+            as by persist() and count(): what they name must be there. Default: ends are not
+            checked.
         look_again: Reads the heads anew, where some look too low: they may have moved meanwhile.
         archived: Compare the two stores. What was pruned is then taken from the archive.
         lowest: Returns the lowest position that the database has now; None: it has none. Needed

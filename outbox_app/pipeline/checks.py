@@ -1,11 +1,19 @@
 """The checks of an audit, each a function from frames to a frame of defects. Nothing is written.
 
+A defect has a kind (``defects.KINDS``), a stream, the first and last version that it is about, the
+position of the event that shows it, and a detail.
+
 Each is exact: streams are walked through in the order of their versions, and no sum stands for
 them (the versions 1, 1, 4, 4 have the sum of 1 to 4). ``audit`` runs them and brings the result to
 the driver.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -14,11 +22,6 @@ from .schema import COLUMNS
 
 #: What a frame of events needs for the versions; the comparison needs all columns.
 EVENTS_SCHEMA = "id bigint, stream string, version bigint"
-#: The columns of a frame of defects.
-DEFECTS_SCHEMA = (
-    "kind string, stream string, first bigint, last bigint, position bigint, detail string"
-)
-
 #: What is no defect, but a stream that was looked at.
 STREAM = "stream"
 
@@ -64,39 +67,41 @@ def versions(
     skips = ~head & (version > reached + 1)
     ends, none = F.col("head_next").isNull(), F.lit(None)
     cases = [
-        _case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, F.col("number"), none),
-        _case("gap", skips & ~late, reached + 1, version - 1, id),
-        _case("order", opens & (id < F.col("before_id")), version, version, id),
-        _case(
+        _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, F.col("number"), none),
+        _Case("gap", skips & ~late, reached + 1, version - 1, id),
+        _Case("order", opens & (id < F.col("before_id")), version, version, id),
+        _Case(
             "duplicate_version",
             ~head & (previous == version) & (F.col("previous_id") != id),
             version,
             version,
             id,
         ),
-        _case("invalid_version", ~head & (version < 1), version, version, id),
+        _Case("invalid_version", ~head & (version < 1), version, version, id),
     ]
     if whole:
-        cases.append(_case("late_start", skips & late, F.lit(1), version - 1, id))
+        cases.append(_Case("late_start", skips & late, F.lit(1), version - 1, id))
     if heads is not None:
         # Where the front was pruned a stream may be gone altogether.
         missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
         cases += [
-            _case("tail", missing, reached + 1, version, none),
-            _case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
-            _case("low_head", ~head & ends, F.lit(0), version, id),
+            _Case("tail", missing, reached + 1, version, none),
+            _Case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
+            _Case("low_head", ~head & ends, F.lit(0), version, id),
         ]
-    found = rows.select("stream", F.explode(F.array_compact(F.array(*cases))).alias("defect"))
-    return _defects(found.select("stream", "defect.*"))
+    return _found(rows, cases)
 
 
 def same_ids(events: DataFrame) -> DataFrame:
     """Return the positions that several rows have."""
     twice = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows")).where("rows > 1")
-    return _defects(
-        twice.selectExpr(
-            "'duplicate_id' as kind", "'' as stream", "id as position", "string(rows) as detail"
-        )
+    return twice.selectExpr(
+        "'duplicate_id' as kind",
+        "'' as stream",
+        "cast(null as bigint) as first",
+        "cast(null as bigint) as last",
+        "id as position",
+        "string(rows) as detail",
     )
 
 
@@ -132,13 +137,12 @@ def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFram
     id = F.col("id")
     twice = F.when(there > 1, there.cast("string"))
     cases = [
-        _case("only_in_archive", (here == 0) & (id >= lowest), at, at, id),
-        _case("not_in_archive", there == 0, at, at, id),
-        _case("content_differs", F.col("differ") & in_both, at, at, id),
-        _case("archived_twice", there > 1, at, at, id, twice),
+        _Case("only_in_archive", (here == 0) & (id >= lowest), at, at, id),
+        _Case("not_in_archive", there == 0, at, at, id),
+        _Case("content_differs", F.col("differ") & in_both, at, at, id),
+        _Case("archived_twice", there > 1, at, at, id, twice),
     ]
-    found = rows.select("stream", F.explode(F.array_compact(F.array(*cases))).alias("defect"))
-    return _defects(found.select("stream", "defect.*"))
+    return _found(rows, cases)
 
 
 def _of_store(rows: DataFrame, content: Column, here: int, there: int) -> DataFrame:
@@ -146,32 +150,34 @@ def _of_store(rows: DataFrame, content: Column, here: int, there: int) -> DataFr
     return rows.select("id", "stream", "version", content.alias("content"), *counted)
 
 
-def _case(
-    kind: str,
-    condition: Column,
-    first: Column,
-    last: Column,
-    position: Column,
-    detail: Column | None = None,
-) -> Column:
-    detail = F.lit("") if detail is None else detail
-    return F.when(
-        condition,
-        F.struct(
-            F.lit(kind).alias("kind"),
-            first.cast("bigint").alias("first"),
-            last.cast("bigint").alias("last"),
-            position.cast("bigint").alias("position"),
-            detail.alias("detail"),
-        ),
-    )
+class _Case(NamedTuple):
+    kind: str
+    condition: Column
+    first: Column
+    last: Column
+    position: Column
+    detail: Column | None = None
 
 
-def _defects(found: DataFrame) -> DataFrame:
-    fields = [part.split(" ") for part in DEFECTS_SCHEMA.split(", ")]
-    return found.select(
+def _found(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
+    """Return a row for each case that a row is one of."""
+    # Rows that are none, which is nearly all of them, are out before anything is made of them.
+    rows = rows.where(reduce(or_, (case.condition for case in cases)))
+    defects = F.array(
         *(
-            (F.col(name) if name in found.columns else F.lit(None)).cast(kind).alias(name)
-            for name, kind in fields
+            F.when(
+                case.condition,
+                F.struct(
+                    F.lit(case.kind).alias("kind"),
+                    case.first.cast("bigint").alias("first"),
+                    case.last.cast("bigint").alias("last"),
+                    case.position.cast("bigint").alias("position"),
+                    (F.lit("") if case.detail is None else case.detail).alias("detail"),
+                ),
+            )
+            for case in cases
         )
     )
+    found = rows.select("stream", F.explode(F.array_compact(defects)).alias("defect"))
+    fields = ("kind", "first", "last", "position", "detail")
+    return found.select("defect.kind", "stream", *(f"defect.{name}" for name in fields[1:]))

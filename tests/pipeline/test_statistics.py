@@ -17,16 +17,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from outbox_app.log.newevent import slice_of
-from outbox_app.pipeline import statistics as module
+from outbox_app.pipeline import statistic_rows
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
+from outbox_app.pipeline.statistic_rows import for_table, rows_of, write_statistics
 from outbox_app.pipeline.statistics import (
-    for_table,
     handled_in_inbox,
     hot_streams,
     read_once,
-    rows_of,
     statistics,
-    write_statistics,
 )
 
 LOG = "outbox_event"
@@ -79,7 +77,9 @@ def named(result, name):
 
 @pytest.fixture(scope="module")
 def events(spark):
-    return spark.createDataFrame(EVENTS, SCHEMA)
+    found = spark.createDataFrame(EVENTS, SCHEMA).persist()
+    yield found
+    found.unpersist()
 
 
 @pytest.fixture(scope="module")
@@ -318,8 +318,8 @@ class TestTheFile:
         path = write_statistics(frame, tmp_path)
         with monkeypatch.context() as patch:
             # Killed just before the new file takes the place of the old one.
-            patch.setattr(module.os, "replace", lambda *paths: 1 / 0)
-            patch.setattr(module.shutil, "rmtree", lambda *args, **options: None)
+            patch.setattr(statistic_rows.os, "replace", lambda *paths: 1 / 0)
+            patch.setattr(statistic_rows.shutil, "rmtree", lambda *args, **options: None)
             with pytest.raises(ZeroDivisionError):
                 write_statistics(frame.withColumn("value", F.lit(2.0)), tmp_path)
         assert len([*tmp_path.iterdir()]) == 2
@@ -329,13 +329,15 @@ class TestTheFile:
         assert pq.read_table(path)["value"].to_pylist() == [3.0]
 
 
-def test_it_needs_no_django():
-    code = "import sys, outbox_app.pipeline.statistics; print('django' in sys.modules)"
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("statistics", {"django"}),
+        ("statistic_rows", {"django"}),
+        ("statistic_names", {"django", "pyspark"}),
+    ],
+)
+def test_executors_need_no_django_and_the_table_no_spark(name, missing):
+    code = f"import sys, outbox_app.pipeline.{name}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
-def test_names_need_neither_django_nor_spark():
-    code = "import sys, outbox_app.pipeline.statistic_names; print({'django', 'pyspark'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert not missing & {*done.stdout.split()}
