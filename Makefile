@@ -56,9 +56,9 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.example: setup.cfg $(VENV)/.created
-	$(PIP) --editable '.[example]'
+	$(PIP) --editable '.[example,spark]'
 	@touch $@
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system
-	$(PIP) --editable '.[postgres,mysql,redis,example,docs,bench,test]'
+	$(PIP) --editable '.[postgres,mysql,redis,spark,example,docs,bench,test]'
 	@touch $@ $(VENV)/.example

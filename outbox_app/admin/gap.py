@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from ..exceptions import NotSkippable
 from ..models import Gap
@@ -34,7 +34,7 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
 class GapAdmin(AskingAdmin):
     """Gaps that readers have noticed."""
 
-    list_display = ["id", "kind", "state", "subscription", "partition", "log", "stream", "first",
+    list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
                     "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
     list_filter = [
         column_filter("state", gettext_lazy("state")),
@@ -49,12 +49,18 @@ class GapAdmin(AskingAdmin):
             gettext_lazy("Skip gaps"),
             gettext_lazy(
                 "What is missing is given up: the subscription goes on without it. If it comes "
-                "later, it is not handled. At most 50 at a time."
+                "later, it is not handled. What an audit has found is accepted: later audits leave "
+                "it out. At most 50 at a time."
             ),
             _skip,
             RequiredReason,
         ),
     )
+
+    @admin.display(description=gettext_lazy("found by"))
+    def found_by(self, row: Gap) -> str:
+        """The subscription, or the audit."""
+        return shown(row.subscription, 80) or gettext("an audit")
 
     @admin.display(description=gettext_lazy("reason"))
     def short_reason(self, row: Gap) -> str:

@@ -1,7 +1,7 @@
 """Statistics, read-only: by name and source, the newest minute first.
 
-With a name they come in the order of their index; without, the last written come first. Other than
-the table of a log, this one is small: see ``operations.statistics``.
+With a name they come in the order of their index; without, the last written come first. Unlike a
+log, the table is small: see ``operations.statistics``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Statistic
 from ..operations.text import one_line
 from ..pipeline.statistic_names import NAMES
-from .base import OutboxAdmin
+from .base import HarmlessChangeList, OutboxAdmin
 from .filters import ColumnFilter, column_filter
 
 
@@ -31,6 +32,16 @@ class NameFilter(ColumnFilter):
         return sorted({**{name: name for name in NAMES}, **found}.items())
 
 
+class StatisticChangeList(HarmlessChangeList):
+    """A list that is sorted by an index."""
+
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
+        """Within a name, the order is whole without it; with it, MariaDB would sort all rows."""
+        if request.GET.get("name"):
+            return ["-minute", "-source", "-dimension", "-label"]
+        return super().get_ordering(request, queryset)
+
+
 class StatisticAdmin(OutboxAdmin):
     """Figures about minutes."""
 
@@ -39,11 +50,9 @@ class StatisticAdmin(OutboxAdmin):
     list_filter = [NameFilter, column_filter("source", _("source"))]
     actions = None
 
-    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """By the index where a name is asked for: it ends in what is unique."""
-        if request.GET.get("name"):
-            return ("-name", "-minute", "-source", "-dimension", "-label")
-        return ("-id",)
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Return the list that is sorted by an index."""
+        return StatisticChangeList
 
     @admin.display(description=_("label"))
     def short_label(self, row: Statistic) -> str:

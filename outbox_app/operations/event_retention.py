@@ -4,7 +4,8 @@ A log is pruned from its front: up to the first event that is too young, that th
 subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
 kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
 transaction of its own: an event that commits late between two of them is not touched, and a cursor
-that a person puts back meanwhile holds what is left. Heads of streams stay, so versions go on.
+that a person puts back meanwhile holds what is left. Heads of streams stay, so versions go on. With
+an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from django.db.models import F
 
 from ..conf import settings
 from ..delivery.subscriber import all_subscribers
-from ..exceptions import OutboxError, ReadRefused, UnknownLog
+from ..exceptions import ArchiveRefused, OutboxError, PipelineError, ReadRefused, UnknownLog
 from ..log.logs import all_logs, log_alias, log_named
 from ..log.reader import LogReader, reads_by_time
-from ..models import Cursor, DatabaseNow, EventLog, ParkedStream, Subscription
+from ..log.window import TOMBSTONE
+from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
+from .archived_rows import ArchivedRows
 from .retention import BATCH_SIZE, check_arguments
 from .tables import require_tables
 
@@ -51,22 +54,24 @@ def prune_events(
     log: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    archive: str | None = None,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Remove events that are older than the retention and that every subscription has passed.
 
     Args:
         using: Database alias. Default: that of each log.
-        log: Table or label of one log. Default: all.
+        log: Table or label of one log. Default: all; with an archive ``Event``.
         older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
+        archive: Folder of the log's archive: remove only what is in it.
         write: Takes progress lines, and what holds the rest.
 
     Returns:
         How many were removed.
 
     Raises:
-        CommandError: An argument makes no sense, or it cannot be told what was passed.
+        CommandError: An argument makes no sense, or it cannot be told what was passed or archived.
     """
     days = settings().EVENT_RETENTION_DAYS if older_than is None else older_than
     if days is None:
@@ -76,8 +81,11 @@ def prune_events(
             returncode=2,
         )
     try:
+        if archive and not log:
+            log = Event._meta.db_table
         chosen = [log_named(log)] if log else all_logs()
-    except UnknownLog as error:
+        archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
+    except (UnknownLog, PipelineError) as error:
         raise CommandError(str(error), returncode=2) from error
     removed = 0
     for each in chosen:
@@ -85,7 +93,7 @@ def prune_events(
         check_arguments(alias, days, batch_size)
         require_tables(alias)
         if each._meta.db_table in connections[alias].introspection.table_names():
-            removed += _prune(each, days, batch_size, using=alias, write=write)
+            removed += _prune(each, days, batch_size, archived, using=alias, write=write)
     return removed
 
 
@@ -131,7 +139,13 @@ def needed(log: type[EventLog], *, using: str | None = None) -> str:
 
 
 def _prune(
-    log: type[EventLog], days: int, batch_size: int, *, using: str, write: Callable[[str], Any]
+    log: type[EventLog],
+    days: int,
+    batch_size: int,
+    archived: ArchivedRows | None,
+    *,
+    using: str,
+    write: Callable[[str], Any],
 ) -> int:
     table = log._meta.db_table
     for name in _not_begun(log, using):
@@ -148,13 +162,18 @@ def _prune(
         ) from error
     started = told = time.monotonic()
     removed, holder = 0, ""
-    for count, reached, held in _batches(log, days, batch_size, using=using):
-        removed, holder = removed + count, held
-        now = time.monotonic()
-        if 0 < settings().PROGRESS_INTERVAL <= now - told:
-            told = now
-            rate = removed / (now - started)
-            write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
+    try:
+        for count, reached, held in _batches(log, days, batch_size, archived, using=using):
+            removed, holder = removed + count, held
+            now = time.monotonic()
+            if 0 < settings().PROGRESS_INTERVAL <= now - told:
+                told = now
+                rate = removed / (now - started)
+                write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
+    except ArchiveRefused as error:
+        raise CommandError(
+            f"{removed} rows of {table} were removed, then: {error}", returncode=2
+        ) from error
     if holder and holder != TOO_YOUNG:
         write(f"held log={table} by={holder}")
     write(
@@ -165,7 +184,12 @@ def _prune(
 
 
 def _batches(
-    log: type[EventLog], days: int, batch_size: int, *, using: str
+    log: type[EventLog],
+    days: int,
+    batch_size: int,
+    archived: ArchivedRows | None,
+    *,
+    using: str,
 ) -> Iterator[tuple[int, int, str]]:
     """Delete from the front, batch after batch.
 
@@ -189,16 +213,24 @@ def _batches(
             kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
-                f"SELECT id, CASE {cases} END FROM (SELECT id, txid, slice, recorded_at "
-                f"FROM {table} WHERE id > %s ORDER BY id LIMIT {batch_size}) front ORDER BY id",
+                f"SELECT id, CASE {cases} END, message_id, type "
+                f"FROM (SELECT id, txid, slice, recorded_at, message_id, type FROM {table} "
+                f"WHERE id > %s ORDER BY id LIMIT {batch_size}) front ORDER BY id",
                 [cutoff, reached],
             )
             front = cursor.fetchall()
             free = list(takewhile(lambda row: row[1] is None, front))
             if len(free) < len(front):
                 held = kept_by[front[len(free)][1]].who
+            if archived is not None:
+                events = [row for row in free if row[3] != TOMBSTONE]
+                there = archived.first([(id, message_id) for id, _, message_id, _ in events])
+                if there < len(events):
+                    missing = events[there]
+                    free = free[: free.index(missing)]
+                    held = f"position {missing[0]}, which is not archived"
             if free:
-                ids = [id for id, _ in free]
+                ids = [id for id, *_ in free]
                 rows.filter(pk__in=ids)._raw_delete(using)
                 reached = ids[-1]
         yield len(free), reached, held

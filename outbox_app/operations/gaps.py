@@ -2,7 +2,8 @@
 
 Skipping one is final: the stream goes on behind the versions that are missing, with the name of who
 decided and why in its row. What comes of them later is dropped. The reader that holds the stream
-notices by itself. Permission is the caller's business (``outbox_app.skip_gap``).
+notices by itself. Nobody waits for a gap that an audit has found: skipping it accepts it, and later
+audits leave it out. Permission is the caller's business (``outbox_app.skip_gap``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def list_gaps(
 
 
 def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
-    """Give up the versions of a gap: its stream goes on behind them.
+    """Give up the versions of a gap: its stream goes on behind them, or an audit accepts it.
 
     Args:
         gap_id: Id of the row.
@@ -47,8 +48,8 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
         The row as it is now.
 
     Raises:
-        NotSkippable: There is no such gap, it is settled, or nobody waits for it; or name or reason
-            are missing. Nothing was changed.
+        NotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
+            name or reason are missing. Nothing was changed.
     """
     if not by.strip() or not reason.strip():
         raise NotSkippable("Skipping a gap takes a name and a reason; both are kept with it.")
@@ -77,7 +78,7 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
                 reason=reason,
             )
         )
-        if not moved or not settled:
+        if not settled or (gap.subscription and not moved):
             gap.refresh_from_db(using=using)
             raise NotSkippable(
                 f"Gap {gap_id} is {gap.get_state_display()}, or was changed at this moment. Look "

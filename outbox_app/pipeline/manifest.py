@@ -100,6 +100,7 @@ class Manifest:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.log = ""
         self.entries: list[Entry] = []
 
     @classmethod
@@ -134,8 +135,13 @@ class Manifest:
                 f"{store.folder} is the archive of the log {found!r:.128}, not of {log}. Take a "
                 "folder for each log."
             )
+        manifest.log = log
         manifest.entries = list(manifest._chain())
         return manifest
+
+    def again(self) -> Manifest:
+        """Read it again, as others may have written to it. Raises ``ArchiveRefused``."""
+        return self.load(self.store, self.log)
 
     @classmethod
     def make(cls, store: Store, log: str) -> Manifest:

@@ -1,7 +1,7 @@
 """Where statistics go: into one Parquet file, or as rows into a table.
 
-The file holds all there is, is replaced as a whole, and is in one order: the same statistics are the
-same bytes. A table gets what it can hold.
+The file holds all there is, is replaced as a whole, and is in one order: the same statistics are
+the same bytes. A table gets what it can hold.
 """
 
 from __future__ import annotations

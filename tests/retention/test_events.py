@@ -195,7 +195,7 @@ def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_a
     old("a", "b", "c")
     kept = [*old("d", days=0.5), *old("e", "f")]
     lines: list[str] = []
-    steps = event_retention._batches(Event, 1, 2, using=alias)
+    steps = event_retention._batches(Event, 1, 2, None, using=alias)
     # The clock; for each of two batches the transaction's begin (on PostgreSQL, how) and end, the
     # lock, who holds what (two), a SELECT, and a DELETE.
     batch = 7 + (alias == "postgres")

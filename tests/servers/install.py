@@ -109,6 +109,7 @@ _PRESENT: dict[str, Callable[[], bool]] = {
     "rabbitmq-server": lambda: find_rabbitmq_program("rabbitmq-server") is not None,
     "pgbouncer": _program("pgbouncer"),
     "faketime": _program("faketime"),
+    "openjdk-17-jre-headless": _program("java"),
     "libmariadb-dev": _program("mariadb_config"),
     "pkg-config": _program("pkg-config"),
     "gcc": _program("gcc"),

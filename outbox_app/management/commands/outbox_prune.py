@@ -23,8 +23,11 @@ Removes rows that were kept long enough, oldest first, in small transactions. Ru
   --incidents   recorded causes of extra publishes (table outbox_incident).
   --events      events of the logs, from the oldest one on, up to the first that is too young or
                 that a subscription has not passed; it says which. Versions of streams go on.
+  --archived DIR  the same, but only events that are in the archive DIR, whose files are checked
+                first; see manage.py outbox_pipeline archive. For one log: --log, or outbox_event.
 
-Exit codes: 0 done; 2 wrong arguments, or what was passed cannot be told (a restored database).
+Exit codes: 0 done; 2 wrong arguments, or what was passed or archived cannot be told (a restored
+database, a damaged archive).
 """
 
 
@@ -38,6 +41,9 @@ class Command(TeachingCommand):
         parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
         parser.add_argument("--incidents", action="store_true", help="remove old incidents")
         parser.add_argument("--events", action="store_true", help="remove old events")
+        parser.add_argument(
+            "--archived", metavar="DIR", help="remove old events that are in this archive"
+        )
         parser.add_argument(
             "--log", metavar="LOG", help="with --events: table of one log (default: all)"
         )
@@ -66,12 +72,14 @@ class Command(TeachingCommand):
         prunes: dict[str, Callable[..., int]] = {
             "inbox": prune_inbox,
             "incidents": prune_incidents,
-            "events": partial(prune_events, log=options["log"]),
+            "events": partial(prune_events, log=options["log"], archive=options["archived"]),
         }
+        options["events"] = options["events"] or bool(options["archived"])
         chosen = [prune for name, prune in prunes.items() if options[name]]
         if not chosen:
             raise CommandError(
-                "Say what to prune: --inbox, --incidents, --events, or several.", returncode=2
+                "Say what to prune: --inbox, --incidents, --events, --archived DIR, or several.",
+                returncode=2,
             )
         if options["log"] and not options["events"]:
             raise CommandError("--log goes with --events.", returncode=2)

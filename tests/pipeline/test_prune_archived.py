@@ -1,0 +1,180 @@
+"""``outbox_prune --archived DIR``: what is old, passed by everybody, and in the archive, goes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import transaction
+
+from outbox_app import publish
+from outbox_app.log.window import TOMBSTONE
+from outbox_app.models import DatabaseNow, Event
+from outbox_app.operations import archived_rows
+from outbox_app.operations.pipeline import log_options
+from outbox_app.pipeline import compaction
+from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.manifest import Manifest
+from outbox_app.pipeline.store import Store
+from tests.faults.tools import on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Here:
+    """What the archiver asks of a session, done in this process: tasks one after the other."""
+
+    defaultParallelism = 2
+
+    @property
+    def sparkContext(self):
+        return self
+
+    def parallelize(self, parts, count):
+        assert count == len(parts)
+        self.parts = parts
+        return self
+
+    def map(self, function):
+        self.parts = [function(part) for part in self.parts]
+        return self
+
+    def collect(self):
+        return self.parts
+
+
+@pytest.fixture
+def old(alias, new_log):
+    """``old(n)``: publish so many events, ten days old."""
+
+    def make(count: int) -> None:
+        before = Event.objects.using(alias).order_by("-pk").values_list("pk", flat=True).first()
+        for number in range(count):
+            with transaction.atomic(using=alias):
+                publish(f"order-{number % 3}", "order.placed", {"n": number})
+        rows = Event.objects.using(alias).filter(pk__gt=before or 0)
+        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
+
+    return make
+
+
+@pytest.fixture
+def archive(alias, tmp_path):
+    """``archive()``: archive what is there by now. Returns the folder."""
+    folder = str(tmp_path / "archive")
+
+    def run() -> str:
+        password = "outbox" if alias == "mariadb" else ""
+        options = log_options(Event, using=alias, password=password)
+        Archiver(Here(), options, folder, max_rows=4).run()
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def left(alias):
+    """``left()``: positions that are kept."""
+    return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
+
+
+def prune(*arguments: str) -> str:
+    output = StringIO()
+    call_command("outbox_prune", *arguments, stdout=output)
+    return output.getvalue()
+
+
+def test_what_is_archived_goes_and_the_rest_stays(old, archive, left):
+    old(10)
+    folder = archive()
+    old(5)
+    kept = left()[10:]
+    said = prune("--archived", folder, "--older-than=3", "--batch-size=4")
+    assert left() == kept
+    assert f"held log=outbox_event by=position {kept[0]}, which is not archived" in said
+    assert "removed=10" in said
+    archive()
+    prune("--archived", folder, "--older-than=3")
+    assert left() == []
+
+
+def test_what_is_young_stays(alias, old, archive, left):
+    old(6)
+    Event.objects.using(alias).filter(pk=left()[3]).update(recorded_at=DatabaseNow())
+    folder, kept = archive(), left()[3:]
+    prune("--archived", folder, "--older-than=3")
+    assert left() == kept
+
+
+def test_a_row_that_is_another_one_by_now_stays(alias, old, archive, left):
+    old(6)
+    folder, changed = archive(), left()[2]
+    Event.objects.using(alias).filter(pk=changed).update(message_id=uuid4())
+    said = prune("--archived", folder, "--older-than=3")
+    assert left()[0] == changed
+    assert f"position {changed}, which is not archived" in said
+
+
+def test_a_file_that_has_rotted_is_no_reason_to_delete(old, archive, left):
+    old(6)
+    folder, kept = archive(), left()
+    for file in Manifest.load(Store(folder), "outbox_event").files():
+        path = Path(folder, file.name)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(CommandError, match="is not as it was written") as refused:
+        prune("--archived", folder, "--older-than=3")
+    assert refused.value.returncode == 2
+    assert left() == kept
+
+
+def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch):
+    """The files are named by the manifest that was read at the start; then they are gone."""
+    old(6)
+    folder = archive()
+    manifest = Manifest.load(Store(folder), "outbox_event")
+    first = archived_rows.ArchivedRows.first
+
+    def compacted(self, rows):
+        monkeypatch.setattr(archived_rows.ArchivedRows, "first", first)
+        assert [each.last for each in compaction.compact(manifest)] == [1]
+        return first(self, rows)
+
+    monkeypatch.setattr(compaction, "BATCHES", 2)
+    monkeypatch.setattr(archived_rows.ArchivedRows, "first", compacted)
+    prune("--archived", folder, "--older-than=3")
+    assert left() == []
+
+
+@on("mariadb")
+def test_a_tombstone_holds_nothing_up(alias, old, archive, left):
+    old(6)
+    sealed = Event.objects.using(alias).filter(pk=left()[1])
+    sealed.update(type=TOMBSTONE, stream=TOMBSTONE, topic="")
+    folder = archive()
+    assert sum(file.rows for file in Manifest.load(Store(folder), "outbox_event").files()) == 5
+    prune("--archived", folder, "--older-than=3")
+    assert left() == []
+
+
+@on("default")
+def test_no_archive(alias, old, tmp_path, left):
+    old(2)
+    for arguments in (["--archived", str(tmp_path)], ["--archived", str(tmp_path), "--events"]):
+        with pytest.raises(CommandError, match="is no archive") as refused:
+            prune(*arguments, "--older-than=3")
+        assert refused.value.returncode == 2
+    assert len(left()) == 2
+
+
+@on("default")
+def test_the_archive_of_another_log(alias, old, archive, left):
+    old(2)
+    with pytest.raises(CommandError, match="not of ledger"):
+        prune("--archived", archive(), "--log=ledger", "--older-than=3")
+    assert len(left()) == 2
