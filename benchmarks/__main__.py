@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.servers import MariaDB, PostgreSQL, Redis
 
-NAMES = ("drain", "log", "losses")
+NAMES = ("drain", "log", "losses", "spark")
 #: With room for the millions of rows of ``losses``.
 SERVERS = {
     "POSTGRES_URL": lambda: PostgreSQL(
@@ -35,8 +35,9 @@ def main() -> None:
     arguments: dict[str, Any] = {"quick": options.quick}
     if options.name == "losses":
         arguments["scale"] = options.scale
+    beside = {"drain": ["REDIS_URL"], "spark": ["MARIADB_URL"]}
     with ExitStack() as stack:
-        for variable in (database, *(["REDIS_URL"] if options.name == "drain" else [])):
+        for variable in (database, *beside.get(options.name, [])):
             if variable not in os.environ:
                 os.environ[variable] = stack.enter_context(SERVERS[variable]()).url
         os.environ["BENCHMARK_URL"] = os.environ[database]

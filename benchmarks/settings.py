@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
-_url = urlsplit(os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"])
+_URLS = {"default": os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"]}
+if "MARIADB_URL" in os.environ and "POSTGRES_URL" in os.environ:
+    _URLS |= {"postgres": os.environ["POSTGRES_URL"], "mariadb": os.environ["MARIADB_URL"]}
 
 SECRET_KEY = "benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["outbox_app", "benchmarks"]
-DATABASES = {
-    "default": {
-        "ENGINE": f"django.db.backends.{'mysql' if _url.scheme == 'mysql' else 'postgresql'}",
-        "HOST": _url.hostname,
-        "PORT": _url.port,
-        "USER": _url.username,
-        "PASSWORD": _url.password or "",
-        "NAME": _url.path.strip("/"),
-        "TEST": {"NAME": f"outbox_benchmark_{os.getpid()}"},
+
+
+def _database(name: str, url: str) -> dict[str, object]:
+    parts = urlsplit(url)
+    return {
+        "ENGINE": f"django.db.backends.{'mysql' if parts.scheme == 'mysql' else 'postgresql'}",
+        "HOST": parts.hostname,
+        "PORT": parts.port,
+        "USER": parts.username,
+        "PASSWORD": parts.password or "",
+        "NAME": parts.path.strip("/"),
+        "TEST": {"NAME": f"outbox_benchmark_{name}_{os.getpid()}", "DEPENDENCIES": []},
     }
-}
+
+
+DATABASES = {name: _database(name, url) for name, url in _URLS.items()}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ..exceptions import ArchiveRefused, NoSpark
 
 if TYPE_CHECKING:
-    from ..pipeline.manifest import File, Manifest
+    from ..pipeline.entry import File
+    from ..pipeline.manifest import Manifest
 
 
 class ArchivedRows:

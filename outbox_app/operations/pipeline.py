@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -19,10 +21,10 @@ from django.db import connections
 from ..conf import settings
 from ..exceptions import PipelineError, ReadRefused, UnknownLog
 from ..log.logs import log_alias, log_named
-from ..models import EventLog
+from ..models import Event, EventLog
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from ..pipeline.options import Options
 
@@ -33,17 +35,36 @@ PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
 _NOT_LIBPQ = {"assume_role", "isolation_level", "pool", "server_side_binding"}
 
 
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A session, and the log that it reads."""
+
+    session: SparkSession
+    options: Options
+    log: type[EventLog]
+    using: str
+
+    def read(self, **given: Any) -> DataFrame:
+        """Return the log, or what the options name, as a frame.
+
+        Args:
+            given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
+        """
+        reader = self.session.read.format("outbox").options(**self.options.texts())
+        return reader.options(**{name: str(value) for name, value in given.items()}).load()
+
+
 @contextmanager
 def pipeline(
     *,
-    log: str | None,
-    using: str | None,
-    master: str | None,
-    conf: Mapping[str, str],
+    log: str | None = None,
+    using: str | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] = MappingProxyType({}),
     password_file: str = "",
     password_env: str = "",
-) -> Iterator[tuple[SparkSession, Options, type[EventLog], str]]:
-    """Give a session, the options of a log, the log, and its alias; turn errors into ours.
+) -> Iterator[Pipeline]:
+    """Give a session that reads a log, and stop it at the end if it was started here.
 
     Args:
         log: Table or label. Default: ``Event``.
@@ -57,9 +78,9 @@ def pipeline(
         CommandError: What cannot be done, in one message; exit code 2.
     """
     try:
-        from ..pipeline.session import is_local, spark_session
+        from ..pipeline.session import is_local, is_running, spark_session
 
-        model = log_named(log or "outbox_event")
+        model = log_named(log or Event._meta.db_table)
         alias = using or log_alias(model)
         given = {"password_file": password_file, "password_env": password_env}
         if not any(given.values()) and connections[alias].settings_dict.get("PASSWORD"):
@@ -72,8 +93,9 @@ def pipeline(
                 )
             os.environ[PASSWORD] = str(connections[alias].settings_dict["PASSWORD"])
             given["password_env"] = PASSWORD
-        options = log_options(model, using=alias, **given)
+        borrowed = is_running()
         session = spark_session(master=master, settings=conf)
+        options = log_options(model, using=alias, **given)
     except (PipelineError, UnknownLog) as error:
         raise CommandError(str(error), returncode=2) from error
     from py4j.protocol import Py4JError
@@ -83,13 +105,14 @@ def pipeline(
 
     connections[alias].close()  # it may be long before it is needed again
     try:
-        yield session, options, model, alias
+        yield Pipeline(session, options, model, alias)
     except (PipelineError, ReadRefused) as error:
         raise CommandError(str(error), returncode=2) from error
     except (PySparkException, Py4JError, OSError) as error:
         raise CommandError(reason(error), returncode=2) from error
     finally:
-        session.stop()
+        if not borrowed:
+            session.stop()
 
 
 def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..exceptions import ArchiveRefused, ReadRefused
+from ..exceptions import ArchiveRefused, ReadRefused, Unreachable
 from ..failpoints import failpoint
 from .compaction import compact
 from .database import connect
+from .entry import Entry, File
 from .failure import reason
-from .manifest import Entry, File, Manifest
+from .manifest import Manifest
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import ARROW, first_difference, read_checked, write_days
@@ -93,13 +95,14 @@ class Archiver:
             ReadRefused: The archive ends where the log cannot be read from.
             Unreachable: The database is away.
         """
-        with self.store.lock():
+        with self._lock():
             return self._run(stopped)
 
     def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
         """Archive what is committed, again and again.
 
         What goes by is waited for: the database restarts, an executor is lost, the disk is full.
+        The end of Spark itself is an error.
 
         Args:
             interval: Seconds between two looks.
@@ -108,17 +111,34 @@ class Archiver:
         Raises:
             ArchiveRefused, ReadRefused: As ``run``.
         """
-        pause = interval
-        with self.store.lock():
-            while not wait(pause if pause > interval else 0):
+        pause = 0.0
+        with self._lock():
+            while not wait(pause):
+                began = time.monotonic()
                 try:
                     self._run(lambda: wait(0), again=lambda: wait(interval))
                     return
                 except (ArchiveRefused, ReadRefused):
                     raise
                 except Exception as error:
-                    pause = min(max(pause, 1.0) * 2, MAX_PAUSE)
+                    if not self._is_running():
+                        raise
+                    failing = time.monotonic() - began < MAX_PAUSE
+                    pause = min(max(pause * 2, 1.0), MAX_PAUSE) if failing else 1.0
                     self.write(f"archive is tried again in={pause:.0f}s error={reason(error)}")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        Manifest.is_made(self.store)  # in a folder that is not ours, not even a lock is made
+        with self.store.lock():
+            yield
+
+    def _is_running(self) -> bool:
+        """Say whether Spark is there."""
+        try:
+            return not self.context._jsc.sc().isStopped()
+        except Exception:
+            return False
 
     def _run(self, stopped: Callable[[], bool], again: Callable[[], bool] | None = None) -> int:
         manifest = Manifest.make(self.store, self.options.log)
@@ -131,6 +151,12 @@ class Archiver:
             while again is not None and not again():
                 total += self._batches(manifest, offsets, stopped)
             return total
+        except database.errors as error:
+            told = " ".join(str(error).split())
+            raise Unreachable(
+                f"{self.options.url} has not answered as it should: {told}. What is in the "
+                "manifest is archived; run it again."
+            ) from error
         finally:
             database.close()
 
@@ -188,7 +214,7 @@ def _copy(part: Part) -> Part:
 def _compare(part: Part) -> Part:
     """Read the files and the log again, and compare them."""
     store = Store(part.folder)
-    written = [read_checked(store, replace(file, name=file.incoming)) for file in part.files]
+    written = [read_checked(store, file) for file in part.files]
     archived = pa.concat_tables([ARROW.empty_table(), *written])
     logged = pa.Table.from_batches(batches(part.options, part.conditions, ARROW), schema=ARROW)
     position = first_difference(archived, logged)

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from ..log.sql import Filter
 from .database import conformed
-from .manifest import File, Manifest
+from .entry import File
+from .manifest import Manifest
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import read_batches
@@ -44,19 +45,16 @@ def file_batches(
     """Yield the rows of files that the options want.
 
     Raises:
-        ArchiveRefused: A file is gone.
+        ArchiveRefused: A file is not there.
     """
     store = Store(options.archive)
     only = options.only
     needed = [*schema.names, *(["topic", "type"] if _chooses(only) else [])]
     for file in files:
-        try:
-            for batch in read_batches(store, file, needed):
-                rows = batch.filter(_wanted(batch, only)) if _chooses(only) else batch
-                if rows.num_rows:
-                    yield conformed(rows.select(schema.names), schema)
-        except FileNotFoundError:
-            raise Manifest(store).missing(file) from None
+        for batch in read_batches(store, file, needed):
+            rows = batch.filter(_wanted(batch, only)) if _chooses(only) else batch
+            if rows.num_rows:
+                yield conformed(rows.select(schema.names), schema)
 
 
 def _chooses(only: Filter) -> bool:

@@ -6,17 +6,21 @@ theirs. The new files are read again and compared with the old ones before that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from ..exceptions import ArchiveRefused
 from ..failpoints import failpoint
-from .manifest import Entry, File, Manifest
-from .parquet import first_difference, read_checked, write_days
+from .entry import Entry, File
+from .manifest import Manifest
+from .parquet import ARROW, first_difference, read_checked, write_days
+from .store import Store
 
-#: Batches of at least so many rows are left alone, and no more are put together.
+#: Most rows that are put together …
 ROWS = 500_000
+#: … and most bytes, compressed. Batches of more than half of either are left alone.
+BYTES = 128 * 2**20
 #: So many small batches are put together.
 BATCHES = 16
 
@@ -42,24 +46,34 @@ def compact(manifest: Manifest) -> Iterator[Entry]:
 
 def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
     group: list[Entry] = []
-    rows = 0
     for entry in entries:
-        if entry.rows * 2 > ROWS or rows + entry.rows > ROWS:
-            if len(group) >= BATCHES:
-                yield group
-            group, rows = [], 0
-        if entry.rows * 2 <= ROWS:
+        if _share(entry) > 0.5 or _share(*group, entry) > 1:
+            yield from _worthwhile(group)
+            group = []
+        if _share(entry) <= 0.5:
             group.append(entry)
-            rows += entry.rows
+    yield from _worthwhile(group)
+
+
+def _worthwhile(group: list[Entry]) -> Iterator[list[Entry]]:
+    # What is larger than all that follows waits: it would be written anew again and again.
+    while group and _share(group[0]) > _share(*group[1:]):
+        group = group[1:]
     if len(group) >= BATCHES:
         yield group
+
+
+def _share(*entries: Entry) -> float:
+    """Return how much of what may be put together these are."""
+    rows = sum(entry.rows for entry in entries)
+    size = sum(file.bytes for entry in entries for file in entry.files)
+    return max(rows / ROWS, size / BYTES)
 
 
 def _merge(manifest: Manifest, group: list[Entry]) -> Entry:
     store = manifest.store
     first, last = group[0], group[-1]
-    old = pa.concat_tables([read_checked(store, file) for entry in group for file in entry.files])
-    old = old.sort_by("id")
+    old = _rows(store, [file for entry in group for file in entry.files])
     files = write_days(old.to_batches(), store, f"{first.first:08d}-{last.last:08d}")
     merged = Entry(
         first.first,
@@ -69,8 +83,7 @@ def _merge(manifest: Manifest, group: list[Entry]) -> Entry:
         sorted(files, key=lambda file: file.first),
         verified=min(entry.verified for entry in group),
     )
-    new = pa.concat_tables([read_checked(store, _incoming(file)) for file in files])
-    if first_difference(old, new) is not None:
+    if first_difference(old, _rows(store, merged.files)) is not None:
         raise ArchiveRefused(
             f"Files of {store.folder} that were put together are not what they were made of: the "
             "disk is broken. The old ones are kept."
@@ -78,5 +91,5 @@ def _merge(manifest: Manifest, group: list[Entry]) -> Entry:
     return merged
 
 
-def _incoming(file: File) -> File:
-    return File(file.incoming, file.rows, file.bytes, file.sha256, file.first, file.last)
+def _rows(store: Store, files: Sequence[File]) -> pa.Table:
+    return pa.concat_tables([ARROW.empty_table(), *(read_checked(store, file) for file in files)])

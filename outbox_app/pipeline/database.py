@@ -49,6 +49,8 @@ class Database(ABC):
 
     #: Reads spans of its log.
     span: ClassVar[type[Span[Any]]]
+    #: What is raised where a statement fails, or the connection is lost.
+    errors: ClassVar[tuple[type[Exception], ...]]
     #: What names are quoted with.
     quote: ClassVar[str] = '"'
 

@@ -3,92 +3,32 @@
 It is the only truth. A batch is archived when its entry is there, as one file that appears whole;
 each entry begins with the offset that the one before ends with. What no entry names does not count:
 leftovers of a killed process are removed, and a file that its entry names and that was not moved to
-its place is moved there, when the next process begins. ::
+its place is moved there, when the next process begins. A file in ``data`` that only a lost entry
+can have named is no leftover: nothing is removed then. ::
 
     _manifest/archive.json                 which log of which database
     _manifest/00000000-00000000.json       an entry: batches from … to …
     data/date=2026-01-31/…-….parquet       rows, by the day on which they were recorded (UTC)
     _incoming/                             what is being written
+    _replaced/1767225600-…-….parquet       rows that were put together with others then
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator
 
-from ..exceptions import ArchiveRefused, DamagedCursor
+from ..exceptions import ArchiveRefused
 from ..failpoints import failpoint
+from .entry import INCOMING, MANIFEST, NONSENSE, REPLACED, Entry, File, last_batch
 from .offset import Offset
 from .store import Store
 
 FORMAT = 1
-INCOMING = "_incoming"
-DATA = "data"
-_MANIFEST = "_manifest"
-_IDENTITY = f"{_MANIFEST}/archive.json"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A Parquet file."""
-
-    name: str
-    rows: int
-    bytes: int
-    sha256: str
-    #: First and last position in it.
-    first: int
-    last: int
-
-    @property
-    def incoming(self) -> str:
-        """Where it was written."""
-        return f"{INCOMING}/{self.name.rpartition('/')[2]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Batches of the log, one after the other."""
-
-    #: Numbers of the first and the last batch.
-    first: int
-    last: int
-    start: Offset
-    end: Offset
-    files: Sequence[File]
-    #: When it was compared with the log, row by row: seconds since 1970.
-    verified: float
-    rows: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Count."""
-        object.__setattr__(self, "rows", sum(file.rows for file in self.files))
-
-    @property
-    def name(self) -> str:
-        """Its file."""
-        return f"{_MANIFEST}/{self.first:08d}-{self.last:08d}.json"
-
-    def dump(self) -> bytes:
-        """Return what its file holds."""
-        values = asdict(self)
-        return json.dumps({"sha256": _digest(values), **values}, indent=1).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Entry:
-        """Return the entry of a file. Raises one of ``_NONSENSE``."""
-        values = json.loads(content)
-        if values.pop("sha256") != _digest(values):
-            raise ValueError("its checksum does not fit")
-        del values["rows"]
-        values |= {name: Offset.load(values[name]) for name in ("start", "end")}
-        return cls(**{**values, "files": tuple(File(**each) for each in values["files"])})
-
-
-_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, DamagedCursor)
+#: Seconds for which a file is kept that others were made of: somebody may be reading it.
+REPLACED_SECONDS = 3600
+_IDENTITY = f"{MANIFEST}/archive.json"
 
 
 class Manifest:
@@ -123,7 +63,7 @@ class Manifest:
                 f"{store.folder} is no archive: it has no {_IDENTITY}. Name the folder that "
                 "manage.py outbox_pipeline archive --to was given."
             ) from None
-        except _NONSENSE as error:
+        except NONSENSE as error:
             raise manifest._damaged(_IDENTITY, error) from error
         if version != FORMAT:
             raise ArchiveRefused(
@@ -136,7 +76,7 @@ class Manifest:
                 "folder for each log."
             )
         manifest.log = log
-        manifest.entries = list(manifest._chain())
+        manifest.entries = manifest._read()
         return manifest
 
     def again(self) -> Manifest:
@@ -150,15 +90,24 @@ class Manifest:
         Raises:
             ArchiveRefused: The folder holds something else, or what ``load`` refuses.
         """
-        files = [name for name in store.list() if name != "_lock" and not name.endswith(".tmp")]
-        if _IDENTITY not in files:
-            if files:
-                raise ArchiveRefused(
-                    f"{store.folder} is no archive, and not empty (it has {sorted(files)[0]!r}). "
-                    "Name an empty folder, or a new one."
-                )
+        if not cls.is_made(store):
             store.write(_IDENTITY, json.dumps({"format": FORMAT, "log": log}).encode())
         return cls.load(store, log)
+
+    @staticmethod
+    def is_made(store: Store) -> bool:
+        """Say whether the folder is an archive, of whatever log; False: it is empty.
+
+        Raises:
+            ArchiveRefused: The folder holds something else.
+        """
+        files = [name for name in store.list() if name != "_lock" and not name.endswith(".tmp")]
+        if files and _IDENTITY not in files:
+            raise ArchiveRefused(
+                f"{store.folder} is no archive, and not empty (it has {sorted(files)[0]!r}). "
+                "Name an empty folder, or a new one."
+            )
+        return bool(files)
 
     @property
     def end(self) -> Offset | None:
@@ -191,8 +140,7 @@ class Manifest:
         for each in old:
             if each.name != entry.name:
                 self.store.delete(each.name)
-        for file in (file for each in old for file in each.files):
-            self.store.delete(file.name)
+        self._replace(file.name for each in old for file in each.files)
         for file in entry.files:
             self.store.move(file.incoming, file.name)
 
@@ -200,22 +148,32 @@ class Manifest:
         """End what a killed process began, and remove what it left.
 
         Raises:
-            ArchiveRefused: A file of an entry is missing, or has another size.
+            ArchiveRefused: A file of an entry is missing, or has another size; or there is one
+                whose entry is missing.
         """
         there = self.store.list()
-        kept = {_IDENTITY, "_lock"}
-        for entry in self.entries:
-            kept.add(entry.name)
-            for file in entry.files:
-                kept.add(file.name)
-                if file.name not in there and there.get(file.incoming) == file.bytes:
-                    self.store.move(file.incoming, file.name)
-                elif there.get(file.name) != file.bytes:
-                    raise self.missing(file)
-                kept.add(file.incoming)
-        for name in there:
-            if name not in kept and name.partition("/")[0] in (INCOMING, DATA, _MANIFEST):
+        kept = {_IDENTITY, *(entry.name for entry in self.entries)}
+        for file in self.files():
+            kept.add(file.name)
+            if file.name not in there and there.get(file.incoming) == file.bytes:
+                self.store.move(file.incoming, file.name)
+                del there[file.incoming]
+            elif there.get(file.name) != file.bytes:
+                raise self.missing(file)
+        left = [name for name in there if name not in kept]
+        replaced = [name for name in left if last_batch(name) is not None]
+        for name in replaced:
+            if (last_batch(name) or 0) >= self.next:
+                raise self._damaged(name, LookupError("its entry in _manifest is missing"))
+        self._replace(replaced)
+        for name in left:
+            if name.startswith((f"{INCOMING}/", f"{MANIFEST}/")):
                 self.store.delete(name)
+
+    def places(self, file: File) -> Iterator[str]:
+        """Yield where a file may be: it is moved there, and away, while others read."""
+        yield from (file.name, file.incoming, file.name)
+        yield from (name for name in self.store.list(REPLACED) if name.endswith(f"-{file.base}"))
 
     def missing(self, file: File) -> ArchiveRefused:
         """Return the error of a file that is not as its entry says."""
@@ -226,24 +184,48 @@ class Manifest:
             "folder can be archived to."
         )
 
-    def _chain(self) -> Iterator[Entry]:
+    def _replace(self, names: Iterable[str]) -> None:
+        """Put files away that others are in the stead of; those put away long ago go."""
+        now = int(time.time())
+        for name in names:
+            self.store.move(name, f"{REPLACED}/{now}-{name.rpartition('/')[2]}")
+        for name in self.store.list(REPLACED):
+            if name < f"{REPLACED}/{now - REPLACED_SECONDS}":
+                self.store.delete(name)
+
+    def _read(self) -> list[Entry]:
+        while True:
+            # While entries are put together a listing may lack the old ones and the new one; the
+            # next one has it. And they may go between the listing and the reading.
+            names = self._names()
+            if self._names() != names:
+                continue
+            try:
+                return list(self._chain(names))
+            except (ArchiveRefused, FileNotFoundError):
+                if self._names() == names:
+                    raise
+
+    def _names(self) -> list[str]:
+        names = (name for name in self.store.list(MANIFEST) if not name.endswith(".tmp"))
+        return sorted(name for name in names if name != _IDENTITY)
+
+    def _chain(self, names: Iterable[str]) -> Iterator[Entry]:
         """Yield the entries in order; those whose batches another one holds count no more."""
         number, end = 0, None
-        for entry in _outermost(self._load_all()):
+        for entry in _outermost(self._load_all(names)):
             if entry.first != number or (end is not None and entry.start != end):
                 raise self._damaged(entry.name, ValueError(f"batch {number} should follow here"))
             number, end = entry.last + 1, entry.end
             yield entry
 
-    def _load_all(self) -> Iterator[Entry]:
-        for name in sorted(self.store.list(_MANIFEST)):
-            if name == _IDENTITY or name.endswith(".tmp"):
-                continue
+    def _load_all(self, names: Iterable[str]) -> Iterator[Entry]:
+        for name in names:
             try:
                 entry = Entry.load(self.store.read(name))
                 if entry.name != name:
                     raise ValueError(f"it holds the entry {entry.name}")
-            except _NONSENSE as error:
+            except NONSENSE as error:
                 raise self._damaged(name, error) from error
             yield entry
 
@@ -265,7 +247,3 @@ def _outermost(entries: Iterable[Entry]) -> list[Entry]:
 
 def _is_within(entry: Entry, other: Entry) -> bool:
     return other.first <= entry.first and entry.last <= other.last
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

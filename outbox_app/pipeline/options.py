@@ -112,6 +112,16 @@ class Options:
         if self.partitions < 1:
             raise InvalidOption("partitions must be at least 1.")
 
+    def texts(self) -> dict[str, str]:
+        """Return the options as Spark takes them, but for those that are as by default."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        plain = Options(url=self.url)
+        return {
+            name.replace("_", ""): str(value)
+            for name, value in values
+            if name == "url" or value != getattr(plain, name)
+        }
+
     @property
     def address(self) -> SplitResult:
         """The parts of ``url``."""

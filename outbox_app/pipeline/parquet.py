@@ -11,6 +11,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 from uuid import uuid4
 
@@ -19,18 +20,27 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ..exceptions import ArchiveRefused
-from .manifest import DATA, INCOMING, File
+from .entry import DATA, INCOMING, File
+from .manifest import Manifest
 from .schema import SCHEMAS, arrow_types
 from .store import Store
 
 #: The columns of an archive, as Arrow sees them.
 ARROW = arrow_types(SCHEMAS["events"])
-#: Rows of a row group: what a reader skips or takes as a whole.
+# What is put in order is copied, and a column of strings has at most 2 GiB.
+_LARGE = pa.schema(
+    [(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in ARROW]
+)
+#: Rows of a row group: what a reader skips or takes as a whole …
 ROW_GROUP = 100_000
+#: … and its size in memory, in bytes.
+ROW_GROUP_BYTES = 64 * 2**20
+#: Files that are open at once. A log of years has more days in a batch than a process may open.
+OPEN_FILES = 50
 
 
 def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> list[File]:
-    """Write rows into one file for each day; the files are left in ``_incoming``.
+    """Write rows into files by day, one where they are in order; they are left in ``_incoming``.
 
     Args:
         batches: Rows, in columns of ``ARROW``.
@@ -41,15 +51,19 @@ def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> 
         OSError: They cannot be written, for example as the disk is full. What was written of them
             is removed.
     """
+    files: list[File] = []
     writers: dict[str, _Writer] = {}
     try:
         for batch in batches:
             for day, rows in _days(batch):
                 if day not in writers:
+                    if len(writers) == OPEN_FILES:
+                        files.append(writers[next(iter(writers))].finish())
+                        del writers[next(iter(writers))]
                     name = f"{DATA}/date={day}/{prefix}-{uuid4().hex[:12]}.parquet"
                     writers[day] = _Writer(store, name)
                 writers[day].write(rows)
-        return [writer.finish() for writer in writers.values()]
+        return files + [writer.finish() for writer in writers.values()]
     except BaseException:
         for writer in writers.values():
             writer.remove()
@@ -62,10 +76,11 @@ def read_checked(store: Store, file: File) -> pa.Table:
     Raises:
         ArchiveRefused: It is not, or it is not there.
     """
-    try:
-        content = store.read(file.name)
-    except FileNotFoundError:
-        content = b""
+    content = b""
+    for name in Manifest(store).places(file):
+        with contextlib.suppress(FileNotFoundError):
+            content = store.read(name)
+            break
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise ArchiveRefused(
             f"The archive {store.folder} is damaged: {file.name} is not as it was written. Put it "
@@ -75,23 +90,43 @@ def read_checked(store: Store, file: File) -> pa.Table:
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a file, at least the position."""
+    """Yield some columns of a file, at least the position.
+
+    Raises:
+        ArchiveRefused: It is not there.
+    """
     names = list(dict.fromkeys([*columns, "id"]))
-    with store.open(file.name) as opened:
-        yield from parquet.ParquetFile(opened).iter_batches(columns=names)
+    for name in Manifest(store).places(file):
+        try:
+            opened = store.open(name)
+        except FileNotFoundError:
+            continue
+        with opened:
+            yield from parquet.ParquetFile(opened).iter_batches(columns=names)
+        return
+    raise Manifest(store).missing(file)
 
 
 def first_difference(one: pa.Table, other: pa.Table) -> int | None:
     """Return the lowest position at which two sets of rows differ; None where they are the same."""
-    one, other = (table.sort_by("id").combine_chunks() for table in (one, other))
+    if not (_is_sorted(one) and _is_sorted(other)):
+        one, other = (table.cast(_LARGE).sort_by("id") for table in (one, other))
     if one.equals(other):
         return None
-    rows = zip(one.to_pylist(), other.to_pylist(), strict=False)
-    for left, right in rows:
+    for left, right in zip_longest(_rows(one), _rows(other)):
         if left != right:
-            return int(min(left["id"], right["id"]))
-    longer = max(one, other, key=len)
-    return int(longer["id"][min(len(one), len(other))].as_py())
+            return min(int(row["id"]) for row in (left, right) if row)
+    raise AssertionError("Tables with the same rows are equal.")
+
+
+def _is_sorted(table: pa.Table) -> bool:
+    ids = table.column("id")
+    return bool(pc.all(pc.less(ids.slice(0, max(len(ids) - 1, 0)), ids.slice(1))).as_py())
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=1000):
+        yield from batch.to_pylist()
 
 
 @dataclass(slots=True)
@@ -105,6 +140,7 @@ class _Writer:
     last: int = 0
     _pending: list[pa.RecordBatch] = field(default_factory=list)
     _held: int = 0
+    _bytes: int = 0
     _sink: Any = None
     _parquet: Any = None
 
@@ -119,8 +155,9 @@ class _Writer:
         self.last = max(self.last, ends["max"])
         self.rows += batch.num_rows
         self._held += batch.num_rows
+        self._bytes += batch.nbytes
         self._pending.append(batch)
-        if self._held >= ROW_GROUP:
+        if self._held >= ROW_GROUP or self._bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def finish(self) -> File:
@@ -147,7 +184,7 @@ class _Writer:
         if self._pending:
             table = pa.Table.from_batches(self._pending, schema=ARROW)
             self._parquet.write_table(table, row_group_size=ROW_GROUP)
-            self._pending, self._held = [], 0
+            self._pending, self._held, self._bytes = [], 0, 0
 
 
 class _Hashed(io.RawIOBase):

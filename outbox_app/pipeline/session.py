@@ -96,6 +96,15 @@ def spark_session(
     return session
 
 
+def is_running() -> bool:
+    """Say whether a session is active in this process already: it is whoever's who started it."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        return False
+    return SparkSession.getActiveSession() is not None
+
+
 def is_local(master: str | None) -> bool:
     """Say whether a session with this master has its executors started by this process."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:

@@ -29,8 +29,8 @@ from pyspark.sql.streaming.datasource import (
 from ..exceptions import InvalidOption
 from .archived import archive_parts, file_batches
 from .database import Database, connect
+from .entry import File
 from .filters import condition
-from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
 from .schema import SCHEMAS, arrow_schema

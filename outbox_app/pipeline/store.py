@@ -27,12 +27,13 @@ class Store:
     """
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        #: Means the same in all processes, wherever they run.
+        self.folder = folder if "://" in folder else os.path.abspath(folder)
         if "://" in folder:
             # Hadoop calls S3 s3a.
             system, root = fs.FileSystem.from_uri(folder.replace("s3a://", "s3://", 1))
         else:
-            system, root = fs.LocalFileSystem(), os.path.abspath(folder)
+            system, root = fs.LocalFileSystem(), self.folder
         self.system = system
         self.root = root.rstrip("/")
         self.is_local = isinstance(system, fs.LocalFileSystem)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...operations.pipeline import pipeline
+from ...operations.pipeline import Pipeline, pipeline
 from ..base import TeachingCommand
 
 HELP = """
@@ -71,13 +72,12 @@ class Command(TeachingCommand):
             conf=conf,
             password_file=options["password_file"],
             password_env=options["password_env"],
-        ) as (session, source, log, using):
-            run: Callable[..., None] = getattr(self, f"_{options['pipeline']}")
-            run(session, source, log, using, options)
+        ) as run:
+            work: Callable[[Pipeline, dict[str, Any]], None]
+            work = getattr(self, f"_{options['pipeline']}")
+            work(run, options)
 
-    def _archive(
-        self, session: Any, source: Any, log: Any, using: str, options: dict[str, Any]
-    ) -> None:
+    def _archive(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...pipeline.archive import MAX_ROWS, Archiver
 
         rows = MAX_ROWS if options["max_rows_per_batch"] is None else options["max_rows_per_batch"]
@@ -86,13 +86,15 @@ class Command(TeachingCommand):
                 "--max-rows-per-batch is at least 1, --interval more than 0 and at most 3600.",
                 returncode=2,
             )
-        stopped = _stopped_by_signals()
-        archiver = Archiver(session, source, options["to"], max_rows=rows, write=self.write)
-        if options["follow"]:
-            archiver.follow(options["interval"], stopped.wait)
-        else:
-            total = archiver.run(stopped.is_set)
-            self.write(f"done log={source.log} archived={total} to={options['to']}")
+        archiver = Archiver(
+            run.session, run.options, options["to"], max_rows=rows, write=self.write
+        )
+        with _stopped_by_signals() as stopped:
+            if options["follow"]:
+                archiver.follow(options["interval"], stopped.wait)
+            else:
+                total = archiver.run(stopped.is_set)
+                self.write(f"done log={run.options.log} archived={total} to={options['to']}")
 
 
 def _add_common(parser: Any) -> None:
@@ -129,10 +131,16 @@ def _setting(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _stopped_by_signals() -> threading.Event:
-    """Return what is set when the process is told to end: a batch is finished first."""
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Give what is set when the process is told to end: a batch is finished first."""
     stopped = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
-    return stopped
+    numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -26,6 +26,7 @@ class Mysql(Database):
     """A connection for statements, one for dirty reads, one for rows, as they are needed."""
 
     span = MysqlSpan
+    errors = (MySQLdb.Error,)
     quote: ClassVar[str] = "`"
 
     def __init__(self, options: Options) -> None:

@@ -22,6 +22,7 @@ class Postgres(Database):
     """One connection."""
 
     span = PostgresSpan
+    errors = (adbc_driver_manager.Error,)
 
     def __init__(self, options: Options, connection: Any) -> None:
         super().__init__(options)

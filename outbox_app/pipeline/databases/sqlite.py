@@ -24,6 +24,7 @@ class Sqlite(Database):
     """One connection, which can only read."""
 
     span = SqliteSpan
+    errors = (sqlite3.Error,)
 
     def __init__(self, options: Options, connection: sqlite3.Connection) -> None:
         super().__init__(options)

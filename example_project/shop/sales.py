@@ -1,0 +1,19 @@
+"""The shop's own pipeline: what was sold, minute by minute, from the log and its archive.
+
+A function from a frame of events to a frame: nothing in it knows where the events are, or how many
+machines read them.
+"""
+
+from pyspark.sql import functions as F
+
+
+def articles_sold(events):
+    """Return how many pieces of each article were ordered in each minute."""
+    order = F.from_json("data", "article bigint, quantity bigint")
+    return (
+        events.where("type = 'order.placed'")
+        .select(F.date_trunc("minute", "recorded_at").alias("minute"), order.alias("order"))
+        .groupBy("minute", F.col("order.article").alias("article"))
+        .agg(F.count("*").alias("orders"), F.sum("order.quantity").alias("pieces"))
+        .orderBy("minute", "article")
+    )

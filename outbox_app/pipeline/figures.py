@@ -1,0 +1,79 @@
+"""What is in a log, for the pictures of a report: events over time, types, the biggest streams.
+
+Computed in one pass over the events. Time is UTC, whatever the zone of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+#: Types and streams that are named.
+TOP = 15
+#: Days that are drawn one by one; more are drawn as months.
+MOST_DAYS = 120
+
+_HOUR = 3600
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Count = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Numbers of a log."""
+
+    #: "hour", "day" or "month".
+    unit: str
+    #: From the first to the last, those without events included.
+    over_time: list[Count]
+    #: The most frequent types, the biggest streams.
+    types: list[Count]
+    streams: list[Count]
+
+
+def figures(events: DataFrame) -> Figures:
+    """Count the events of a log.
+
+    Args:
+        events: Columns ``stream``, ``type`` and ``recorded_at``.
+    """
+    hour = F.floor(F.unix_seconds("recorded_at") / _HOUR).cast("string")
+    each = {"hour": hour, "type": F.col("type"), "stream": F.col("stream")}
+    pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]
+    counts = events.select(F.inline(F.array(*pairs))).groupBy("of", "value").count().persist()
+    try:
+        hours = counts.where("of = 'hour'").select("value", "count").collect()
+        unit, over_time = _over_time((int(row["value"]), row["count"]) for row in hours)
+        return Figures(unit, over_time, _top(counts, "type"), _top(counts, "stream"))
+    finally:
+        counts.unpersist()
+
+
+def _top(counts: DataFrame, of: str) -> list[Count]:
+    rows = counts.where(F.col("of") == of).orderBy(F.desc("count"), "value").limit(TOP)
+    return [(row["value"], row["count"]) for row in rows.collect()]
+
+
+def _over_time(hours: Iterable[tuple[int, int]]) -> tuple[str, list[Count]]:
+    """Return the unit that suits the span, and the counts in it."""
+    counted = sorted((_EPOCH + timedelta(hours=hour), number) for hour, number in hours)
+    if not counted:
+        return "day", []
+    first, last = counted[0][0], counted[-1][0]
+    days = (last.date() - first.date()).days + 1
+    unit = "hour" if days == 1 else "day" if days <= MOST_DAYS else "month"
+    form = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}[unit]
+    step = timedelta(hours=1) if unit == "hour" else timedelta(days=1)
+    totals: dict[str, int] = {}
+    at = first
+    while at.strftime(form) <= last.strftime(form):
+        totals[at.strftime(form)] = 0
+        at += step
+    for when, number in counted:
+        totals[when.strftime(form)] += number
+    return unit, list(totals.items())

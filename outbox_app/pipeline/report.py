@@ -1,0 +1,174 @@
+"""The report of an audit: one HTML file that needs no network, no script and no other file.
+
+It is written beside its place and renamed, so a reader sees the old one or the new one. Names of
+streams and types are text of strangers: all text is escaped, and the page forbids itself whatever
+is not its own style.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .charts import bars, columns
+from .defects import KINDS, Audit, Defect, visible
+
+if TYPE_CHECKING:
+    from .figures import Figures
+
+#: Defects that are listed.
+LISTED = 1000
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --ink: #1f2328; --faint: #5b646e; --line: #d5dae0;
+  --card: #f5f7f9; --bar: #2f6db5; --good: #1a7f37; --bad: #b42318; }
+@media (prefers-color-scheme: dark) { :root { --page: #14181d; --ink: #e4e8ec; --faint: #9aa5b1;
+  --line: #333c46; --card: #1d242c; --bar: #6aa5e8; --good: #4cc36a; --bad: #ff8a7a; } }
+body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; background: var(--page);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; }
+.verdict { font-size: 1.2rem; font-weight: 600; }
+.sound { color: var(--good); } .unsound { color: var(--bad); }
+dl.figures { display: flex; flex-wrap: wrap; gap: 1rem; }
+dl.figures div { background: var(--card); border-radius: 6px; padding: .6rem 1rem; }
+dl.figures dt, .faint { color: var(--faint); font-size: .9rem; }
+dl.figures dd { margin: 0; font-size: 1.4rem; }
+figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
+svg { width: 100%; height: auto; } svg rect { fill: var(--bar); } svg line { stroke: var(--line); }
+svg text { fill: var(--ink); font-size: 12px; } svg text.label { text-anchor: end; }
+table { border-collapse: collapse; width: 100%; } summary { cursor: pointer; color: var(--faint); }
+th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
+  vertical-align: top; overflow-wrap: anywhere; }
+"""
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    result: Audit,
+    *,
+    figures: Figures | None = None,
+    now: datetime | None = None,
+) -> None:
+    """Write the report of an audit.
+
+    Args:
+        path: The file. One that is there is replaced.
+        result: What the audit has found.
+        figures: What is in the log, for more pictures.
+        now: When the audit was made. Default: now.
+
+    Raises:
+        OSError: The file cannot be written. What was there is as it was.
+    """
+    text = _page(result, figures, now or datetime.now(UTC))
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _page(result: Audit, figures: Figures | None, now: datetime) -> str:
+    name = escape(visible(result.log))
+    parts = [
+        _head(result, name, now),
+        _defects(result),
+        _advice(result),
+        _pictures(result, figures),
+        _checked(result),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Audit of {name}</title><style>{_STYLE}</style></head>\n"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _head(result: Audit, name: str, now: datetime) -> str:
+    verdict = ("sound", "Sound: nothing is missing, doubled or out of order.")
+    if not result.sound:
+        what = "1 defect was" if result.total == 1 else f"{result.total:,} defects were"
+        verdict = ("unsound", f"{what} found.")
+    numbers = {
+        "Events": result.events,
+        "Streams": result.streams,
+        "Defects": result.total,
+        "Accepted gaps": result.accepted,
+    }
+    cards = "".join(
+        f"<div><dt>{label}</dt><dd>{number:,}</dd></div>" for label, number in numbers.items()
+    )
+    return (
+        f'<header><h1>Audit of {name}</h1><p class="faint">{now.astimezone(UTC):%Y-%m-%d %H:%M} '
+        f'UTC, in {result.seconds:.1f} s</p><p class="verdict {verdict[0]}">{verdict[1]}</p>'
+        f'<dl class="figures">{cards}</dl></header>'
+    )
+
+
+def _defects(result: Audit) -> str:
+    if result.sound:
+        return ""
+    listed: Sequence[Defect] = result.defects[:LISTED]
+    rows = "".join(
+        f"<tr><td>{escape(KINDS[each.kind].title)}</td><td>{escape(each.line)}</td></tr>"
+        for each in listed
+    )
+    more = ""
+    if result.total > len(listed):
+        more = f'<p class="faint">Listed: {len(listed):,} of {result.total:,}.</p>'
+    found = [(KINDS[kind].title, number) for kind, number in result.counts.items()]
+    return (
+        f"<h2>Defects</h2>{bars('Defects by kind', 'Kind', found)}"
+        f"<table><thead><tr><th>Kind</th><th>Defect</th></tr></thead><tbody>{rows}</tbody></table>"
+        f"{more}"
+    )
+
+
+def _advice(result: Audit) -> str:
+    if result.sound:
+        return ""
+    advice: dict[str, list[str]] = {}
+    for kind in result.counts:
+        advice.setdefault(KINDS[kind].advice, []).append(KINDS[kind].title)
+    items = "".join(
+        f"<dt><strong>{escape('; '.join(titles))}</strong></dt><dd>{escape(what)}</dd>"
+        for what, titles in advice.items()
+    )
+    return f"<h2>What to do</h2><dl>{items}</dl>"
+
+
+def _pictures(result: Audit, figures: Figures | None) -> str:
+    if figures is None:
+        return ""
+    return (
+        "<h2>What is in the log</h2>"
+        + columns(f"Events per {figures.unit}", figures.unit.capitalize(), figures.over_time)
+        + bars("Most frequent types", "Type", figures.types)
+        + bars("Biggest streams", "Stream", figures.streams)
+    )
+
+
+def _checked(result: Audit) -> str:
+    items = "".join(
+        f"<tr><td>{escape(kind.title)}</td>"
+        f"<td>{f'{result.counts.get(name, 0):,}' if name in result.checked else 'not checked'}</td>"
+        "</tr>"
+        for name, kind in KINDS.items()
+    )
+    return (
+        "<h2>What was checked</h2><table><thead><tr><th>Check</th><th>Found</th></tr></thead>"
+        f"<tbody>{items}</tbody></table>"
+    )

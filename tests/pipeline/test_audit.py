@@ -1,0 +1,273 @@
+"""The audit: each defect is found, nothing else is, and what others do meanwhile is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from outbox_app.pipeline.audit import Archived, audit
+from outbox_app.pipeline.checks import compare
+from outbox_app.pipeline.defects import KINDS, Audit, Defect
+from outbox_app.pipeline.schema import SCHEMA
+from tests.pipeline.planted import LOG, Clean, plant
+
+HEADS = "log string, stream string, version bigint"
+
+
+@pytest.fixture
+def log(spark):
+    """``log({"a": [(1, 10), (2, 20)]})``: events by version and position."""
+
+    def make(streams):
+        rows = [(id, name, version) for name, each in streams.items() for version, id in each]
+        return spark.createDataFrame(rows, "id bigint, stream string, version bigint")
+
+    return make
+
+
+@pytest.fixture
+def heads(spark):
+    """``heads({"a": 2})``: heads of streams, and one of another log."""
+
+    def make(versions):
+        rows = [(LOG, stream, version) for stream, version in versions.items()]
+        return spark.createDataFrame([*rows, ("other_log", "a", 99)], HEADS)
+
+    return make
+
+
+def found(result: Audit) -> Counter:
+    return Counter((each.kind, each.stream, each.first, each.last) for each in result.defects)
+
+
+@pytest.mark.slow
+def test_thirty_defects_in_a_big_log_and_nothing_else(spark):
+    log = plant(spark, 200_000)
+    frames = [log.events, log.heads, *log.archived]
+    events, heads, database, archive = (frame.persist() for frame in frames)
+    result = audit(
+        events,
+        log=LOG,
+        heads=heads,
+        archived=Archived(database, archive),
+        lowest=lambda: log.lowest,
+    )
+    for frame in frames:
+        frame.unpersist()
+    assert found(result) == Counter(log.expected)
+    assert (result.total, sum(result.counts.values()), result.exit_code) == (30, 30, 1)
+    assert list(result.checked) == list(KINDS)
+
+
+@pytest.mark.slow
+def test_a_clean_log_has_none(spark):
+    log = Clean(spark, 200_000)
+    result = audit(log.events, log=LOG, heads=log.heads)
+    assert (result.defects, dict(result.counts), result.exit_code) == ([], {}, 0)
+    assert (result.events, result.streams) == (200_000, log.streams + 1)
+
+
+def test_each_stream_shows_what_is_wrong_with_it(log, heads):
+    streams = {
+        "sound": [(1, 1), (2, 5), (3, 6)],
+        "gap": [(1, 10), (3, 11), (6, 12)],
+        # Count, minimum, maximum and sum are those of 1, 2, 3, 4.
+        "sums": [(1, 20), (1, 21), (4, 22), (4, 23)],
+        "late": [(4, 30), (5, 31)],
+        "short": [(1, 40)],
+        "unknown": [(1, 50)],
+        "low": [(1, 60), (2, 61), (3, 62)],
+        "order": [(1, 70), (2, 72), (3, 71), (4, 73)],
+        # The double is the later one, and nothing is out of order.
+        "double": [(1, 80), (2, 81), (3, 82), (2, 83), (2, 84)],
+        "zero": [(0, 90), (1, 91)],
+        "below": [(-3, 100), (2, 101)],
+        "row": [(1, 110), (1, 110)],
+    }
+    ends = {name: max(version for version, _ in rows) for name, rows in streams.items()}
+    ends |= {"short": 3, "low": 1, "gone": 2}
+    del ends["unknown"]
+    result = audit(log(streams), log=LOG, heads=heads(ends))
+    assert [tuple(each) for each in result.defects] == [
+        ("gap", "gap", 2, 2, 11, ""),
+        ("gap", "gap", 4, 5, 12, ""),
+        ("gap", "sums", 2, 3, 22, ""),
+        ("late_start", "below", 1, 1, 101, ""),
+        ("late_start", "late", 1, 3, 30, ""),
+        ("tail", "gone", 1, 2, None, ""),
+        ("tail", "short", 2, 3, None, ""),
+        ("duplicate_version", "double", 2, 2, 83, ""),
+        ("duplicate_version", "double", 2, 2, 84, ""),
+        ("duplicate_version", "sums", 1, 1, 21, ""),
+        ("duplicate_version", "sums", 4, 4, 23, ""),
+        ("duplicate_id", "", None, None, 110, "2"),
+        ("order", "order", 3, 3, 71, ""),
+        ("invalid_version", "below", -3, -3, 100, ""),
+        ("invalid_version", "zero", 0, 0, 90, ""),
+        ("low_head", "low", 1, 3, 62, ""),
+        ("low_head", "unknown", 0, 1, 50, ""),
+    ]
+    assert (result.events, result.streams) == (32, 12)
+
+
+def test_one_position_in_two_streams(log):
+    result = audit(log({"a": [(1, 7)], "b": [(1, 7)]}), log=LOG)
+    assert [tuple(each) for each in result.defects] == [("duplicate_id", "", None, None, 7, "2")]
+    assert not {"tail", "low_head", "only_in_archive"} & set(result.checked)
+
+
+def test_an_empty_log_is_sound(log, heads):
+    result = audit(log({}), log=LOG, heads=heads({}), lowest=lambda: None)
+    assert (result.sound, result.events, result.streams) == (True, 0, 0)
+
+
+def test_heads_that_have_moved_meanwhile_are_no_defect(log, heads):
+    """An event of another stream is committed between the look at the heads and the bound."""
+    events = log({"a": [(1, 1), (2, 2)], "b": [(1, 3)], "c": [(1, 4), (2, 5)]})
+    looks = []
+
+    def look_again():
+        looks.append(1)
+        return heads({"a": 2, "b": 5, "c": 1})
+
+    result = audit(events, log=LOG, heads=heads({"a": 1, "c": 1}), look_again=look_again)
+    assert found(result) == {("low_head", "c", 1, 2): 1}
+    assert len(looks) == 1
+    sound = audit(events, log=LOG, heads=heads({"a": 2, "b": 1, "c": 2}), look_again=look_again)
+    assert sound.sound
+    assert len(looks) == 1
+
+
+def test_pruned_and_without_an_archive(log, heads):
+    """What is left must be whole; whether something is missing before it cannot be told."""
+    events = log({"a": [(5, 50), (7, 52)], "b": [(3, 51)]})
+    ends = heads({"a": 7, "b": 4, "gone": 3})
+    result = audit(events, log=LOG, heads=ends, whole=False, lowest=lambda: 50)
+    assert found(result) == {("gap", "a", 6, 6): 1, ("tail", "b", 4, 4): 1}
+    assert "late_start" not in result.checked
+
+
+def test_what_is_pruned_while_it_is_read_is_no_gap(log):
+    """Version 2 went between the reading of version 1 and that of version 3."""
+    events = log({"a": [(1, 1), (3, 9), (4, 10)], "b": [(1, 2), (2, 11)]})
+    assert not audit(events, log=LOG).sound
+    assert audit(events, log=LOG, whole=False, lowest=lambda: 9).sound
+
+
+@pytest.fixture
+def full(spark):
+    """``full((1, "a", 1), …)``: events with all columns; a dict at the end changes some."""
+
+    def make(*rows):
+        values = [
+            {"id": row[0], "stream": row[1], "version": row[2], **dict(*row[3:])} for row in rows
+        ]
+        return spark.createDataFrame(values, SCHEMA)
+
+    return make
+
+
+def test_database_against_archive(full):
+    both = [(3, "a", 3), (4, "a", 4), (6, "a", 6)]
+    archive = full((1, "a", 1), (2, "a", 2), *both, (5, "a", 5))
+    database = full(*both, (7, "a", 7))
+    events = full(*both, (7, "a", 7), (8, "a", 8))
+    lowest = iter([3, 3])
+    result = audit(
+        events, log=LOG, archived=Archived(database, archive), lowest=lambda: next(lowest)
+    )
+    # What one store lost is not told as a gap of the stream, too.
+    assert found(result) == {("only_in_archive", "a", 5, 5): 1, ("not_in_archive", "a", 7, 7): 1}
+    assert result.events == 8
+
+
+def test_what_is_pruned_during_the_comparison_is_not_lost(full):
+    rows = [(1, "a", 1), (2, "a", 2), (3, "a", 3)]
+    lowest = iter([2, None])
+    kept = full(rows[2])  # 2 was there when the first look at the lowest was taken
+    archived = Archived(full(), full(*rows))
+    result = audit(kept, log=LOG, archived=archived, lowest=lambda: next(lowest))
+    assert result.sound
+    assert result.events == 3
+
+
+def test_content_is_compared_column_by_column(full):
+    here = full(
+        (1, "a", 1, {"topic": "x"}),
+        (2, "a", 2, {"txid": 5, "data": "{}"}),
+        (3, "a", 3, {"data": "xy", "metadata": "z"}),
+        (4, "a", 4),
+        (5, "a", 5),
+    )
+    there = full(
+        (1, "a", 1, {"type": "x"}),  # the same value, in another column
+        (2, "a", 2, {"txid": 9, "data": "{}"}),  # as after a rebase
+        (3, "a", 3, {"data": "x", "metadata": "yz"}),
+        (4, "a", 4),
+        (4, "a", 4),
+        (5, "b", 5),
+    )
+    rows = compare(here, there, lowest=1).orderBy("position").collect()
+    assert [(row["kind"], row["position"], row["detail"]) for row in rows] == [
+        ("content_differs", 1, ""),
+        ("content_differs", 3, ""),
+        ("archived_twice", 4, "2"),
+        ("content_differs", 5, ""),
+    ]
+
+
+def test_accepted_gaps_do_not_count_until_they_grow(log):
+    events = log({"a": [(1, 1), (4, 2), (8, 3)], "b": [(3, 4)], "c": [(1, 5), (1, 6)]})
+    accepted = [("a", 2, 3), ("a", 5, 6), ("b", 1, 9), ("c", 1, 1), ("d", 1, 1)]
+    result = audit(events, log=LOG, accepted=accepted)
+    assert found(result) == {("gap", "a", 5, 7): 1, ("duplicate_version", "c", 1, 1): 1}
+    assert result.accepted == 2
+
+
+def test_all_are_counted_and_the_first_are_listed(log):
+    events = log({name: [(1, ord(name)), (3, ord(name) + 100)] for name in "dbca"})
+    result = audit(events, log=LOG, limit=2)
+    assert result.counts == {"gap": 4}
+    assert [each.stream for each in result.defects] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("defect", "line"),
+    [
+        (
+            Defect("gap", "order-17", 4, 6, 991, ""),
+            "order-17: versions 4 to 6 are missing (position 991 waits behind them)",
+        ),
+        (
+            Defect("gap", "order-17", 4, 4, 991, ""),
+            "order-17: version 4 is missing (position 991 waits behind it)",
+        ),
+        (
+            Defect("late_start", "order-17", 1, 1, 991, ""),
+            "order-17: version 1 is missing; it begins with version 2 (position 991)",
+        ),
+        (
+            Defect("tail", "order-17", 1, 2, None, ""),
+            "order-17: versions 1 to 2 are missing, and nothing of the stream is there",
+        ),
+        (
+            Defect("low_head", "order-17", 0, 3, 9, ""),
+            "order-17: outbox_stream does not know it; the log has version 3",
+        ),
+        (
+            Defect("order", "a\x1b[2J\u202e\n", 2, 2, 9, ""),
+            r"a\x1b[2J\u202e\n version 2 (position 9) has a lower position than the version before "
+            "it",
+        ),
+    ],
+)
+def test_lines_are_for_people(defect, line):
+    assert defect.line == line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_line_and_advice(kind):
+    line = Defect(kind, "stream-1", 1, 2, 3, "2").line
+    assert "position 3" in line if kind == "duplicate_id" else line.startswith("stream-1")
+    assert KINDS[kind].advice

@@ -1,0 +1,197 @@
+"""What an audit leaves behind: rows of gaps that a person can read, accept, and see filled."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.contrib.admin import site
+from django.core.management import call_command
+
+from outbox_app import publish
+from outbox_app.exceptions import NotSkippable
+from outbox_app.models import Event, Gap
+from outbox_app.operations import audit
+from outbox_app.operations.audit import accepted_gaps, record
+from outbox_app.operations.gaps import list_gaps, skip_gap
+from outbox_app.pipeline.defects import Defect
+
+
+def gap(stream: str, first: int, last: int, kind: str = "gap") -> Defect:
+    return Defect(kind, stream, first, last, 991, "")
+
+
+@pytest.fixture
+def found(alias):
+    """``found(*defects)``: record them."""
+    return lambda *defects: record(defects, log=Event, using=alias)
+
+
+@pytest.fixture
+def rows(alias):
+    """``rows()``: the gaps of audits."""
+
+    def read():
+        gaps = Gap.objects.using(alias).filter(subscription="").order_by("stream", "first")
+        return [(each.stream, each.first, each.last, each.state) for each in gaps]
+
+    return read
+
+
+@pytest.fixture
+def stream(alias):
+    """``stream("a", 5)``: publish so many events, without those whose versions are given."""
+
+    def make(name, count, without=()):
+        for _ in range(count):
+            publish(name, "happened", using=alias)
+        Event.objects.using(alias).filter(stream=name, version__in=without).delete()
+
+    return make
+
+
+def test_missing_versions_become_rows(alias, found, rows):
+    outcome = found(
+        gap("a", 4, 6),
+        gap("b", 1, 2, "late_start"),
+        gap("c", 7, 7, "tail"),
+        Defect("order", "d", 2, 2, 9, ""),
+        Defect("duplicate_id", "", None, None, 9, "2"),
+    )
+    assert (outcome.written, outcome.unchanged, outcome.filled, outcome.left_out) == (3, 0, 0, 0)
+    assert rows() == [("a", 4, 6, "open"), ("b", 1, 2, "open"), ("c", 7, 7, "open")]
+    row = Gap.objects.using(alias).get(stream="a")
+    assert (row.kind, row.log, row.partition, row.attempts) == ("version", "outbox_event", 0, 0)
+
+
+def test_streams_that_differ_in_case_or_spaces_are_different(found, rows):
+    found(gap("a", 2, 2), gap("A", 2, 2), gap("a ", 2, 2), gap("ä", 2, 2))
+    assert len(rows()) == 4
+
+
+def test_an_unchanged_gap_is_not_written_again(alias, found, rows):
+    found(gap("a", 4, 6))
+    seen_at = Gap.objects.using(alias).get().seen_at
+    outcome = found(gap("a", 4, 6))
+    assert (outcome.written, outcome.unchanged) == (0, 1)
+    row = Gap.objects.using(alias).get()
+    assert (row.seen_at, row.attempts) == (seen_at, 1)
+
+
+def test_a_gap_that_grows_stays_one_row(found, rows):
+    found(gap("a", 4, 6))
+    assert found(gap("a", 4, 9)).written == 1
+    assert rows() == [("a", 4, 9, "open")]
+    found(gap("a", 2, 9))
+    assert rows() == [("a", 2, 9, "open"), ("a", 4, 9, "closed")]
+
+
+def test_a_gap_is_filled_when_its_versions_are_there(alias, found, rows, stream):
+    stream("a", 8)
+    stream("b", 5, without=[2, 3])
+    found(gap("a", 4, 6), gap("b", 2, 3))
+    assert found(gap("b", 2, 3)).filled == 1
+    assert rows() == [("a", 4, 6, "filled"), ("b", 2, 3, "open")]
+    assert Gap.objects.using(alias).get(stream="a").settled_at
+    assert found(gap("b", 2, 3)).filled == 0
+
+
+def test_a_gap_that_was_not_looked_for_stays_open(found, rows, stream):
+    """As when its front was pruned, or heads were not read: only evidence closes a gap."""
+    stream("a", 8, without=[5])
+    found(gap("a", 4, 6))
+    assert found().filled == 0
+    assert rows() == [("a", 4, 6, "open")]
+
+
+def test_a_gap_that_is_filled_in_part(found, rows, stream):
+    stream("a", 8, without=[5, 7])
+    found(gap("a", 3, 7))
+    assert found(gap("a", 5, 5), gap("a", 7, 7)).filled == 1
+    assert rows() == [("a", 3, 4, "filled"), ("a", 5, 5, "open"), ("a", 7, 7, "open")]
+
+
+def test_what_is_missing_again_is_open_again(alias, found, rows, stream):
+    stream("a", 8)
+    found(gap("a", 4, 6))
+    found()
+    assert rows() == [("a", 4, 6, "filled")]
+    found(gap("a", 4, 6))
+    assert rows() == [("a", 4, 6, "open")]
+    assert Gap.objects.using(alias).get().settled_at is None
+
+
+def test_a_person_accepts_a_gap(alias, found, rows):
+    found(gap("a", 4, 6), gap("b", 2, 2))
+    id = Gap.objects.using(alias).get(stream="a").pk
+    with pytest.raises(NotSkippable, match="takes a name and a reason"):
+        skip_gap(id, by="ann", reason=" ", using=alias)
+    row = skip_gap(id, by="ann", reason="see ticket 88", using=alias)
+    assert (row.state, row.settled_by, row.reason) == ("skipped", "ann", "see ticket 88")
+    assert accepted_gaps(Event, using=alias) == [("a", 4, 6)]
+    with pytest.raises(NotSkippable, match="is skipped"):
+        skip_gap(id, by="bob", reason="again", using=alias)
+    # Found again by an audit that was not told of it, it stays what the person has made of it.
+    outcome = found(gap("a", 4, 6), gap("b", 2, 2))
+    assert (outcome.written, outcome.unchanged) == (0, 1)
+    assert rows() == [("a", 4, 6, "skipped"), ("b", 2, 2, "open")]
+    # More than what was accepted is open again.
+    found(gap("a", 4, 7), gap("b", 2, 2))
+    assert rows() == [("a", 4, 7, "open"), ("b", 2, 2, "open")]
+
+
+def test_gaps_of_subscriptions_and_other_logs_are_left_alone(alias, found, stream):
+    stream("a", 8)
+    for log, subscription in (("outbox_event", "shop"), ("other_log", "")):
+        Gap.objects.using(alias).create(
+            kind="version", subscription=subscription, log=log, stream="a", first=4, last=6
+        )
+    found()
+    found(gap("a", 4, 6))
+    found()
+    states = Gap.objects.using(alias).order_by("pk").values_list("state", flat=True)
+    assert list(states) == ["open", "open", "filled"]
+    assert accepted_gaps(Event, using=alias) == []
+
+
+def test_too_many_are_cut_and_it_is_said(monkeypatch, found, rows):
+    monkeypatch.setattr(audit, "LIMIT", 2)
+    outcome = found(*(gap(name, 2, 2) for name in "abcd"))
+    assert rows() == [("a", 2, 2, "open"), ("b", 2, 2, "open")]
+    assert str(outcome) == "gaps written=2 unchanged=0 filled=0 left_out=2"
+
+
+def test_ten_thousand_are_no_ten_thousand_statements(alias, found, django_assert_max_num_queries):
+    many = [gap(f"order-{n:05}", 2, 2) for n in range(3000)]
+    # Rows are written a thousand at a time, on SQLite by fewer, as it takes few parameters.
+    with django_assert_max_num_queries(60, using=alias):
+        assert found(*many).written == 3000
+        assert found(*many).unchanged == 3000
+
+
+@pytest.mark.parametrize("again", ["skipped", "filled"])
+def test_a_decision_taken_meanwhile_stands(alias, monkeypatch, found, rows, stream, again):
+    stream("a", 8)
+    found(gap("a", 4, 6))
+    there = audit._there
+
+    def decided(*arguments):
+        Gap.objects.using(alias).update(state=again, reason="a person")
+        return there(*arguments)
+
+    monkeypatch.setattr(audit, "_there", decided)
+    assert found().filled == 0
+    assert Gap.objects.using(alias).get().reason == "a person"
+
+
+def test_commands_and_admin_know_gaps_of_audits(alias, found):
+    found(gap("a", 4, 6))
+    row = list_gaps(using=alias).get()
+    assert site._registry[Gap].found_by(row) == "an audit"
+    output = StringIO()
+    call_command(
+        "outbox_subscriptions", "skip-gap", str(row.pk), "--reason=why", f"--database={alias}",
+        stdout=output,
+    )  # fmt: skip
+    assert output.getvalue().startswith("Skipped: a 4-6")
+    assert accepted_gaps(Event, using=alias) == [("a", 4, 6)]
