@@ -19,6 +19,7 @@ from outbox_app.models import Cursor, Incident, StagedJob
 
 from . import ledger
 from .counting import Count, Start, compare_views, total
+from .pipeline import look_at_the_log
 from .terminal import Progress, incident_words, table
 
 #: Seconds without any progress after which the demo gives up.
@@ -61,7 +62,10 @@ def run(orders, writers):
         show_logs()
         print("FAILED: the table above says what is wrong.")
         return 1
-    print("Nothing was lost and nothing leaked.")
+    if look_at_the_log(demo.progress) is False:
+        print("\nFAILED: the log of the events is not as it should be; see above.")
+        return 1
+    print("\nNothing was lost and nothing leaked.")
     print(how_to_look())
     return 0
 

@@ -73,7 +73,7 @@ class View:
         """
         if not turns:
             return
-        keyed = [(self._key(turn.event), turn) for turn in turns]
+        keyed = [(self.key(turn.event), turn) for turn in turns]
         if self.projection.versioned and turns[0].previous is None:
             keyed = self._not_applied(keyed)
         if not keyed:
@@ -82,7 +82,7 @@ class View:
         for attempt in range(1, ATTEMPTS + 1):
             before = self._read(keys)
             failpoint("view_read")
-            after = self._fold(before, keyed)
+            after = self.fold(before, keyed)
             new = [row for key, row in after.items() if key not in before and row is not None]
             try:
                 self._insert(new)
@@ -97,7 +97,12 @@ class View:
                 self.rows.filter(pk__in=gone).delete()
             return
 
-    def _key(self, event: RecordedEvent) -> Any:
+    def key(self, event: RecordedEvent) -> Any:
+        """Return the primary key of the row that an event changes.
+
+        Raises:
+            InvalidSubscriber: There is none, where rows have versions.
+        """
         key = self.pk.to_python(self.projection.key(event))
         if self.projection.versioned and str(key) != event.stream:
             raise InvalidSubscriber(
@@ -136,7 +141,7 @@ class View:
             found[row.pk] = row
         return found
 
-    def _fold(self, before: Rows, keyed: list[tuple[Any, Turn]]) -> Rows:
+    def fold(self, before: Rows, keyed: list[tuple[Any, Turn]]) -> Rows:
         """Return the rows that change, None for those that go."""
         after: Rows = {}
         kind: Any = self.model

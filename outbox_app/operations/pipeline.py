@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..pipeline.options import Options
 
-#: Where a session that is started here finds the password.
+#: Where a session that is started here finds the password of an alias; its name follows.
 PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
 
 #: Options of Django's PostgreSQL backend that libpq does not know.
@@ -44,14 +44,24 @@ class Pipeline:
     log: type[EventLog]
     using: str
 
-    def read(self, **given: Any) -> DataFrame:
+    def read(self, schema: str | None = None, **given: Any) -> DataFrame:
         """Return the log, or what the options name, as a frame.
 
         Args:
+            schema: Columns that are needed, as SQL writes them. Default: all.
             given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
         """
         reader = self.session.read.format("outbox").options(**self.options.texts())
-        return reader.options(**{name: str(value) for name, value in given.items()}).load()
+        for name, value in given.items():
+            if value != "":
+                reader = reader.option(name, str(value))
+        return (reader.schema(schema) if schema else reader).load()
+
+    def elsewhere(self, using: str) -> Pipeline:
+        """Return the same session with another database of this project."""
+        given = {"password_env": _password_variable(using)} if _has_password(using) else {}
+        options = log_options(self.log, using=using, **given)
+        return Pipeline(self.session, options, self.log, using)
 
 
 @contextmanager
@@ -83,7 +93,7 @@ def pipeline(
         model = log_named(log or Event._meta.db_table)
         alias = using or log_alias(model)
         given = {"password_file": password_file, "password_env": password_env}
-        if not any(given.values()) and connections[alias].settings_dict.get("PASSWORD"):
+        if not any(given.values()) and _has_password(alias):
             if not is_local(master):
                 raise CommandError(
                     f"Executors elsewhere do not know the password of {alias!r}. Name a file that "
@@ -91,8 +101,12 @@ def pipeline(
                     "(--password-env).",
                     returncode=2,
                 )
-            os.environ[PASSWORD] = str(connections[alias].settings_dict["PASSWORD"])
-            given["password_env"] = PASSWORD
+            given["password_env"] = _password_variable(alias)
+        if is_local(master):
+            for each in connections:
+                if _has_password(each):
+                    password = connections[each].settings_dict["PASSWORD"]
+                    os.environ[_password_variable(each)] = str(password)
         borrowed = is_running()
         session = spark_session(master=master, settings=conf)
         options = log_options(model, using=alias, **given)
@@ -113,6 +127,14 @@ def pipeline(
     finally:
         if not borrowed:
             session.stop()
+
+
+def _has_password(using: str) -> bool:
+    return bool(connections[using].settings_dict.get("PASSWORD"))
+
+
+def _password_variable(using: str) -> str:
+    return f"{PASSWORD}_{using.upper()}"
 
 
 def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:

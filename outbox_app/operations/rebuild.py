@@ -18,24 +18,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import django.db
-from django.core.management.base import CommandError
 from django.db import connections, models, transaction
-from django.db.models import Exists, F, OuterRef
+from django.db.models import F
 
 from ..conf import settings
 from ..delivery.cursors import cursor_of
 from ..delivery.lock_wait import atomic_with_lock_wait
 from ..delivery.projection import Projection
-from ..delivery.subscriber import subscriber_named
 from ..delivery.view import Turn, View
-from ..exceptions import OutboxError
 from ..failpoints import failpoint
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.sql import Filter
-from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, StreamHead, Subscription
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
 from .beside import table_beside
-from .tables import require_tables
+from .rebuildable import rebuildable, require_whole, told
 
 logger = logging.getLogger("outbox_app.subscriptions")
 
@@ -61,34 +58,15 @@ def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
         CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
             its subscription are as they were.
     """
-    try:
-        declared = subscriber_named(name)
-        using = declared.using
-    except OutboxError as error:
-        raise CommandError(str(error), returncode=2) from error
-    projection: Any = declared.handle
-    if not isinstance(projection, Projection):
-        raise CommandError(
-            f"Subscription {name!r} is no projection: {declared.handle!r} handles its events, and "
-            "nobody knows what it has written. Replay it: manage.py outbox_subscriptions replay.",
-            returncode=2,
-        )
-    _require_unreferenced(projection.model)
-    require_tables(using)
-    for log in declared.logs:
-        _require_whole(log, using=using)
-    try:
-        with table_beside(projection.model, using=using) as beside:
-            return Rebuild(projection, beside, using=using, write=write).run()
-    except Exception as error:
-        raise CommandError(
-            f"The rebuild of {name!r} ended with {type(error).__name__}: {error}. The view and its "
-            "subscription are as they were. Run it again."
-        ) from error
+    projection, using = rebuildable(name)
+    for log in projection.subscriber.logs:
+        require_whole(log, using=using)
+    with told(name), table_beside(projection.model, using=using) as beside:
+        return Rebuild(projection, beside, using=using, write=write).run()
 
 
 class Rebuild:
-    """One rebuild.
+    """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones.
 
     Args:
         projection: The projection.
@@ -121,19 +99,23 @@ class Rebuild:
         self.thread = ThreadPoolExecutor(1, "rebuild")
 
     def run(self) -> int:
-        """Replay, and take over. Returns the number of rows."""
+        """Fill, and take over. Returns the number of rows."""
         try:
-            return self._run()
+            self.readers = [self._reader(log) for log in self.subscriber.logs]
+            self.positions = [0] * len(self.readers)
+            self.ask(self._make_cursors)
+            self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
+            return self.finish(self.fill())
         finally:
-            self.thread.submit(self._close).result()
+            self.ask(self._close)
             self.thread.shutdown()
 
-    def _run(self) -> int:
-        self.readers = [self._reader(log) for log in self.subscriber.logs]
-        self.thread.submit(self._make_cursors).result()
-        self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
-        self.positions = [0] * len(self.readers)
-        states = self._replay([self._ask(reader.window.start, 0) for reader in self.readers])
+    def fill(self) -> list[State]:
+        """Make the new rows; return the states at which they stand."""
+        return self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
+
+    def finish(self, states: list[State]) -> int:
+        """Take over, as often as it has to be tried. Returns the number of rows."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 rows = self._take_over(states)
@@ -142,7 +124,7 @@ class Rebuild:
                 if attempt == ATTEMPTS:
                     raise
                 self.write(f"takeover tried again name={self.name} error={error!r}")
-                states = self._replay(states)
+                states = self.replay(states)
         self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
         return rows
 
@@ -159,16 +141,17 @@ class Rebuild:
         for reader in self.readers:
             cursor_of(self.subscriber, 0, reader)
 
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function returns on the connection that reads."""
         return self.thread.submit(function, *arguments).result()
 
-    def _replay(self, states: list[State]) -> list[State]:
+    def replay(self, states: list[State]) -> list[State]:
         """Apply what comes after the states; return the states at the end of the log."""
         states = list(states)
         for index, reader in enumerate(self.readers):
             more = True
             while more:
-                found, page = self._ask(reader.read, states[index], self.limit)
+                found, page = self.ask(reader.read, states[index], self.limit)
                 with transaction.atomic(using=self.using):
                     self.view.apply([Turn(event) for event in found])
                 failpoint("rebuild_page")
@@ -192,7 +175,7 @@ class Rebuild:
                 # the log that is read now holds all that the old rows held.
                 cursors.update(revision=F("revision") + 1)
                 self._lock_and_empty()
-                ends = self._replay(states)
+                ends = self.replay(states)
                 rows = self._copy()
                 failpoint("rebuild_copied")
                 for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
@@ -240,20 +223,6 @@ class Rebuild:
         connections[self.using].close()
 
 
-def _require_whole(log: type[EventLog], *, using: str) -> None:
-    """Check that no event was removed: heads of streams stay when their events go."""
-    table = log._meta.db_table
-    first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
-    heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
-    stream = heads.values_list("stream", flat=True).first()
-    if stream is not None:
-        raise CommandError(
-            f"{table} has no version 1 of {stream!r} any more: events were pruned. The view knows "
-            "them, and a replay would not. Put the archived events back, or leave the view.",
-            returncode=2,
-        )
-
-
 @contextmanager
 def _gap_locks(using: str) -> Iterator[None]:
     """On MySQL lock the gaps, too, so that nobody inserts a row behind the emptying."""
@@ -267,14 +236,3 @@ def _gap_locks(using: str) -> Iterator[None]:
         yield
     finally:
         connection.close()  # the next one has its own level again
-
-
-def _require_unreferenced(model: type[models.Model]) -> None:
-    pointing = [relation.related_model._meta.label for relation in model._meta.related_objects]
-    if pointing:
-        raise CommandError(
-            f"{', '.join(sorted(map(str, pointing)))} points at {model._meta.label} with a foreign "
-            "key, so its rows cannot be taken away and put back. Point at what the rows are about, "
-            "or keep the key in a plain column.",
-            returncode=2,
-        )

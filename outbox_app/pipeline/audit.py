@@ -8,10 +8,10 @@ was committed before the bound was taken must be there, so heads are read before
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from .checks import STREAM, compare, same_ids, versions
@@ -68,10 +68,12 @@ def audit(
     with _Held() as held:
         # What pruning removes while the rows are read is missing in the middle of what was read.
         # So they are read first; what is left at or above the lowest position now was there then.
-        events = held.computed(events.select("id", "stream", "version"))
+        events = held.persisted(events.select("id", "stream", "version"))
+        events.count()
         found = same_ids(events)
         if archived:
-            differing = held.computed(compare(*archived, lowest=_lowest(lowest)))
+            differing = held.persisted(compare(*archived, lowest=_lowest(lowest)))
+            differing.count()
         floor = _lowest(lowest)
         rows = events.where(F.col("id") >= floor)
         if archived:
@@ -82,24 +84,24 @@ def audit(
             rows = rows.unionByName(
                 archived.rows.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
-        found = held.computed(found.unionByName(versions(rows, heads, whole=whole)))
-        streams = found.where(F.col("kind") == STREAM)
-        [(number, of_streams)] = streams.agg(F.sum("last"), F.count("last")).collect()
+        found = held.persisted(found.unionByName(versions(rows, heads, whole=whole)))
+        counts, sums = _counts(found)
         found = found.where(F.col("kind") != STREAM)
-        counts = _counts(found)
+        of_streams = counts.pop(STREAM, 0)
         if look_again and "low_head" in counts:
-            found = held.computed(_still_low(found, look_again().where(F.col("log") == log)))
-            counts = _counts(found)
+            moved = look_again().where(F.col("log") == log)
+            found = held.persisted(_still_low(found, moved))
+            counts, _ = _counts(found)
         before = sum(counts.values())
         given = list(accepted)
         if given and counts.keys() & set(MISSING):
             found = _without(found, given)
-            counts = _counts(found)
+            counts, _ = _counts(found)
         return Audit(
             log=log,
             counts=counts,
             defects=_first(found, counts, limit),
-            events=number or 0,
+            events=sums.get(STREAM, 0),
             streams=of_streams,
             seconds=time.monotonic() - started,
             checked=_checked(heads is not None, archived is not None, whole),
@@ -108,7 +110,7 @@ def audit(
 
 
 class _Held:
-    """Frames that were computed, and are kept until the audit ends."""
+    """Frames that are kept, once they were computed, until the audit ends."""
 
     def __init__(self) -> None:
         self._frames: list[DataFrame] = []
@@ -120,9 +122,8 @@ class _Held:
         for frame in self._frames:
             frame.unpersist()
 
-    def computed(self, frame: DataFrame) -> DataFrame:
+    def persisted(self, frame: DataFrame) -> DataFrame:
         self._frames.append(frame.persist())
-        frame.count()
         return frame
 
 
@@ -147,17 +148,23 @@ def _lowest(lowest: Callable[[], int | None] | None) -> int:
     return 2**63 - 1 if found is None else found
 
 
-def _counts(found: DataFrame) -> dict[str, int]:
-    counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
-    return {kind: counts[kind] for kind in KINDS if kind in counts}
+def _counts(found: DataFrame) -> tuple[dict[str, int], dict[str, int]]:
+    """Return, by kind, the number of rows and the sum of ``last``."""
+    rows = found.groupBy("kind").agg(F.count(F.lit(1)), F.sum("last")).collect()
+    counts = {kind: number for kind, number, _ in rows}
+    ordered = {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
+    return ordered, {kind: total for kind, _, total in rows}
 
 
-def _first(found: DataFrame, counts: Iterable[str], limit: int) -> list[Defect]:
-    defects = []
-    for kind in counts:
-        rows = found.where(F.col("kind") == kind).orderBy("stream", "first", "position")
-        defects += [Defect(*row) for row in rows.limit(limit).collect()]
-    return defects
+def _first(found: DataFrame, counts: Mapping[str, int], limit: int) -> list[Defect]:
+    """Return the first of each kind, in the order of ``counts``."""
+    if not counts:
+        return []
+    place = F.row_number().over(Window.partitionBy("kind").orderBy("stream", "first", "position"))
+    first = found.select("*", place.alias("place")).where(F.col("place") <= limit).collect()
+    kinds = list(counts)
+    first.sort(key=lambda row: (kinds.index(row["kind"]), row["place"]))
+    return [Defect(*row[:-1]) for row in first]
 
 
 def _checked(heads: bool, archived: bool, whole: bool) -> list[str]:

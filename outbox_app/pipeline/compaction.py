@@ -56,8 +56,8 @@ def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def _worthwhile(group: list[Entry]) -> Iterator[list[Entry]]:
-    # What is larger than all that follows waits: it would be written anew again and again.
-    while group and _share(group[0]) > _share(*group[1:]):
+    # What is much larger than all that follows waits: it would be written again and again.
+    while group and _share(group[0]) > 2 * _share(*group[1:]):
         group = group[1:]
     if len(group) >= BATCHES:
         yield group

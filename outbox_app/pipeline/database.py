@@ -51,6 +51,8 @@ class Database(ABC):
     span: ClassVar[type[Span[Any]]]
     #: What is raised where a statement fails, or the connection is lost.
     errors: ClassVar[tuple[type[Exception], ...]]
+    #: Whether its times are compared as times, and not as texts.
+    compares_times: ClassVar[bool] = True
     #: What names are quoted with.
     quote: ClassVar[str] = '"'
 
@@ -106,18 +108,30 @@ class Database(ABC):
         )
 
 
-def connected(options: Options, connect: Callable[[], T], errors: tuple[type[Exception], ...]) -> T:
+def connected(
+    options: Options,
+    connect: Callable[[], T],
+    errors: tuple[type[Exception], ...],
+    hopeless: Callable[[Exception], object],
+) -> T:
     """Connect; wait where the database is away.
 
+    Args:
+        options: Where it is.
+        connect: Connects.
+        errors: What it may raise.
+        hopeless: Says that waiting does not help, as with a wrong password.
+
     Raises:
-        Unreachable: It was not there for ``connect_timeout`` seconds.
+        Unreachable: It was not there for ``connect_timeout`` seconds, or does not let us in.
     """
     started, pause = time.monotonic(), 0.1
     while True:
         try:
             return connect()
         except errors as error:
-            if time.monotonic() - started + pause > options.connect_timeout:
+            away = time.monotonic() - started + pause
+            if away > options.connect_timeout or hopeless(error):
                 secret = options.secret()
                 told = str(error).strip()
                 if secret:
@@ -144,5 +158,7 @@ def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> A
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        column = pc.assume_timezone(column.cast(pa.timestamp("us")), zone)
+        # Of an hour that was there twice nobody can tell which it was.
+        times = column.cast(pa.timestamp("us"))
+        column = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
     return column if column.type == kind else column.cast(kind)

@@ -183,12 +183,12 @@ _SAYS = {
     ),
     "not_in_archive": lambda d: f"{_event(d)} is in the database, but not in the archive",
     "content_differs": lambda d: f"{_event(d)} is not the same in database and archive",
-    "archived_twice": lambda d: f"{_event(d)} is in the archive {d.detail} times",
+    "archived_twice": lambda d: f"{_event(d)} is in the archive {visible(d.detail)} times",
     "duplicate_version": lambda d: (
         f"{visible(d.stream)}: version {d.first} is there more than once, again at position "
         f"{d.position}"
     ),
-    "duplicate_id": lambda d: f"position {d.position} is there {d.detail} times",
+    "duplicate_id": lambda d: f"position {d.position} is there {visible(d.detail)} times",
     "order": lambda d: f"{_event(d)} has a lower position than the version before it",
     "invalid_version": lambda d: f"{_event(d)}: versions begin with 1",
     "low_head": _low_head,

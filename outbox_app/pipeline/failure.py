@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-#: The last line of a Python trace: a class, perhaps of a package, and its message.
-_RAISED = re.compile(r"^([\w.]*(?:Error|Exception|Refused|Unreachable|Unsafe\w*|\w+Log|\w+Cursor)"
-                     r"): (.+)$", re.MULTILINE)  # fmt: skip
+#: The last line of a Python trace: a class of ours, or of others, and its message.
+_RAISED = [
+    re.compile(r"^outbox_app\.exceptions\.(\w+): (.+)$", re.MULTILINE),
+    re.compile(r"^(?!py4j)(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE),
+]
 
 
 def reason(error: BaseException) -> str:
@@ -16,9 +18,8 @@ def reason(error: BaseException) -> str:
         error: What came out of Spark.
     """
     text = str(error)
-    raised = [match for match in _RAISED.findall(text) if not match[0].startswith("py4j")]
-    if raised:
-        name, message = raised[0]
-        return f"{name.rpartition('.')[2]}: {message}"
+    for pattern in _RAISED:
+        if raised := pattern.search(text):
+            return f"{raised[1]}: {raised[2]}"
     line = text.strip().partition("\n")[0]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

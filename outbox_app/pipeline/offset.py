@@ -49,6 +49,11 @@ class Offset:
         """
         try:
             values = dict(json.loads(given) if isinstance(given, str) else given)
+            if values.get("version", VERSION) != VERSION:
+                raise DamagedCursor(
+                    f"The offset is of version {values['version']!r:.20}; this release knows "
+                    f"{VERSION}. Read it with the release that has written it, or a later one."
+                )
             offset = cls(**values)
             kinds = {"position": int, "version": int}
             for name, value in values.items():
@@ -58,11 +63,6 @@ class Offset:
             raise DamagedCursor(
                 f"{given!r:.200} is no offset of a log ({error!r:.200}). {_EXPECTED}"
             ) from error
-        if offset.version != VERSION:
-            raise DamagedCursor(
-                f"The offset is of version {offset.version}; this release knows {VERSION}. Read it "
-                "with the release that has written it, or a later one."
-            )
         return offset
 
 
@@ -122,7 +122,8 @@ class Offsets:
         Raises:
             ReadRefused: It does not.
         """
-        self.span.verify(self.state(offset))
+        state = self.state(offset)
+        self.span.verify(state)
         if not offset.position:
             return
         source = self.span.source
@@ -130,8 +131,9 @@ class Offsets:
         found = self.database.run(
             f"SELECT {named} FROM {source} WHERE id = {offset.position}", []
         ) or self.database.run(
-            # Pruned, and then everything before it is.
-            f"SELECT 1 FROM {source} WHERE id < {offset.position} LIMIT 1",
+            # Pruned, and then everything before it is, but for what has come since.
+            f"SELECT 1 FROM {source} WHERE id < {offset.position} "
+            f"AND NOT {self.span.unread(state)} LIMIT 1",
             [],
         )
         if found and _hex(found[0][0]) != _hex(offset.message_id):

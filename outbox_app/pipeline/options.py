@@ -100,7 +100,11 @@ class Options:
 
     def check(self) -> None:
         """Raise ``InvalidOption`` where values make no sense together."""
-        if self.address.password is not None:
+        try:
+            said = self.parameters
+        except ValueError as error:
+            raise InvalidOption(f"The url makes no sense: {error}.") from None
+        if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, said)):
             raise InvalidOption(
                 "The url holds a password, which would be shown in plans and logs. Leave it out, "
                 "and name a file or an environment variable: passwordFile, passwordEnv."
@@ -133,8 +137,7 @@ class Options:
         scheme = self.address.scheme
         if scheme not in _VENDORS:
             raise InvalidOption(
-                f"The url begins with {scheme or self.url[:20]!r}; expected postgresql://, "
-                "mysql:// or sqlite:///."
+                f"The url begins with {scheme!r}; expected postgresql://, mysql:// or sqlite:///."
             )
         return _VENDORS[scheme]
 
@@ -185,6 +188,10 @@ class Options:
                     "driver and the executors are started."
                 ) from None
         return self.password or None
+
+
+#: Parameters of connections that nobody else may see.
+_SECRETS = {"password", "passwd", "sslpassword"}
 
 
 def _spelled(name: str) -> str:

@@ -26,8 +26,6 @@ JAVA = 17
 
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
-_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
-
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",

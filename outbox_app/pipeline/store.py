@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from pyarrow import fs
@@ -24,16 +25,15 @@ class Store:
 
     Args:
         folder: A path, or a URI: ``file:///…``, ``s3://bucket/…``, ``gs://…``, ``hdfs://…``.
+
+    Raises:
+        ArchiveRefused: It is no such URI, or one that holds a password.
     """
 
     def __init__(self, folder: str) -> None:
         #: Means the same in all processes, wherever they run.
         self.folder = folder if "://" in folder else os.path.abspath(folder)
-        if "://" in folder:
-            # Hadoop calls S3 s3a.
-            system, root = fs.FileSystem.from_uri(folder.replace("s3a://", "s3://", 1))
-        else:
-            system, root = fs.LocalFileSystem(), self.folder
+        system, root = _opened(folder) if "://" in folder else (fs.LocalFileSystem(), self.folder)
         self.system = system
         self.root = root.rstrip("/")
         self.is_local = isinstance(system, fs.LocalFileSystem)
@@ -113,6 +113,24 @@ class Store:
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    if urlsplit(uri).password is not None:
+        raise ArchiveRefused(
+            "The address of the archive holds a password, which would be shown in logs. Leave it "
+            "out, and give it to each process as the store's own tools take it: in its "
+            "environment, or in a file."
+        )
+    try:
+        # Hadoop calls S3 s3a.
+        opened: tuple[Any, str] = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
+    except (ValueError, NotImplementedError, ImportError, OSError) as error:
+        raise ArchiveRefused(
+            f"{uri} cannot be opened: {error}. Expected a path, or the address of a folder that "
+            "pyarrow has a file system for: file:///…, s3://bucket/…, gs://…, hdfs://…."
+        ) from error
+    return opened
 
 
 def _sync_folder(folder: Path) -> None:

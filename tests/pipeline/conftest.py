@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
+
+from outbox_app.models import Event
+from outbox_app.operations.pipeline import log_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,3 +25,26 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(master="local[2]", name="tests")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def source_options(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """``source_options(alias)``: options with which the test's database is read.
+
+    As ``Options.of`` and Spark take them. Further ones are given by name; ``model`` is the log.
+    The test has to commit, so it is marked ``transaction=True``.
+    """
+
+    def make(alias: str, *, model: Any = Event, **given: Any) -> dict[str, str]:
+        if secret := connections[alias].settings_dict.get("PASSWORD"):
+            file = tmp_path / f"password-{alias}"
+            file.write_text(f"{secret}\n")
+            given.setdefault("password_file", str(file))
+        given.setdefault("partitions", 3)
+        given.setdefault("connect_timeout", 5)
+        texts = {name: str(value) for name, value in given.items()}
+        options = log_options(model, using=alias, **texts)
+        values = {each.name: getattr(options, each.name) for each in fields(options)}
+        return {name: str(value) for name, value in values.items() if value != ""}
+
+    return make

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.delivery import failpoints
+from outbox_app import failpoints
 from outbox_app.delivery import subscriber as declared
 from outbox_app.delivery.runner import Runner
 from tests.projections.models import Sold, Status

@@ -51,11 +51,11 @@ class MysqlSpan(MysqlWindow, Span[MysqlState]):
                 break
             came += late
             runs = left(runs, late)
-        if high == state.high and not came:
-            if crowded:
-                raise self._too_many(state)
+        if high == state.high and not came and not crowded:
             return state
         after, _ = self._settle(high, runs, seen, now)
+        if crowded and after == state:
+            raise self._too_many(state)
         return after
 
     def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
@@ -66,7 +66,7 @@ class MysqlSpan(MysqlWindow, Span[MysqlState]):
             _conditions(_without([(after + 1, upto)], missing))
             for after, upto in ranges(start.high, end.high, count)
         ]
-        return dealt(count, new, [_conditions(late)] if late else [])
+        return dealt(count, list(filter(None, new)), [_conditions(late)] if late else [])
 
     def _reach(self, high: int, limit: int | None) -> int:
         """Return the position of the row that many further on, or that of the last one."""
@@ -85,25 +85,38 @@ class MysqlSpan(MysqlWindow, Span[MysqlState]):
         return int(top)
 
     def _holes(self, after: int, upto: int) -> Runs:
-        """Return the positions between that have no committed row."""
+        """Return the positions between that have no committed row.
+
+        A position was reserved before the rows above it were written. Where these are older than
+        the settle time, measured by the newest row, it has been missing for that long.
+        """
         if upto <= after:
             return []
+        [(newest,)] = self.run(
+            f"SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1", []
+        )
         counts = self.run(
-            f"SELECT id DIV {BLOCK}, COUNT(*) FROM {self.source} FORCE INDEX (PRIMARY) "
-            f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
+            f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), MAX(recorded_at) FROM {self.source} "
+            f"FORCE INDEX (PRIMARY) WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
             [],
         )
         full: list[Interval] = []
         torn: Runs = []
-        for block, rows in counts:
+        settled = 0
+        for block, rows, top, written in counts:
             first = max(int(block) * BLOCK, after + 1)
             last = min(int(block) * BLOCK + BLOCK - 1, upto)
             if rows == last - first + 1:
                 full.append((first, last))
             else:
                 torn.append((first, last, None))
+            if (newest - written).total_seconds() >= self.settle:
+                settled = max(settled, int(top))
         there = sorted(full + [(id, id) for id in self._committed(torn)])
-        return [(first, last, None) for first, last in _without([(after + 1, upto)], there)]
+        return [
+            (first, last, 0 if last < settled else None)
+            for first, last in _without([(after + 1, upto)], there)
+        ]
 
     def _committed(self, runs: Runs) -> list[int]:
         """Return the positions of the runs that have a committed row, in order."""

@@ -51,12 +51,12 @@ class PostgresSpan(PostgresWindow, Span[PostgresState]):
         self._require_own(state, now, cluster)
         if bound is not None:
             now = Snapshot.parse(bound.lo)
-        opened = state
+        reached = opened = state
         while True:
             if not opened.hi:
                 opened = self._open(opened, now)
             if not opened.hi:
-                return state
+                return reached
             sql, params = self._page(
                 opened, opened.last, columns=("id",), limit=limit or 1, only=Filter()
             )
@@ -65,7 +65,9 @@ class PostgresSpan(PostgresWindow, Span[PostgresState]):
                 return replace(opened, pos=last)
             opened = PostgresState(cluster, opened.hi)
             if rows:
-                return opened
+                reached = opened
+                if limit:
+                    return reached
 
     def parts(self, start: PostgresState, end: PostgresState, count: int) -> list[list[str]]:
         """See ``Span``."""

@@ -13,14 +13,17 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...delivery.inbox import inbox_alias
 from ...operations.pipeline import Pipeline, pipeline
+from ...operations.pipelines import run_audit, run_statistics
 from ..base import TeachingCommand
 
 HELP = """
 Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
 
   archive      the log as Parquet files, exactly once, with a manifest
-  audit        is anything missing, doubled, or out of order?
+  audit        is anything missing, doubled, or out of order? In the archive, too
+  statistics   events per minute, type, topic and stream; times until they were handled
 
 A pipeline starts a light Spark on all cores of this machine, which needs Java 17. --master names a
 cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it again.
@@ -59,7 +62,31 @@ class Command(TeachingCommand):
             metavar="N",
             help="most events of a batch (default 500000)",
         )
-        for each in (archive,):
+        audit = pipelines.add_parser("audit", help="is anything missing, doubled, out of order?")
+        audit.add_argument("--archive", default="", metavar="DIR", help="compare the archive, too")
+        audit.add_argument(
+            "--pruned",
+            action="store_true",
+            help="the log was pruned and there is no archive: streams may begin later",
+        )
+        audit.add_argument(
+            "--report", default="", metavar="FILE.html", help="write a report with pictures"
+        )
+        statistics = pipelines.add_parser("statistics", help="figures of the log")
+        statistics.add_argument(
+            "--archive", default="", metavar="DIR", help="of what was pruned, too"
+        )
+        statistics.add_argument("--to", default="", metavar="DIR", help="write them as Parquet")
+        statistics.add_argument(
+            "--table", action="store_true", help="put them into the table of the admin"
+        )
+        statistics.add_argument(
+            "--top", type=int, metavar="N", help="hot streams that are named (default 100)"
+        )
+        statistics.add_argument(
+            "--partitions", type=int, metavar="N", help="partitions whose skew is told (default 8)"
+        )
+        for each in (archive, audit, statistics):
             _add_common(each)
 
     def handle(self, **options: Any) -> None:
@@ -95,6 +122,20 @@ class Command(TeachingCommand):
             else:
                 total = archiver.run(stopped.is_set)
                 self.write(f"done log={run.options.log} archived={total} to={options['to']}")
+
+    def _audit(self, run: Pipeline, options: dict[str, Any]) -> None:
+        given = {name: options[name] for name in ("archive", "pruned", "report")}
+        result = run_audit(run, **given, write=self.write)
+        if not result.sound:
+            raise CommandError(f"The audit has found {result.total} defects.", returncode=1)
+
+    def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
+        given = {name: options[name] for name in ("archive", "to", "table", "top", "partitions")}
+        if not given["to"] and not given["table"]:
+            raise CommandError("Say where to: --to DIR, --table, or both.", returncode=2)
+        alias = inbox_alias()
+        inbox = run if alias == run.using else run.elsewhere(alias)
+        run_statistics(run, **given, inbox=inbox, write=self.write)
 
 
 def _add_common(parser: Any) -> None:

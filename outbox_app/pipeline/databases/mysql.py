@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar
-from zoneinfo import ZoneInfo
 
 import MySQLdb
 import MySQLdb.cursors
@@ -20,6 +19,10 @@ ROWS = 10_000
 
 #: libpq's words for what mysqlclient calls otherwise.
 _NAMES = {"dbname": "database", "sslrootcert": "ssl_ca", "sslcert": "ssl_cert", "sslkey": "ssl_key"}
+
+
+#: Access denied, to the server or the database; no such database.
+_REFUSED = {1044, 1045, 1049, 1698}
 
 
 class Mysql(Database):
@@ -59,7 +62,7 @@ class Mysql(Database):
     def literal(self, value: Any) -> str:
         """See ``Database``."""
         if isinstance(value, datetime):
-            value = value.astimezone(ZoneInfo(self.options.time_zone)).replace(tzinfo=None)
+            value = value.astimezone(UTC).replace(tzinfo=None)
         literal = self._connection("READ COMMITTED").literal(value)
         return literal.decode() if isinstance(literal, bytes) else str(literal)
 
@@ -111,7 +114,10 @@ def _connect(options: Options, **given: Any) -> Any:
     if secret is not None:
         parameters["password"] = secret
     return connected(
-        options, lambda: MySQLdb.connect(**parameters, **given), (MySQLdb.OperationalError,)
+        options,
+        lambda: MySQLdb.connect(**parameters, **given),
+        (MySQLdb.OperationalError,),
+        lambda error: error.args[0] in _REFUSED,
     )
 
 

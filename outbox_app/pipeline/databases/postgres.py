@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,10 @@ from ..database import Database, conformed, connected
 from ..options import Options
 
 _CASTS = {"data": "data::text", "metadata": "metadata::text", "message_id": "message_id::text"}
+
+
+#: What libpq says of a wrong password, role, database or parameter.
+_REFUSED = re.compile("password|does not exist|pg_hba|URI")
 
 
 class Postgres(Database):
@@ -90,5 +95,6 @@ def connect(options: Options) -> Postgres:
         options,
         lambda: adbc.connect(f"postgresql://?{query}", autocommit=True),
         (adbc_driver_manager.Error,),
+        lambda error: _REFUSED.search(str(error)),
     )
     return Postgres(options, connection)

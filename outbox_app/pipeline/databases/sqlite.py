@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
@@ -24,6 +22,7 @@ class Sqlite(Database):
     """One connection, which can only read."""
 
     span = SqliteSpan
+    compares_times = False
     errors = (sqlite3.Error,)
 
     def __init__(self, options: Options, connection: sqlite3.Connection) -> None:
@@ -44,9 +43,6 @@ class Sqlite(Database):
 
     def literal(self, value: Any) -> str:
         """See ``Database``."""
-        if isinstance(value, datetime):
-            local = value.astimezone(ZoneInfo(self.options.time_zone)).replace(tzinfo=None)
-            value = local.isoformat(" ")
         if isinstance(value, str):
             return "'{}'".format(value.replace("'", "''"))
         return str(int(value))

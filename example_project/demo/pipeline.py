@@ -1,0 +1,54 @@
+"""The last part of the demo: the log that the orders have written, on Spark.
+
+It is archived as Parquet, audited, and summed up by the shop's own pipeline; a report with pictures
+is left in the data folder. Spark runs on Java: where there is none, this part says so and is left
+out.
+"""
+
+from django.conf import settings
+from django.core.management import CommandError, call_command
+
+from outbox_app.exceptions import NoSpark
+from outbox_app.pipeline.session import require_java
+
+
+class Lines:
+    """A file for a command's output, whose lines become lines of the progress."""
+
+    def __init__(self, progress):
+        self.progress = progress
+
+    def write(self, text):
+        """Say each line."""
+        for line in text.splitlines():
+            self.progress.say(line)
+
+    def flush(self):
+        """Nothing is held back."""
+
+
+def look_at_the_log(progress):
+    """Archive and audit the log; return whether it is sound, None where there is no Java."""
+    try:
+        require_java()
+    except NoSpark as error:
+        progress.say(f"The log is not looked at with Spark. {error}")
+        return None
+    archive = settings.DATA_DIR / "archive"
+    report = settings.DATA_DIR / "audit.html"
+    lines = Lines(progress)
+    progress.say(
+        "The log of the orders is archived and audited with Spark; it takes a while to start."
+    )
+    try:
+        call_command(
+            "outbox_pipeline", "archive", "--available-now", f"--to={archive}", stdout=lines
+        )
+        call_command(
+            "outbox_pipeline", "audit", f"--archive={archive}", f"--report={report}", stdout=lines
+        )
+        call_command("sales", f"--archive={archive}", stdout=lines)
+    except CommandError as error:
+        progress.say(f"pipeline: {error}")
+        return False
+    return True

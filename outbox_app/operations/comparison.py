@@ -1,0 +1,169 @@
+"""What a rebuild would change in a view: the live table and the one beside it, compared by SQL.
+
+Both are read in one snapshot. Rows that events concern which one of the two has not applied yet are
+left out of the judgement and counted as *unsettled*: a difference that is told is a real one,
+though writers go on writing. Columns that hold the time of writing (``auto_now``) are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django.db import connections, models, transaction
+
+#: Rows of each kind that are shown.
+EXAMPLES = 3
+#: Keys looked up by one statement.
+CHUNK = 500
+
+
+class Counts(NamedTuple):
+    """Rows by what would become of them."""
+
+    same: int
+    changed: int
+    added: int
+    gone: int
+
+    def __sub__(self, other: Counts) -> Counts:
+        """Return the rows of one that are not of the other."""
+        return Counts(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def differing(self) -> int:
+        """How many would not stay as they are."""
+        return self.changed + self.added + self.gone
+
+
+class Comparison(NamedTuple):
+    """What a rebuild would change."""
+
+    counts: Counts
+    #: Rows that differ as one side has not applied an event yet, perhaps.
+    unsettled: int
+    #: Lines for people.
+    examples: list[str]
+
+
+def compare(
+    live: type[models.Model],
+    beside: type[models.Model],
+    *,
+    using: str,
+    unsettled: Callable[[], Collection[Any]],
+) -> Comparison:
+    """Compare two tables of the same columns.
+
+    Args:
+        live: What is served.
+        beside: What would be.
+        using: Database alias.
+        unsettled: Returns the keys of all events that one side may not have applied when the
+            comparison began. Called in its midst, so that it knows of all.
+    """
+    tables = _Tables(live, beside, using)
+    with _snapshot(using):
+        counts = tables.counts()
+        keys = set(unsettled())
+        moving = tables.counts_of(keys)
+        examples = list(tables.examples(keys)) if (counts - moving).differing else []
+    settled = counts - moving._replace(same=0)
+    return Comparison(settled, moving.differing, examples)
+
+
+class _Tables:
+    def __init__(self, live: type[models.Model], beside: type[models.Model], using: str) -> None:
+        self.live, self.beside, self.using = live, beside, using
+        self.connection = connections[using]
+        quote = self.connection.ops.quote_name
+        meta = live._meta
+        assert meta.pk is not None
+        self.pk = meta.pk
+        self.key = quote(str(meta.pk.column))
+        self.fields = [field for field in meta.concrete_fields if _is_compared(field)]
+        columns = [quote(str(field.column)) for field in self.fields]
+        differ = " OR ".join(f"NOT ({self._equal(column)})" for column in columns) or "1 = 0"
+        new, old = quote(beside._meta.db_table), quote(meta.db_table)
+        on = f"new.{self.key} = old.{self.key}"
+        self.sources = {
+            "both": f"{old} old JOIN {new} new ON {on} WHERE 1 = 1",
+            "changed": f"{old} old JOIN {new} new ON {on} WHERE ({differ})",
+            "added": f"{new} new LEFT JOIN {old} old ON {on} WHERE old.{self.key} IS NULL",
+            "gone": f"{old} old LEFT JOIN {new} new ON {on} WHERE new.{self.key} IS NULL",
+        }
+
+    def counts(self, keys: Sequence[Any] | None = None) -> Counts:
+        """Return the counts of all rows, or of those with some keys, by one statement."""
+        params: list[Any] = []
+        selects = []
+        for kind, source in self.sources.items():
+            where = ""
+            if keys is not None:
+                side = "new" if kind == "added" else "old"
+                where = f" AND {side}.{self.key} IN ({', '.join(['%s'] * len(keys))})"
+                params += keys
+            selects.append(f"(SELECT COUNT(*) FROM {source}{where})")
+        with self.connection.cursor() as cursor:
+            cursor.execute(f"SELECT {', '.join(selects)}", params)
+            both, changed, added, gone = map(int, cursor.fetchone())
+        return Counts(both - changed, changed, added, gone)
+
+    def counts_of(self, keys: Collection[Any]) -> Counts:
+        """Return the counts of the rows with some keys."""
+        total = Counts(0, 0, 0, 0)
+        left = iter(keys)
+        while chunk := list(islice(left, CHUNK)):
+            found = self.counts([self.pk.get_db_prep_value(k, self.connection) for k in chunk])
+            total = Counts(*(a + b for a, b in zip(total, found, strict=True)))
+        return total
+
+    def examples(self, without: Collection[Any]) -> Iterator[str]:
+        """Yield lines that show some rows of each kind."""
+        for kind in ("changed", "added", "gone"):
+            side, model = ("new", self.beside) if kind == "added" else ("old", self.live)
+            sql = (
+                f"SELECT {side}.* FROM {self.sources[kind]} ORDER BY {side}.{self.key} "
+                f"LIMIT {EXAMPLES + len(without)}"
+            )
+            rows: Iterator[Any] = iter(model._base_manager.using(self.using).raw(sql))
+            for row in islice((row for row in rows if row.pk not in without), EXAMPLES):
+                yield f"{kind} {self.pk.name}={row.pk!r:.80}{self._change(kind, row)}"
+
+    def _change(self, kind: str, row: Any) -> str:
+        if kind != "changed":
+            return ""
+        new = self.beside._base_manager.using(self.using).get(pk=row.pk)
+        pairs = (
+            (field.name, getattr(row, field.attname), getattr(new, field.attname))
+            for field in self.fields
+        )
+        return "".join(
+            f" {name}={before!r:.80} -> {after!r:.80}"
+            for name, before, after in pairs
+            if before != after
+        )
+
+    def _equal(self, column: str) -> str:
+        old, new = f"old.{column}", f"new.{column}"
+        if self.connection.vendor == "mysql":  # its collations take much for the same
+            return f"CAST({old} AS BINARY) <=> CAST({new} AS BINARY)"
+        if self.connection.vendor == "postgresql":
+            return f"{old} IS NOT DISTINCT FROM {new}"
+        return f"{old} IS {new}"
+
+
+def _is_compared(field: Any) -> bool:
+    written = getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False)
+    return not (field.primary_key or field.generated or written)
+
+
+@contextmanager
+def _snapshot(using: str) -> Iterator[None]:
+    with transaction.atomic(using=using):
+        if connections[using].vendor != "sqlite":
+            with connections[using].cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        yield

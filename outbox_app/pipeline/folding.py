@@ -1,0 +1,218 @@
+"""All events of a log by key, each key's in the order of positions, folded by tasks side by side.
+
+One plan is made by the driver: which files of an archive, which ranges of the log behind it, and
+the offset at which both end. Whoever reads on from that offset misses nothing, and gets nothing
+twice. Tasks read, hand each event to the task of its key, and fold; a task that is tried again, or
+runs twice, makes the same rows, as the events are fixed. Nothing is written to a database.
+
+A log that is pruned meanwhile may lack what was planned: ``pruned`` says so, and whoever asked
+makes another plan. Imports no Django.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+from pyspark.core.rdd import portable_hash
+
+from ..log.sql import Filter
+from .archived import archive_parts, file_batches
+from .database import Database, connect
+from .entry import File
+from .offset import Offset, Offsets
+from .options import Options
+from .schema import SCHEMA, arrow_types
+from .source import batches
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
+
+#: What a fold is given of an event, in this order.
+COLUMNS = (
+    "id",
+    "topic",
+    "stream",
+    "version",
+    "type",
+    "data",
+    "metadata",
+    "message_id",
+    "recorded_at",
+)
+_TOPIC, _TYPE = COLUMNS.index("topic"), COLUMNS.index("type")
+_ARROW = pa.schema([arrow_types(SCHEMA).field(name) for name in COLUMNS])
+_ALL = Filter()
+
+Row = tuple[Any, ...]
+
+
+class Fold(Protocol):
+    """What the events of a key become. Made anew in each task."""
+
+    def key(self, row: Row) -> Any:
+        """Return the key of an event: a text, a number, or what hashes the same everywhere."""
+
+    def add(self, row: Row) -> None:
+        """Take the next event of a key. All events of a key come to one fold, in order."""
+
+    def result(self) -> Iterable[Any]:
+        """Return what the events since the last call became."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a task reads: files, or ranges of the log."""
+
+    options: Options
+    files: tuple[File, ...] = ()
+    conditions: tuple[str, ...] = ()
+    #: A condition on all of them, in SQL, and the same in Python.
+    wanted: str = ""
+    only: Filter = _ALL
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the events."""
+        if self.files:
+            found = file_batches(self.files, _ARROW, self.options)
+        else:
+            found = batches(self.options, self.conditions, _ARROW, self.wanted)
+        matches: dict[tuple[str, str], bool] = {}
+        for batch in found:
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                kind = row[_TOPIC], row[_TYPE]
+                if kind not in matches:
+                    matches[kind] = self.only.matches(*kind)
+                if matches[kind]:
+                    yield row
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All events up to an offset."""
+
+    options: Options
+    parts: tuple[Part, ...]
+    end: Offset
+    #: The lowest position that is read from the log; 0: none is.
+    lowest: int
+
+    @classmethod
+    def make(cls, options: Options, only: Filter) -> Plan:
+        """Plan for what is committed by now.
+
+        Args:
+            options: The log, perhaps with its archive.
+            only: Which events. What the options say of that does not count.
+
+        Raises:
+            ArchiveRefused: There is no archive of this log, or it is damaged.
+            ReadRefused: The log cannot be read exactly.
+            Unreachable: The database is away.
+        """
+        options = replace(options, topics="", types="", start="", end="")
+        database = connect(options)
+        try:
+            offsets = Offsets(database)
+            start = offsets.beginning()
+            shares: list[list[File]] = []
+            if options.archive:
+                start, shares = archive_parts(offsets, options)
+            offsets.verify(start)
+            end = offsets.end(start)
+            ranges = [] if end == start else offsets.parts(start, end, options.partitions)
+            wanted, params = only.sql()
+            wanted = wanted and wanted % tuple(map(database.literal, params))
+            parts = [Part(options, files=tuple(files), only=only) for files in shares]
+            parts += [
+                Part(options, conditions=tuple(each), wanted=wanted, only=only) for each in ranges
+            ]
+            return cls(options, tuple(parts), end, _lowest(database, ranges))
+        finally:
+            database.close()
+
+    def pruned(self) -> bool:
+        """Say whether something of it may have gone from the log before it was read."""
+        if not self.lowest:
+            return False
+        database = connect(self.options)
+        try:
+            # A log is pruned from its front: where the first one is, all are.
+            source = database.quoted(self.options.log)
+            return not database.run(f"SELECT 1 FROM {source} WHERE id = {self.lowest}", [])
+        finally:
+            database.close()
+
+
+def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any]:
+    """Fold the events of a plan.
+
+    Args:
+        session: Where the tasks run.
+        plan: Which events.
+        make: Makes a fold, in a task.
+
+    Returns:
+        What the folds returned. Nothing has run yet.
+    """
+    context = session.sparkContext
+    parts = plan.parts or (Part(plan.options),)
+
+    def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
+        key = make().key
+        for part in parts:
+            for row in part.rows():
+                yield (portable_hash(key(row)), row[0]), row
+
+    def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
+        fold = make()
+        # Keys of one hash are folded together: nobody has to compare them with one another.
+        for _, same in groupby(rows, key=lambda each: each[0][0]):
+            for _, row in same:
+                fold.add(row)
+            yield from fold.result()
+
+    return (
+        context.parallelize(parts, len(parts))
+        .mapPartitions(keyed)
+        .repartitionAndSortWithinPartitions(
+            max(context.defaultParallelism, len(parts)), partitionFunc=itemgetter(0)
+        )
+        .mapPartitions(folded)
+    )
+
+
+def beginning_missing(session: SparkSession, options: Options) -> str | None:
+    """Return a stream whose first event is neither in the archive nor in the log; None: none is.
+
+    Args:
+        session: Where the tasks run.
+        options: The log, perhaps with its archive.
+    """
+    given = replace(options, topics="", types="", start="", end="", push_filters=False).texts()
+    # Heads first: what was committed before the events are looked for must be among them.
+    heads = session.read.format("outbox").options(**{**given, "archive": "", "read": "heads"})
+    known = heads.load().select("stream").persist()
+    try:
+        known.count()
+        events = session.read.format("outbox").options(**given)
+        first = events.schema("stream string, version bigint").load().where("version = 1")
+        missing = known.join(first, "stream", "left_anti").first()
+    finally:
+        known.unpersist()
+    return None if missing is None else str(missing["stream"])
+
+
+def _lowest(database: Database, ranges: Iterable[Iterable[str]]) -> int:
+    source = database.quoted(database.options.log)
+    found = [
+        database.run(f"SELECT min(id + 0) FROM {source} WHERE {condition}", [])[0][0]
+        for each in ranges
+        for condition in each
+    ]
+    return min((int(position) for position in found if position is not None), default=0)

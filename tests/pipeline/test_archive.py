@@ -1,0 +1,259 @@
+"""The archive is the log, row for row, however it came to be and whoever reads it."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import duckdb
+import pyarrow.dataset
+import pytest
+from pyarrow import parquet
+
+from outbox_app.log.window import TOMBSTONE
+from outbox_app.models import Event
+from outbox_app.pipeline import parquet as writing
+from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.parquet import ARROW, first_difference, write_days
+from outbox_app.pipeline.schema import COLUMNS
+from outbox_app.pipeline.store import Store
+from tests.faults.tools import on
+from tests.log.sessions import Session
+
+from .archiver import Here
+from .harness import (
+    archive,
+    archived,
+    assert_exact,
+    entries,
+    logged,
+    publish_some,
+    rows_of,
+    source,
+    tree,
+)
+
+database = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "archive"
+
+
+@database
+def test_an_archive_is_its_log(alias, new_log, folder):
+    publish_some(alias, 25, topic="eu", metadata={"by": "Žofie"})
+    assert archive(alias, folder) == 25
+    assert_exact(alias, folder)
+    assert [entry["rows"] for entry in entries(folder)] == [4, 4, 4, 4, 4, 4, 1]
+    assert [entry["first"] for entry in entries(folder)] == list(range(7))
+
+
+@database
+def test_texts_survive(alias, new_log, folder):
+    texts = ["", "ä😀", "a ", "'; DROP --", '"\\', "{}", "%s %(x)s", "\u2028", "x" * 20_000]
+    for n, text in enumerate(texts):
+        publish_some(alias, 1, topic=text[:255], metadata={"text": text, "n": n})
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
+def test_days_are_those_of_utc(alias, new_log, folder):
+    ids = publish_some(alias, 12)
+    midnight = datetime(2026, 3, 1, tzinfo=UTC)
+    moments = [midnight + timedelta(microseconds=n) for n in (-1, 0, 1, -86_400_000_000)]
+    for n, id in enumerate(ids):
+        Event.objects.using(alias).filter(pk=id).update(recorded_at=moments[n % 4])
+    archive(alias, folder, rows=100)
+    assert_exact(alias, folder)
+    days = {name.split("/")[1] for name in tree(folder) if name.startswith("data/")}
+    assert days == {"date=2026-02-28", "date=2026-03-01"}
+    for entry in entries(folder):
+        for file in entry["files"]:
+            rows = parquet.read_table(folder / file["name"], partitioning=None).to_pylist()
+            assert {f"{row['recorded_at']:%Y-%m-%d}" for row in rows} == {file["name"][10:20]}
+            assert file["rows"] == len(rows)
+            assert (file["first"], file["last"]) == (rows[0]["id"], rows[-1]["id"])
+
+
+@database
+def test_it_goes_on_where_it_ended(alias, new_log, folder):
+    assert archive(alias, folder) == 0
+    assert entries(folder) == []
+    for count in (3, 0, 9, 1):
+        publish_some(alias, count)
+        assert archive(alias, folder) == count
+        before = tree(folder)
+        assert archive(alias, folder) == 0
+        assert tree(folder) == before
+        assert_exact(alias, folder)
+
+
+@database
+@on("postgres", "mariadb")
+def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
+    publish_some(alias, 3)
+    with Session(alias) as late, Session(alias) as never:
+        late.begin().publish("late", 3)
+        never.begin().publish("never", 3)
+        publish_some(alias, 3)
+        archive(alias, folder)
+        assert_exact(alias, folder)
+        late.commit()
+        never.rollback()
+    publish_some(alias, 2)
+    archive(alias, folder)
+    assert_exact(alias, folder)
+    assert sum(row[3] == "late" for row in archived(folder)) == 3
+
+
+@database
+@on("mariadb")
+def test_batches_of_tombstones_are_archived_and_put_together(alias, new_log, folder):
+    ids = publish_some(alias, 40)
+    sealed = Event.objects.using(alias).filter(pk__in=ids[:32])
+    for n, row in enumerate(sealed):
+        fields = {"type": TOMBSTONE, "stream": TOMBSTONE, "version": -1 - n}
+        Event.objects.using(alias).filter(pk=row.pk).update(**fields)
+    assert archive(alias, folder, rows=1) == 8
+    assert_exact(alias, folder)
+    assert len(entries(folder)) < 40
+
+
+@database
+def test_a_stop_is_heard_between_batches(alias, new_log, folder):
+    publish_some(alias, 12)
+    answers = iter([False, False, True])
+    archiver = Archiver(Here(), source(alias), str(folder), max_rows=4)
+    assert archiver.run(lambda: next(answers)) == 8
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
+def test_everybody_reads_the_same(alias, new_log, folder, spark):
+    """Archived by Spark; read by pyarrow, DuckDB and Spark, with nothing but the folder."""
+    ids = publish_some(alias, 2500)
+    yesterday = Event.objects.using(alias).get(pk=ids[0]).recorded_at - timedelta(days=1)
+    Event.objects.using(alias).filter(pk__in=ids[:1200]).update(recorded_at=yesterday)
+    assert archive(alias, folder, session=spark, rows=2000) == 2500
+    assert_exact(alias, folder)
+    rows, data = logged(alias), f"{folder}/data"
+    table = pyarrow.dataset.dataset(data, partitioning="hive").to_table(columns=list(COLUMNS))
+    assert rows_of([table]) == rows
+    expected = [(*row[:6], *row[8:10], _micros(row[10]), f"{row[10]:%Y-%m-%d}") for row in rows]
+    names = ", ".join([*COLUMNS[:6], *COLUMNS[8:10]])
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT {names}, epoch_us(recorded_at), date::text "
+            f"FROM read_parquet('{data}/**/*.parquet', hive_partitioning = true) ORDER BY id"
+        )
+        assert found.fetchall() == expected
+    frame = spark.read.parquet(data).orderBy("id")
+    found = frame.selectExpr(*names.split(", "), "unix_micros(recorded_at)", "string(date)")
+    assert [tuple(row) for row in found.collect()] == expected
+
+
+@database
+@on("postgres", "mariadb")
+def test_archive_and_log_are_one(alias, new_log, folder, spark):
+    """Rows that were pruned come from the archive, late ones from the log, and each comes once."""
+
+    def read(**given):
+        reader = spark.read.format("outbox").option("archive", str(folder))
+        options = source(alias)
+        given |= {"url": options.url, "password": options.password}
+        return reader.options(**given)
+
+    ids = publish_some(alias, 20, topic="eu") + publish_some(alias, 10, topic="us")
+    with Session(alias) as late:
+        late.begin().publish("late", 5)
+        archive(alias, folder, rows=9)
+        whole = logged(alias)
+        late.commit()
+    Event.objects.using(alias).filter(pk__in=ids[:18]).delete()
+    publish_some(alias, 7, topic="us", metadata={"later": True})
+    expected = sorted({*whole, *logged(alias)})
+    frame = read().load()
+    assert sorted(row.id for row in frame.collect()) == [row[0] for row in expected]
+    pairs = frame.select("message_id", "stream", "version").collect()
+    assert sorted(map(tuple, pairs)) == sorted((row[9], row[3], row[4]) for row in expected)
+    some = read(topics="us").schema("topic string, id bigint").load().collect()
+    assert sorted((row.topic, row.id) for row in some) == [
+        ("us", row[0]) for row in expected if row[2] == "us"
+    ]
+    types = read(types="happ*").schema("stream string").load().collect()
+    assert [row.stream for row in types] == ["late"] * 5
+    assert read(topics="eu,us", types="placed").load().count() == 37
+    # And what was late is archived, as soon as it is looked again.
+    assert archive(alias, folder) == 12
+    assert read().load().count() == len(expected)
+
+
+def test_a_log_of_years_is_archived_with_few_open_files(tmp_path, monkeypatch):
+    """A batch of a quiet log has more days than a process may open files."""
+    store, most = Store(str(tmp_path)), 0
+    opened: set[str] = set()
+
+    def create(name, original=store.create):
+        nonlocal most
+        stream = original(name)
+        opened.add(stream)
+        most = max(most, sum(not each.closed for each in opened))
+        return stream
+
+    monkeypatch.setattr(store, "create", create)
+    rows = _rows(1200, days=200)
+    files = write_days(rows.to_batches(max_chunksize=300), store, "0")
+    assert most <= writing.OPEN_FILES
+    assert sum(file.rows for file in files) == 1200
+    assert len({file.name for file in files}) == len(files) >= 200
+    tables = [parquet.read_table(tmp_path / file.incoming) for file in files]
+    assert rows_of(tables) == rows_of([rows])
+
+
+def test_large_events_are_written_before_they_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 10_000)
+    rows = _rows(1000, days=1)
+    [file] = write_days(rows.to_batches(max_chunksize=50), Store(str(tmp_path)), "0")
+    assert parquet.ParquetFile(tmp_path / file.incoming).num_row_groups >= 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_difference_is_found(seed):
+    dice = random.Random(seed)
+    rows = _rows(500, days=3)
+    shuffled = rows.take(dice.sample(range(500), 500))
+    assert first_difference(rows, shuffled) is None
+    assert first_difference(shuffled, rows) is None
+    assert first_difference(ARROW.empty_table(), ARROW.empty_table()) is None
+    at = dice.randrange(500)
+    others = [row for n, row in enumerate(rows.to_pylist()) if n != at]
+    fewer = type(rows).from_pylist(others, schema=ARROW)
+    changed = rows.to_pylist()
+    changed[at]["metadata"] = '{"n": 0}'
+    other = type(rows).from_pylist(changed, schema=ARROW)
+    for table in (fewer, other, fewer.take(range(498, -1, -1))):
+        assert first_difference(rows, table) == at + 1
+        assert first_difference(table, shuffled) == at + 1
+
+
+def _rows(count, *, days):
+    start = datetime(2020, 1, 1, tzinfo=UTC)
+    rows = [
+        {
+            **dict.fromkeys(("topic", "stream", "type", "data"), f"text {n}"),
+            **{"id": n + 1, "txid": 0, "version": n, "slice": 7, "metadata": "{}"},
+            "message_id": f"{n:036d}",
+            "data": "{}",
+            "recorded_at": start + timedelta(days=n * days // count),
+        }
+        for n in range(count)
+    ]
+    return pyarrow.Table.from_pylist(rows, schema=ARROW)
+
+
+def _micros(moment):
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

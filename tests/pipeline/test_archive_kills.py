@@ -1,0 +1,197 @@
+"""Killed at any point, with writers that commit late, roll back and take long: nothing is missing,
+nothing is doubled. Who reads by the last id that was seen does not get there."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import cycle
+
+import pytest
+
+from outbox_app.models import Event
+from outbox_app.pipeline.manifest import Manifest
+from outbox_app.pipeline.parquet import read_checked
+from outbox_app.pipeline.store import Store
+from tests.faults.tools import PATIENCE, ROOT, on
+from tests.log.harness import Writer, traps
+from tests.log.sessions import truncate
+
+from .archiver import Here
+from .harness import (
+    POINTS,
+    archive,
+    archived,
+    assert_exact,
+    killing,
+    leftovers,
+    publish_some,
+    source,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "archive"
+
+
+class Naive:
+    """Reads what has a higher id than the last one, a few rows at a time."""
+
+    def __init__(self, alias):
+        self.alias = alias
+        self.rows = []
+
+    def poll(self):
+        after = max((id for id, _ in self.rows), default=0)
+        events = Event.objects.using(self.alias).filter(id__gt=after).order_by("id")
+        self.rows += events.values_list("id", "stream")[:7]
+
+    def streams(self):
+        return {stream for _, stream in self.rows}
+
+
+class Killable:
+    """Archives, and is killed at one point after the other, sooner or later."""
+
+    def __init__(self, alias, folder, dice):
+        options = json.dumps(asdict(source(alias)))
+        command = [sys.executable, "-m", "tests.pipeline.archiver", options, str(folder), "7"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        self.store = Store(str(folder))
+        self.dice = dice
+        self.points = cycle(dice.sample(POINTS, len(POINTS)))
+        self.killed = Counter()
+
+    def poll(self):
+        point = next(self.points)
+        self.killed[point] += self.run(point, self.dice.choice([0, 0, 1, 3])) == "killed"
+
+    def run(self, point, passes=0):
+        self.process.stdin.write(f"{point} {passes}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        assert answer in ("done", "killed"), answer
+        return answer
+
+    def streams(self):
+        with suppress(Exception):
+            manifest = Manifest.load(self.store, "outbox_event")
+            tables = [read_checked(self.store, file) for file in manifest.files()]
+            return {stream for table in tables for stream in table["stream"].to_pylist()}
+        return set()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait(PATIENCE) == 0
+
+
+class Under:
+    """What ``traps`` listens with."""
+
+    def __init__(self, reader):
+        self.reader = reader
+        self.poll = reader.poll
+
+    def hears(self, stream, seconds=3.0):
+        deadline = time.monotonic() + max(seconds, 3.0)
+        while stream not in self.reader.streams() and time.monotonic() < deadline:
+            self.poll()
+
+
+def under_fire(alias, reader, *, seed):
+    """Have a reader read while others write in every way there is."""
+    truncate(alias)
+    traps(alias, Under(reader))
+    threads = [Writer(alias, number, count=25, seed=seed) for number in range(4)]
+    publish_some(alias, 1)
+    for thread in threads:
+        thread.all = threads
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            reader.poll()
+    finally:
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert [thread.error for thread in threads] == [None] * 4
+
+
+@on("postgres", "mariadb")
+def test_killed_again_and_again_while_others_write(alias, new_log, folder):
+    reader = Killable(alias, folder, random.Random(alias))
+    try:
+        under_fire(alias, reader, seed=4)
+        for point in POINTS:
+            publish_some(alias, 40)
+            reader.killed[point] += reader.run(point) == "killed"
+        assert set(+reader.killed) == set(POINTS)
+        assert reader.run("none") == "done"
+    finally:
+        reader.close()
+    assert_exact(alias, folder)
+    assert sum(reader.killed.values()) > len(POINTS)
+
+
+@on("postgres", "mariadb")
+def test_the_last_id_loses_rows(alias, new_log):
+    reader = Naive(alias)
+    under_fire(alias, reader, seed=4)
+    committed = set(Event.objects.using(alias).values_list("id", flat=True))
+    while len(reader.rows) < len(reader.poll() or reader.rows):
+        pass
+    assert committed - {id for id, _ in reader.rows}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("at", [1, 2])
+def test_killed_at_each_point(alias, new_log, folder, point, at, monkeypatch):
+    monkeypatch.setattr("outbox_app.pipeline.compaction.BATCHES", 3)
+    publish_some(alias, 40)
+    with killing(point, at) as killed:
+        archive(alias, folder)
+    assert killed.left == 0
+    whole = {row[0] for row in archived_so_far(folder)}
+    publish_some(alias, 10)
+    archive(alias, folder)
+    assert_exact(alias, folder)
+    assert whole < {row[0] for row in archived(folder)}
+
+
+def test_an_attempt_that_was_made_twice_counts_once(alias, new_log, folder):
+    """A slow task is started a second time elsewhere; both write, and one is believed."""
+
+    class Speculative(Here):
+        def map(self, function):
+            for part in self.parts:
+                function(part)
+            return super().map(function)
+
+    publish_some(alias, 10)
+    archive(alias, folder, session=Speculative())
+    assert len(leftovers(folder)) == 3
+    publish_some(alias, 1)
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@on("postgres")
+def test_workers_are_killed_in_the_middle_of_their_tasks(alias, new_log, folder, spark):
+    """The tables are locked, so that the tasks wait; their processes are killed meanwhile."""
+    publish_some(alias, 4000)
+
+
+def archived_so_far(folder):
+    store = Store(str(folder))
+    manifest = Manifest.load(store, "outbox_event")
+    return [(id,) for file in manifest.files() for id in read_checked(store, file)["id"].to_pylist()]

@@ -1,0 +1,111 @@
+"""The options of the data source, and where the password comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_app.exceptions import InvalidOption, Unreachable
+from outbox_app.log.sql import Filter
+from outbox_app.pipeline.options import Options
+
+URL = "postgresql://reader@db.example:5433/shop"
+
+
+def options(url=URL, **given):
+    return Options.of({"url": url, **given})
+
+
+def test_names_are_spelled_in_any_case():
+    """Spark makes them small; people write them as they like."""
+    given = {"URL": URL, "maxrowsperbatch": "7", "passwordEnv": "A", "statement_timeout": "1.5"}
+    read = Options.of({**given, "pushFilters": "TRUE"})
+    assert (read.max_rows_per_batch, read.password_env, read.statement_timeout) == (7, "A", 1.5)
+    assert read.push_filters
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "Say which database"),
+        ({"url": URL, "dbtable": "x"}, "no option 'dbtable'.*maxRowsPerBatch"),
+        ({"url": "oracle://db/shop"}, "begins with 'oracle'"),
+        ({"url": "db/shop"}, "begins with ''"),
+        ({"url": "sqlite:///"}, "names a file"),
+        ({"url": "postgresql://[db/shop"}, "makes no sense"),
+        ({"url": "mysql://db:abc/shop"}, "makes no sense"),
+        ({"url": URL, "read": "rows"}, "events, heads or inbox"),
+        ({"url": URL, "partitions": "0"}, "at least 1"),
+        ({"url": URL, "partitions": "many"}, "a number"),
+        ({"url": URL, "maxRowsPerBatch": "-1"}, "a number"),
+        ({"url": URL, "maxRowsPerBatch": "99999999999"}, "a number"),
+        ({"url": URL, "connectTimeout": "nan"}, "a number"),
+        ({"url": URL, "statementTimeout": "inf"}, "a number"),
+        ({"url": URL, "pushFilters": "yes"}, "true or false"),
+        ({"url": URL, "archive": "/a", "start": "{}"}, "leave out"),
+    ],
+    ids=str,
+)
+def test_nonsense(given, says):
+    with pytest.raises(InvalidOption, match=says):
+        Options.of(given)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://reader:s3cret@db/shop",
+        "postgresql://db/shop?user=reader&password=s3cret",
+        "postgresql://db/shop?sslpassword=s3cret",
+        "mysql://db/shop?PassWd=s3cret",
+        "//reader:s3cret@db/shop",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(url):
+    with pytest.raises(InvalidOption, match="passwordFile") as raised:
+        Options.of({"url": url})
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "vendor", "parameters"),
+    [
+        (URL, "postgresql", {"host": "db.example", "port": "5433", "user": "reader"}),
+        ("postgres://db/shop", "postgresql", {"host": "db"}),
+        ("mariadb://r%40x@db/shop", "mysql", {"host": "db", "user": "r@x"}),
+        ("mysql:///shop?unix_socket=/run/s", "mysql", {"unix_socket": "/run/s"}),
+        ("postgresql:///shop?host=/run/pg", "postgresql", {"host": "/run/pg"}),
+    ],
+)
+def test_addresses(url, vendor, parameters):
+    read = options(url)
+    assert read.vendor == vendor
+    assert read.parameters == {**parameters, "dbname": "shop"}
+
+
+def test_files_of_sqlite():
+    assert options("sqlite:////data/a%20b.db").parameters == {"dbname": "/data/a b.db"}
+    assert options("sqlite:///here.db").parameters == {"dbname": "here.db"}
+
+
+def test_topics_and_types():
+    assert options().only == Filter()
+    assert options(topics="eu,us", types="order.*").only == Filter(["eu", "us"], ["order.*"])
+
+
+def test_secrets(tmp_path, monkeypatch):
+    file = tmp_path / "password"
+    file.write_text("s3 cret\r\n")
+    monkeypatch.setenv("PASS", "other")
+    assert options().secret() is None
+    assert options(password="given").secret() == "given"
+    assert options(passwordEnv="PASS").secret() == "other"
+    assert options(passwordFile=str(file)).secret() == "s3 cret"
+    assert "given" not in repr(options(password="given"))
+
+
+def test_secrets_that_are_not_there(tmp_path):
+    with pytest.raises(Unreachable, match=r"variable NO_SUCH.*Set it where"):
+        options(passwordEnv="NO_SUCH").secret()
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(Unreachable, match=rf"file {path}.*every executor"):
+            options(passwordFile=str(path)).secret()

@@ -1,0 +1,341 @@
+"""The data source: what is read is what the log holds, whatever is asked of it, and by whom."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from contextlib import closing
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from django.db import transaction
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.datasource import EqualTo, StringStartsWith
+from pyspark.sql.types import StructType
+from pyspark.sql.worker import lookup_data_sources
+
+from outbox_app import NewEvent, publish_many
+from outbox_app.exceptions import (
+    DamagedCursor,
+    ForeignCursor,
+    InvalidOption,
+    InvalidSchema,
+    PipelineError,
+    ReadRefused,
+    Unreachable,
+)
+from outbox_app.models import Event, InboxEntry, StreamHead
+from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.failure import reason
+from outbox_app.pipeline.offset import Offsets
+from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
+from outbox_app.pipeline.source import FilteringReader, OutboxDataSource, register
+from tests.faults.tools import on
+from tests.log.conformance import commit, concurrent
+from tests.log.sessions import Session, execute, truncate
+from tests.own_log.models import Ledger
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TRICKY = "it's \"quoted\" back\\slash %s 100% ä日本語🚀\n\ttab"
+
+
+@pytest.fixture(autouse=True)
+def small_parts(request, monkeypatch):
+    monkeypatch.setattr("outbox_app.log.span.MIN_POSITIONS", 1)
+    if "alias" in request.fixturenames:
+        truncate(request.getfixturevalue("alias"))
+
+
+@pytest.fixture
+def history(alias):
+    """Events of all kinds; times with microseconds, and without."""
+    events = [
+        NewEvent("a", "made", {"text": TRICKY, "n": 1.5, "null": None, "list": [1, {}]}),
+        NewEvent(TRICKY.strip()[:80].replace("\n\ttab", ""), "order.placed", topic="eu"),
+        NewEvent("🚀", "order.paid", {}, topic="ü", metadata={"by": TRICKY}),
+        NewEvent("a", "x", {"big": 2**60}),
+    ]
+    with transaction.atomic(using=alias):
+        publish_many(events, using=alias)
+    commit(alias, *"bcd")
+    times = [datetime(2026, 3, 4, 5, 6, 7, micro, UTC) for micro in (0, 1, 120_000, 999_999)]
+    for row, at in zip(Event.objects.using(alias).order_by("pk"), times, strict=False):
+        Event.objects.using(alias).filter(pk=row.pk).update(recorded_at=at)
+
+
+def make(options, schema=SCHEMA):
+    """A reader, as the planner makes it."""
+    return OutboxDataSource(options).reader(StructType.fromDDL(schema))
+
+
+def table(reader):
+    """Read as executors do: each partition in another process."""
+    parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions()]
+    assert None not in parts
+    assert parts
+    away = pickle.loads(pickle.dumps(reader))
+    batches = [batch for part in parts for batch in away.read(part)]
+    assert all(batch.schema == away.schema for batch in batches)
+    return pa.Table.from_batches(batches, schema=away.schema).sort_by("id")
+
+
+def expected(alias, log=Event):
+    rows = log.objects.using(alias).order_by("pk").values_list(*COLUMNS)
+    return [comparable(row) for row in rows]
+
+
+def comparable(row):
+    """JSON is text, whose spelling is the database's own."""
+    values = dict(zip(COLUMNS, row, strict=True))
+    for name in ("data", "metadata"):
+        if isinstance(values[name], str):
+            values[name] = json.loads(values[name])
+    values["message_id"] = UUID(str(values["message_id"]))
+    return values
+
+
+def rows(found):
+    return [comparable(row.values()) for row in found.to_pylist()]
+
+
+class TestReader:
+    """Without Spark."""
+
+    @pytest.mark.parametrize("partitions", [1, 2, 7])
+    def test_a_log_is_read_as_it_is(self, alias, history, source_options, partitions):
+        found = table(make(source_options(alias, partitions=partitions)))
+        assert found.schema == arrow_types(SCHEMA)
+        assert rows(found) == expected(alias)
+        assert all(len(id) == 36 for id in found.column("message_id").to_pylist())
+
+    def test_an_empty_log(self, alias, source_options):
+        assert table(make(source_options(alias))).num_rows == 0
+
+    def test_a_log_of_another_name(self, alias, source_options):
+        with transaction.atomic(using=alias):
+            publish_many([NewEvent("a", "made")], log=Ledger, using=alias)
+        commit(alias, "b", "c")
+        found = table(make(source_options(alias, model=Ledger)))
+        assert rows(found) == expected(alias, Ledger)
+        assert found.num_rows == 1
+
+    def test_some_columns_in_another_order(self, alias, history, source_options):
+        found = table(make(source_options(alias), "recorded_at timestamp, id bigint, data string"))
+        assert found.column_names == ["recorded_at", "id", "data"]
+        wanted = [(row["recorded_at"], row["id"]) for row in expected(alias)]
+        assert [(row["recorded_at"], row["id"]) for row in found.to_pylist()] == wanted
+
+    def test_topics_and_types(self, alias, history, source_options):
+        def streams(**given):
+            found = table(make(source_options(alias, **given)))
+            return [f"{row['topic']}:{row['type']}" for row in found.to_pylist()]
+
+        assert streams(topics="eu,ü") == ["eu:order.placed", "ü:order.paid"]
+        assert streams(types="order.*,x") == ["eu:order.placed", "ü:order.paid", ":x"]
+        assert streams(topics="ü", types="order.*") == ["ü:order.paid"]
+        assert streams(topics="EU") == streams(types="it's 100%*") == []
+
+    def test_from_one_offset_to_another(self, alias, source_options):
+        options = source_options(alias)
+        with closing(connect(Options.of(options))) as database:
+            offsets = Offsets(database)
+            commit(alias, *"abcdef")
+            start = offsets.end(offsets.beginning(), 2)
+            end = offsets.end(start, 3)
+        commit(alias, *"gh")
+        states = {"start": json.dumps(start.dump()), "end": json.dumps(end.dump())}
+
+        def streams(*names):
+            found = table(make({**options, **{name: states[name] for name in names}}))
+            return "".join(found.column("stream").to_pylist())
+
+        assert streams("start", "end") == "cde"
+        assert streams("end") == "abcde"
+        assert streams("start") == "cdefgh"
+        assert streams() == "abcdefgh"
+
+    @concurrent
+    def test_what_is_not_committed_is_not_there(self, alias, source_options):
+        with Session(alias) as slow:
+            slow.begin().publish("slow", 2)
+            commit(alias, "a")
+            reader = make(source_options(alias))
+            parts = reader.partitions()
+            slow.commit()
+            # It was planned before; what is read is what was committed then.
+            batches = [batch for part in parts for batch in reader.read(part)]
+        assert pa.Table.from_batches(batches).column("stream").to_pylist() == ["a"]
+
+    @on("mariadb", "default")
+    def test_times_in_a_zone(self, alias, source_options):
+        commit(alias, *"abc")
+        given = ["2026-07-01 12:00:00.000001", "2026-10-25 02:30:00", "2026-03-29 02:30:00"]
+        for row, text in zip(Event.objects.using(alias).order_by("pk"), given, strict=True):
+            sql = f"UPDATE outbox_event SET recorded_at = '{text}' WHERE id = {row.pk}"
+            execute(alias, sql)
+        found = table(make(source_options(alias, time_zone="Europe/Berlin")))
+        times = [at.isoformat() for at in found.column("recorded_at").to_pylist()]
+        assert times[:2] == ["2026-07-01T10:00:00.000001+00:00", "2026-10-25T00:30:00+00:00"]
+
+    def test_heads(self, alias, source_options):
+        commit(alias, *"aab")
+        with transaction.atomic(using=alias):
+            publish_many([NewEvent("a", "made")], log=Ledger, using=alias)
+        reader = make(source_options(alias, read="heads"), OutboxDataSource(
+            source_options(alias, read="heads")).schema())  # fmt: skip
+        found = pa.Table.from_batches(reader.read(reader.partitions()[0]))
+        assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == [
+            ("outbox_event", "a", 2),
+            ("outbox_event", "b", 1),
+        ]
+        assert StreamHead.objects.using(alias).count() == 3
+
+    def test_inbox(self, alias, source_options):
+        at = datetime(2026, 3, 4, 5, 6, 7, 890, UTC)
+        InboxEntry.objects.using(alias).create(job_id="j🚀", task="t", handled_at=at)
+        options = source_options(alias, read="inbox")
+        reader = make(options, OutboxDataSource(options).schema())
+        [batch] = reader.read(reader.partitions()[0])
+        assert batch.to_pylist() == [{"job_id": "j🚀", "task": "t", "handled_at": at}]
+
+    def test_filters_are_in_the_sql(self, alias, history, source_options, monkeypatch):
+        reader = make(source_options(alias, push_filters=True))
+        assert isinstance(reader, FilteringReader)
+        left = StringStartsWith(("type",), "o")
+        assert list(reader.pushFilters([EqualTo(("stream",), "a"), left])) == [left]
+        statements = []
+        kind = type(connect(reader.options))
+        run = kind.batches
+
+        def batches(self, sql, schema):
+            statements.append(sql)
+            return run(self, sql, schema)
+
+        monkeypatch.setattr(kind, "batches", batches)
+        assert rows(table(reader)) == [row for row in expected(alias) if row["stream"] == "a"]
+        assert statements
+        assert all("AND (stream = " in sql for sql in statements)
+
+    def test_a_long_statement_is_broken_off(self, alias, source_options):
+        sleep = {"postgres": "SELECT pg_sleep(30)", "mariadb": "SELECT SLEEP(30) + id FROM "
+                 "outbox_event"}.get(alias)  # fmt: skip
+        if sleep is None:
+            return
+        commit(alias, "a")
+        options = Options.of(source_options(alias, statement_timeout=0.1))
+        with closing(connect(options)) as database, pytest.raises(Exception, match="time"):
+            database.run(sleep, [])
+
+    @pytest.mark.parametrize(
+        ("schema", "says"),
+        [
+            ("id bigint, price int", "no column 'price'.*Known: id"),
+            ("id int", r"id is bigint, not int.*cast\(\"int\"\)"),
+            ("recorded_at timestamp_ntz", "recorded_at is timestamp, not timestamp_ntz"),
+            ("data struct<a:int>", "data is string"),
+            ("", "no column"),
+        ],
+    )
+    def test_a_schema_that_does_not_fit(self, source_options, schema, says):
+        with pytest.raises(InvalidSchema, match=says):
+            make(source_options("default"), schema)
+
+    def test_a_database_that_is_away(self, tmp_path):
+        for url in ("postgresql://x@127.0.0.1:1/x", "mysql://x@127.0.0.1:1/x",
+                    f"sqlite:///{tmp_path}/none.db", f"sqlite:///{tmp_path}"):  # fmt: skip
+            with pytest.raises(Unreachable, match=f"^{url} "):
+                make({"url": url, "connectTimeout": "0"}).partitions()
+
+    @on("postgres", "mariadb")
+    def test_a_door_that_is_closed(self, alias, source_options, monkeypatch):
+        """A wrong name or password is not waited for."""
+        monkeypatch.setattr("time.sleep", None)
+        options = source_options(alias, connect_timeout=30)
+        url = options["url"].replace("test_outbox", "no_such")
+        with pytest.raises(Unreachable, match="no_such"):
+            connect(Options.of({**options, "url": url}))
+
+    def test_streams_have_their_own_beginning(self, source_options):
+        for given in ({"read": "heads"}, {"archive": "/a"}, {"start": "{}"}, {"end": "{}"}):
+            options = source_options("default") | given
+            with pytest.raises(InvalidOption, match="leave out read"):
+                OutboxDataSource(options).streamReader(StructType.fromDDL(SCHEMA))
+
+
+def errors_of(kind):
+    return {kind, *(each for child in kind.__subclasses__() for each in errors_of(child))}
+
+
+@pytest.mark.parametrize(
+    "kind", errors_of(PipelineError) | errors_of(ReadRefused), ids=lambda kind: kind.__name__
+)
+def test_a_reason_is_found_in_a_trace(kind):
+    text = (
+        "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in y\nKeyError: 5\n\nDuring handling …\n'
+        f"{kind.__module__}.{kind.__name__}: It is: so.\nDriver stacktrace:\nat java.lang.X"
+    )
+    assert reason(RuntimeError(text)) == f"{kind.__name__}: It is: so."
+
+
+def test_other_reasons():
+    text = "Job aborted:\npy4j.protocol.Py4JError: no\n  adbc.OperationalError: away\n"
+    assert reason(RuntimeError(text.replace("  adbc", "adbc"))) == "OperationalError: away"
+    assert reason(RuntimeError("all\nis lost")) == "RuntimeError: all"
+    assert reason(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_spark_finds_it_by_itself():
+    """As it looks for data sources: in modules named pyspark_…."""
+    output = io.BytesIO()
+    lookup_data_sources._main(io.BytesIO(), output)
+    assert b"\0\0\0\6outbox" in output.getvalue()
+
+
+class TestSpark:
+    """Through Spark."""
+
+    def test_a_log_is_read_as_it_is(self, alias, history, source_options, spark):
+        events = spark.read.format("outbox").options(**source_options(alias)).load()
+        assert events.schema == StructType.fromDDL(SCHEMA)
+        found = sorted(events.collect())
+        assert [comparable(r) | {"recorded_at": r["recorded_at"].astimezone(UTC)} for r in found] \
+            == expected(alias)  # fmt: skip
+
+    def test_columns_and_filters(self, alias, history, source_options, spark):
+        for push in (False, True):
+            options = source_options(alias, push_filters=push)
+            events = spark.read.format("outbox").options(**options).schema("type string, id bigint")
+            found = events.load().where("type = 'made' and id > 3")
+            assert sorted(found.collect()) == sorted(
+                (row["type"], row["id"])
+                for row in expected(alias)
+                if row["type"] == "made" and row["id"] > 3
+            )
+            plan = found._jdf.queryExecution().toString()
+            assert ("Filter" in plan.partition("Physical Plan")[2]) is not push
+
+    @pytest.mark.parametrize("alias", ["default"], indirect=True)
+    def test_errors_say_what_is_wrong(self, alias, source_options, spark):
+        good = source_options(alias)
+        cases = [
+            ({"url": ""}, SCHEMA, "InvalidOption: The url begins with"),
+            ({"dbtable": "x"}, SCHEMA, "InvalidOption: There is no option 'dbtable'"),
+            ({"log": "no_such"}, SCHEMA, "UnknownLog: There is no table 'no_such'"),
+            ({}, "id bigint, price int", "InvalidSchema: There is no column 'price'"),
+            ({"start": "nonsense"}, SCHEMA, "DamagedCursor: 'nonsense' is no offset"),
+            ({"url": "mysql://a:s3cret@b/c"}, SCHEMA, "InvalidOption: The url holds a password"),
+            ({"passwordFile": "/no/such", "url": "mysql://127.0.0.1:1/c"}, SCHEMA,
+             "Unreachable: The password of"),
+        ]  # fmt: skip
+        for given, schema, says in cases:
+            options = good | given
+            with pytest.raises((AnalysisException, PySparkException)) as raised:
+                spark.read.format("outbox").options(**options).schema(schema).load().collect()
+            assert reason(raised.value).startswith(says)
+            assert "s3cret" not in str(raised.value)
