@@ -1,4 +1,4 @@
-"""The outbox in Django's admin: jobs, drainers, events, subscriptions, and an overview.
+"""The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
 requeue and discard dead jobs, delete a staged one; pause, resume and replay subscriptions, release

@@ -11,6 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..exceptions import InvalidOption
 from .audit import accepted_gaps, lines, record
 from .pipeline import Pipeline
 from .statistics import store
@@ -123,7 +124,10 @@ def run_statistics(
 
     Raises:
         ArchiveRefused, ReadRefused, Unreachable: They could not be computed.
+        InvalidOption: ``to`` is a URI.
     """
+    if "://" in to:
+        raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
     from ..pipeline import statistics as figures
     from ..pipeline.schema import some
     from ..pipeline.statistic_rows import for_table, rows_of, write_statistics

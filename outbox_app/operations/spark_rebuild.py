@@ -34,6 +34,7 @@ from .comparison import compare
 from .rebuild import Rebuild
 from .rebuildable import rebuildable, told
 from .spark_fold import columns
+from .spark_source import Source, require_same_database
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -112,19 +113,37 @@ def rebuild_on_spark(
     with told(name, say=reason):
         plan = source.plan()
         with table_beside(projection.model, using=using) as beside:
-            made = SparkRebuild(projection, beside, using=using, write=write)
-            return made.of(source, plan, compare_only=compare_only).run()
+            return SparkRebuild(
+                source, plan, beside, using=using, compare_only=compare_only, write=write
+            ).run()
 
 
 class SparkRebuild(Rebuild):
-    """One rebuild of which Spark makes the rows."""
+    """One rebuild of which Spark makes the rows.
 
-    def of(self, source: Source, plan: Plan, *, compare_only: bool) -> SparkRebuild:
-        """Say of what, and whether to compare only."""
+    Args:
+        source: Of the rows.
+        plan: Its first one.
+        beside: The model of the table that is filled.
+        using: Database alias.
+        compare_only: End before the takeover.
+        write: Takes progress lines.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        beside: type[models.Model],
+        *,
+        using: str,
+        compare_only: bool,
+        write: Callable[[str], Any],
+    ) -> None:
+        super().__init__(source.projection, beside, using=using, write=write)
         self.source = source
         self.plan = plan
         self.compare_only = compare_only
-        return self
 
     def fill(self) -> list[State]:
         """Load what Spark makes of all events up to an offset, and catch up from there."""

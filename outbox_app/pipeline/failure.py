@@ -6,7 +6,7 @@ import re
 
 #: The last line of a Python trace: a class of ours, or of others, and its message.
 _RAISED = [
-    re.compile(r"^outbox_app\.exceptions\.(\w+): (.+)$", re.MULTILINE),
+    re.compile(r"^outbox_app\.(?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
     re.compile(r"^(?!py4j)(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE),
 ]
 

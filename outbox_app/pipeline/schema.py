@@ -74,4 +74,6 @@ def arrow_schema(schema: StructType, read: str = "events") -> pa.Schema:
                 f'cast: .withColumn("{field.name}", col("{field.name}").cast("{kind}")).'
             )
         fields.append(pa.field(field.name, _ARROW[kind], nullable=field.nullable))
+    if not fields:
+        raise InvalidSchema(f"The schema has no column. Columns of {read}: {', '.join(kinds)}.")
     return pa.schema(fields)

@@ -255,7 +255,7 @@ def batches(
     database = connect(options)
     try:
         table = database.quoted(_TABLES.get(options.read, options.log))
-        columns = ", ".join(database.column(name) for name in schema.names) or "id"
+        columns = ", ".join(database.column(name) for name in schema.names)
         beside = [text for text in (_wanted(options, database), pushed) if text]
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])

@@ -14,6 +14,7 @@ from outbox_app.models import (
     Incident,
     ParkedStream,
     StagedJob,
+    Statistic,
     Subscription,
 )
 from tests.dead.rows import dead_jobs, staged_jobs
@@ -153,7 +154,7 @@ def test_the_matrix_knows_every_address():
         if (inner.name or "").startswith("outbox_app_")
     }
     above = (StagedJob, DeadJob, Drainer, Incident)
-    of_the_log = (Event, Subscription, ParkedStream, Gap)
+    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {

@@ -194,14 +194,15 @@ def test_what_is_pruned_during_the_comparison_is_not_lost(full):
 
 def test_content_is_compared_column_by_column(full):
     here = full(
-        (1, "a", 1, {"topic": "x"}),
+        (1, "a", 1, {"data": "x"}),
         (2, "a", 2, {"txid": 5, "data": "{}"}),
         (3, "a", 3, {"data": "xy", "metadata": "z"}),
         (4, "a", 4),
         (5, "a", 5),
     )
     there = full(
-        (1, "a", 1, {"type": "x"}),  # the same value, in another column
+        (-1, "a", 0),  # below the lowest: it was pruned
+        (1, "a", 1, {"metadata": "x"}),  # the same value, in the column after it
         (2, "a", 2, {"txid": 9, "data": "{}"}),  # as after a rebase
         (3, "a", 3, {"data": "x", "metadata": "yz"}),
         (4, "a", 4),

@@ -26,6 +26,7 @@ from outbox_app.models import Event
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.filters import condition
 from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.schema import arrow_types
 from tests.own_log.models import Visit
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,7 +48,8 @@ def database(alias, source_options):
 
 
 def found(database, sql, log="outbox_event"):
-    return {id for (id,) in database.run(f"SELECT id FROM {log} WHERE {sql}", [])}
+    batches = database.batches(f"SELECT id FROM {log} WHERE {sql}", arrow_types("id bigint"))
+    return {id for batch in batches for id in batch.column("id").to_pylist()}
 
 
 @pytest.mark.parametrize("log", [Event, Visit])

@@ -14,7 +14,15 @@ import pytest
 from django.db import transaction
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import EqualTo, StringStartsWith
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 from pyspark.sql.worker import lookup_data_sources
 
 from outbox_app import NewEvent, publish_many
@@ -68,9 +76,24 @@ def history(alias):
         Event.objects.using(alias).filter(pk=row.pk).update(recorded_at=at)
 
 
+TYPES = {
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "string": StringType(),
+    "timestamp": TimestampType(),
+    "timestamp_ntz": TimestampNTZType(),
+}
+
+
+def struct(schema):
+    """``StructType.fromDDL`` needs a session."""
+    columns = [column.split() for column in schema.split(", ") if column]
+    return StructType([StructField(name, TYPES[kind]) for name, kind in columns])
+
+
 def make(options, schema=SCHEMA):
     """A reader, as the planner makes it."""
-    return OutboxDataSource(options).reader(StructType.fromDDL(schema))
+    return OutboxDataSource(options).reader(struct(schema))
 
 
 def table(reader):
@@ -237,7 +260,7 @@ class TestReader:
             ("id bigint, price int", "no column 'price'.*Known: id"),
             ("id int", r"id is bigint, not int.*cast\(\"int\"\)"),
             ("recorded_at timestamp_ntz", "recorded_at is timestamp, not timestamp_ntz"),
-            ("data struct<a:int>", "data is string"),
+            ("data timestamp", "data is string"),
             ("", "no column"),
         ],
     )
@@ -264,7 +287,7 @@ class TestReader:
         for given in ({"read": "heads"}, {"archive": "/a"}, {"start": "{}"}, {"end": "{}"}):
             options = source_options("default") | given
             with pytest.raises(InvalidOption, match="leave out read"):
-                OutboxDataSource(options).streamReader(StructType.fromDDL(SCHEMA))
+                OutboxDataSource(options).streamReader(struct(SCHEMA))
 
 
 def errors_of(kind):
@@ -302,7 +325,7 @@ class TestSpark:
 
     def test_a_log_is_read_as_it_is(self, alias, history, source_options, spark):
         events = spark.read.format("outbox").options(**source_options(alias)).load()
-        assert events.schema == StructType.fromDDL(SCHEMA)
+        assert events.schema == struct(SCHEMA)
         found = sorted(events.collect())
         assert [comparable(r) | {"recorded_at": r["recorded_at"].astimezone(UTC)} for r in found] \
             == expected(alias)  # fmt: skip
@@ -318,7 +341,7 @@ class TestSpark:
                 if row["type"] == "made" and row["id"] > 3
             )
             plan = found._jdf.queryExecution().toString()
-            assert ("Filter" in plan.partition("Physical Plan")[2]) is not push
+            assert ("= made" in plan.partition("Physical Plan")[2]) is not push
 
     @pytest.mark.parametrize("alias", ["default"], indirect=True)
     def test_errors_say_what_is_wrong(self, alias, source_options, spark):
