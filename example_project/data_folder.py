@@ -1,4 +1,4 @@
-"""The folder in which the example keeps what it writes: database, broker, logs, ledgers.
+"""The folder in which the example keeps what it writes: database, broker, logs, ledgers, archive.
 
 Only one program of ``demo`` and ``up`` may use it at a time, because the demo begins with an empty
 one. It removes what it knows by name and nothing else, so a ``DATA_DIR`` that holds other things is
@@ -11,8 +11,8 @@ import shutil
 
 from django.conf import settings
 
-FILES = ["shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm"]
-FOLDERS = ["broker", "ledger", "logs"]
+FILES = ["shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm", "audit.html"]
+FOLDERS = ["archive", "broker", "ledger", "logs"]
 
 
 class InUseError(Exception):

@@ -20,7 +20,7 @@ WIDTH = 720
 _ROW, _LABELS, _NUMBERS = 26, 230, 90
 _HEIGHT, _FOOT = 200, 24
 #: Characters of a label that fit in front of its bar.
-_FITS = 34
+_FITS = 28
 
 _names = count(1)
 
@@ -54,7 +54,7 @@ def columns(title: str, of: str, values: Sequence[Bar]) -> str:
         title, of, values: As for ``bars``.
     """
     largest = max((number for _, number in values), default=0)
-    width = WIDTH / max(1, len(values))
+    width = min(WIDTH / max(1, len(values)), WIDTH / 12)
     floor = _HEIGHT - _FOOT
     parts = [f'<line x1="0" y1="{floor}" x2="{WIDTH}" y2="{floor}"/>']
     for place, (label, number) in enumerate(values):

@@ -1,4 +1,8 @@
-"""What went wrong in Spark, in one line: a task's own error is found at the end of many traces."""
+"""What went wrong in Spark, in one line: a task's own error is found at the end of many traces.
+
+Of an error that no task has raised the first line is taken. Traces are Spark's business: its log
+has them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import re
 _RAISED = [
     re.compile(r"^outbox_app\.(?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
     re.compile(r"^(?!py4j)(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE),
+    # What Spark itself has met, as py4j writes it.
+    re.compile(r"^: (?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
 ]
 
 

@@ -1,4 +1,7 @@
-"""Filters of a query that the database can do: comparisons of a column with a value."""
+"""Filters of a query that the database can do: comparisons of a column with a value.
+
+A filter that is taken has exactly Spark's meaning on every database; all others are left to Spark.
+"""
 
 from __future__ import annotations
 

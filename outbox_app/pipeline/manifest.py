@@ -4,7 +4,9 @@ It is the only truth. A batch is archived when its entry is there, as one file t
 each entry begins with the offset that the one before ends with. What no entry names does not count:
 leftovers of a killed process are removed, and a file that its entry names and that was not moved to
 its place is moved there, when the next process begins. A file in ``data`` that only a lost entry
-can have named is no leftover: nothing is removed then. ::
+can have named is no leftover: nothing is removed then.
+
+::
 
     _manifest/archive.json                 which log of which database
     _manifest/00000000-00000000.json       an entry: batches from … to …

@@ -146,7 +146,7 @@ def _light(master: str) -> dict[str, str]:
 
 
 def _cores(master: str) -> int:
-    numbers = [int(number) for number in re.findall(r"\d+", master)]
-    if master.startswith("local-cluster"):
-        return max(1, numbers[0] * numbers[1])
-    return numbers[0] if numbers else os.cpu_count() or 1
+    if cluster := re.match(r"local-cluster\[(\d+),(\d+)", master):
+        return int(cluster[1]) * int(cluster[2])
+    threads = re.match(r"local\[(\d+)", master)
+    return int(threads[1]) if threads else os.cpu_count() or 1

@@ -5,6 +5,7 @@ Each is looked for in the section that is about it. (Settings and checks have te
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from pathlib import Path
@@ -35,16 +36,37 @@ def section(page: str, heading: str) -> str:
 
 
 def options(command: BaseCommand) -> set[str]:
-    """The options that the command adds to Django's own."""
-    parser, django = command.create_parser("", ""), BaseCommand().create_parser("", "")
-    ours = set(parser._option_string_actions) - set(django._option_string_actions)
-    return {option for option in ours if option.startswith("--")}
+    """The options that the command and its subcommands add to Django's own."""
+    django = BaseCommand().create_parser("", "")._option_string_actions
+    found: set[str] = set()
+    parsers = [command.create_parser("", "")]
+    while parsers:
+        parser = parsers.pop()
+        found |= set(parser._option_string_actions)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    return {option for option in found - set(django) if option.startswith("--")}
+
+
+def subcommands(command: BaseCommand) -> set[str]:
+    """The names that come first on the command's line, where it has several parsers."""
+    actions = command.create_parser("", "")._actions
+    found = [each for each in actions if isinstance(each, argparse._SubParsersAction)]
+    return {name for action in found for name in action.choices}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented_and_every_documented_option_exists(name: str) -> None:
     documented = set(re.findall(r"^\| `(--[a-z-]+)", section("commands.md", name), re.MULTILINE))
     assert documented == options(load_command_class("outbox_app", name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_is_documented(name: str) -> None:
+    text = section("commands.md", name)
+    missing = subcommands(load_command_class("outbox_app", name))
+    assert [each for each in missing if f"| `{each}` |" not in text] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -230,7 +230,7 @@ class TestSpans:
             assert result == ["a1", "b1"]
             slow.commit()
         commit(alias, "s", "s")
-        result, states = batches(span, state, 3)
+        result, _ = batches(span, state, 3)
         assert result == [f"s{n}" for n in range(1, 13)]
 
     @concurrent

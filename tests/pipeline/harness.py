@@ -49,7 +49,7 @@ def source(alias: str, log: type[EventLog] = Event, **given: Any) -> Options:
     """Return the options with which the pipeline reads a log of this run."""
     password = str(connections[alias].settings_dict.get("PASSWORD") or "")
     options = log_options(log, using=alias, password=password)
-    return replace(options, partitions=2, connect_timeout=2.0, **given)
+    return replace(options, partitions=2, **{"connect_timeout": 2.0, **given})
 
 
 def archive(alias: str, folder: Any, *, session: Any = None, rows: int = 4, **given: Any) -> int:

@@ -18,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JError
 
 from outbox_app.models import Event
 from outbox_app.pipeline.archive import Archiver
@@ -222,8 +222,9 @@ def test_workers_are_killed_in_the_middle_of_their_tasks(
 
     with Session(alias) as holder, ThreadPoolExecutor(1) as other:
         monkeypatch.setattr(Archiver, "_spread", spread)
-        with pytest.raises(PySparkException) as failed:
+        with pytest.raises(Py4JError) as failed:
             archive(alias, folder, session=spark, rows=3000)
+    assert "Python worker exited unexpectedly" in reason(failed.value)
     assert "\n" not in reason(failed.value)
     assert archive(alias, folder, session=spark, rows=3000) == 6000
     assert_exact(alias, folder)

@@ -142,7 +142,7 @@ def test_a_row_is_not_written_anew_for_ever(batches, monkeypatch):
         batches.add(1)
         list(compact(batches.manifest))
     assert len(batches.sizes()) < 12
-    assert written < 8 * 150
+    assert written < 15 * 150  # 3700 if all of it were, each time
     batches.assert_whole()
 
 

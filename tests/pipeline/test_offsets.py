@@ -96,7 +96,7 @@ def test_another_database(alias, offsets):
     # Where the vendor has no identifier the newest event tells.
     for row in Event.objects.using(alias):
         Event.objects.using(alias).filter(pk=row.pk).update(message_id=uuid4())
-    with pytest.raises(ForeignCursor, match="is not there: this is another database, or it was re"):
+    with pytest.raises(ForeignCursor, match="is not there: this is another database"):
         offsets.verify(offset)
 
 
@@ -146,7 +146,7 @@ def test_a_log_that_was_set_back(alias, offsets):
         if alias == "default":
             execute(alias, "DELETE FROM sqlite_sequence")
         truncate(alias)
-    with pytest.raises(ForeignCursor, match="set back|restored"):
+    with pytest.raises(ForeignCursor, match=r"set back|restored"):
         offsets.verify(offset)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -27,8 +28,6 @@ from pyspark.sql.worker import lookup_data_sources
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import (
-    DamagedCursor,
-    ForeignCursor,
     InvalidOption,
     InvalidSchema,
     PipelineError,
@@ -36,12 +35,12 @@ from outbox_app.exceptions import (
     Unreachable,
 )
 from outbox_app.models import Event, InboxEntry, StreamHead
-from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.database import connect, connected
 from outbox_app.pipeline.failure import reason
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
-from outbox_app.pipeline.source import FilteringReader, OutboxDataSource, register
+from outbox_app.pipeline.source import FilteringReader, OutboxDataSource
 from tests.faults.tools import on
 from tests.log.conformance import commit, concurrent
 from tests.log.sessions import Session, execute, truncate
@@ -49,7 +48,7 @@ from tests.own_log.models import Ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TRICKY = "it's \"quoted\" back\\slash %s 100% ä日本語🚀\n\ttab"
+TRICKY = 'it\'s "quoted" back\\slash %s 100% ä日本語🚀\n\ttab'
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +231,8 @@ class TestReader:
         left = StringStartsWith(("type",), "o")
         assert list(reader.pushFilters([EqualTo(("stream",), "a"), left])) == [left]
         statements = []
-        kind = type(connect(reader.options))
+        with closing(connect(reader.options)) as database:
+            kind = type(database)
         run = kind.batches
 
         def batches(self, sql, schema):
@@ -282,6 +282,28 @@ class TestReader:
         url = options["url"].replace("test_outbox", "no_such")
         with pytest.raises(Unreachable, match="no_such"):
             connect(Options.of({**options, "url": url}))
+
+    def test_a_driver_that_tells_the_password(self, monkeypatch):
+        """And a database that comes back: it is waited for."""
+        pauses = []
+        monkeypatch.setattr("time.sleep", pauses.append)
+        options = Options.of({"url": "mysql://x/y", "password": "s3cret", "connectTimeout": "0"})
+        told = OSError("no: s3cret")
+        refusals = [told, told, told]
+
+        def away():
+            if refusals:
+                raise refusals.pop()
+            return "connected"
+
+        with pytest.raises(Unreachable, match=r"no: \*\*\*\*$"):
+            connected(options, away, (OSError,), lambda error: False)
+        patient = replace(options, connect_timeout=9.0)
+        assert connected(patient, away, (OSError,), lambda error: False) == "connected"
+        assert pauses == [0.1, 0.2]
+        refusals.append(told)
+        with pytest.raises(Unreachable):
+            connected(patient, away, (OSError,), lambda error: error is told)
 
     def test_streams_have_their_own_beginning(self, source_options):
         for given in ({"read": "heads"}, {"archive": "/a"}, {"start": "{}"}, {"end": "{}"}):

@@ -42,7 +42,8 @@ def test_it_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
 @pytest.mark.slow
 def test_it_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
     folders = {name.partition("/")[0] for name in wheel.namelist()}
-    assert folders == {"outbox_app", "outbox_app-0.1.0.dist-info"}
+    assert folders == {"outbox_app", "outbox_app-0.1.0.dist-info", "pyspark_outbox.py"}
+    assert "outbox_app/pipeline/log4j2.properties" in wheel.namelist()
 
 
 @pytest.mark.slow

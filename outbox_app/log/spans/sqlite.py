@@ -1,4 +1,7 @@
-"""SQLite: commit order is position order, so a span is a range of positions."""
+"""SQLite: commit order is position order, so a span is a range of positions.
+
+It never changes: whatever is committed later has a higher position.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...delivery.inbox import inbox_alias
 from ...operations.pipeline import Pipeline, pipeline
 from ...operations.pipelines import run_audit, run_statistics
+from ...operations.spark_rebuild import log_of, rebuild_on_spark
 from ..base import TeachingCommand
 
 HELP = """
@@ -23,12 +24,14 @@ Reads the event log with Spark, on this machine or on a cluster, exactly as subs
 
   archive      the log as Parquet files, exactly once, with a manifest
   audit        is anything missing, doubled, or out of order? In the archive, too
+  rebuild      the view of a projection anew, from the archive and the log
   statistics   events per minute, type, topic and stream; times until they were handled
 
 A pipeline starts a light Spark on all cores of this machine, which needs Java 17. --master names a
 cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it again.
 
-Exit codes: 0 done; 1 the audit has found defects; 2 it could not be done, or wrong arguments.
+Exit codes: 0 done; 1 the audit has found defects, or a rebuild did not come to its end; 2 it could
+not be done, or wrong arguments.
 """
 
 
@@ -72,6 +75,16 @@ class Command(TeachingCommand):
         audit.add_argument(
             "--report", default="", metavar="FILE.html", help="write a report with pictures"
         )
+        rebuild = pipelines.add_parser("rebuild", help="the view of a projection anew")
+        rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
+        rebuild.add_argument(
+            "--archive", default="", metavar="DIR", help="archive of its log: what was pruned, too"
+        )
+        rebuild.add_argument(
+            "--compare-only",
+            action="store_true",
+            help="say how the view would change, and change nothing",
+        )
         statistics = pipelines.add_parser("statistics", help="figures of the log")
         statistics.add_argument(
             "--archive", default="", metavar="DIR", help="of what was pruned, too"
@@ -87,11 +100,16 @@ class Command(TeachingCommand):
             "--partitions", type=int, metavar="N", help="partitions whose skew is told (default 8)"
         )
         for each in (archive, audit, statistics):
+            _add_log(each)
+        for each in (archive, audit, rebuild, statistics):
             _add_common(each)
 
     def handle(self, **options: Any) -> None:
         """Run it."""
         conf = dict(_setting(text) for text in options["conf"])
+        if options["pipeline"] == "rebuild":
+            log, using = log_of(options["name"])
+            options |= {"log": log._meta.db_table, "database": using}
         with pipeline(
             log=options["log"],
             using=options["database"],
@@ -129,6 +147,16 @@ class Command(TeachingCommand):
         if not result.sound:
             raise CommandError(f"The audit has found {result.total} defects.", returncode=1)
 
+    def _rebuild(self, run: Pipeline, options: dict[str, Any]) -> None:
+        rebuild_on_spark(
+            run.session,
+            run.options,
+            options["name"],
+            archive=options["archive"] or None,
+            compare_only=options["compare_only"],
+            write=self.write,
+        )
+
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         given = {name: options[name] for name in ("archive", "to", "table", "top", "partitions")}
         if not given["to"] and not given["table"]:
@@ -138,9 +166,12 @@ class Command(TeachingCommand):
         run_statistics(run, **given, inbox=inbox, write=self.write)
 
 
-def _add_common(parser: Any) -> None:
+def _add_log(parser: Any) -> None:
     parser.add_argument("--log", metavar="LOG", help="table of the log (default outbox_event)")
     parser.add_argument("--database", metavar="ALIAS", help="database alias (default: the log's)")
+
+
+def _add_common(parser: Any) -> None:
     parser.add_argument(
         "--master", metavar="URL", help="where Spark runs (default: this machine, local[*,4])"
     )

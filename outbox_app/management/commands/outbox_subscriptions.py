@@ -207,8 +207,9 @@ class Command(TeachingCommand):
             self.stdout.write("No gap is open.")
         for gap in found[:LISTED]:
             self.stdout.write(
-                f"{gap.id:>8}  {gap.seen_at:%Y-%m-%d %H:%M:%S}  {one_line(gap.subscription, 80)} "
-                f"{gap.log} {one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
+                f"{gap.id:>8}  {gap.seen_at:%Y-%m-%d %H:%M:%S}  "
+                f"{one_line(gap.subscription, 80) or 'an audit'} {gap.log} "
+                f"{one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
                 f"looked for {gap.attempts} times"
             )
         if len(found) > LISTED:

@@ -1,4 +1,8 @@
-"""MySQL and MariaDB through mysqlclient: rows are streamed, and become columns as bytes."""
+"""MySQL and MariaDB through mysqlclient: rows are streamed, and become columns as bytes.
+
+Nothing of a row becomes a Python object but its bytes: numbers, times and text are made of them by
+Arrow, a column at a time. Statements run at READ COMMITTED, in autocommit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PostgreSQL through ADBC: rows come as Arrow, in COPY's binary format, without becoming Python."""
+"""PostgreSQL through ADBC: rows come as Arrow, in COPY's binary format, without becoming Python.
+
+Each statement is a transaction of its own: what is read is what was committed when it began.
+"""
 
 from __future__ import annotations
 

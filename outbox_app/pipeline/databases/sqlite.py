@@ -1,4 +1,7 @@
-"""SQLite through the standard library: for one machine, which has the file."""
+"""SQLite through the standard library: for one machine, which has the file.
+
+The file is opened for reading only. All times and ids become Arrow's as on the other databases.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""A session that is none: what a rebuild asks of Spark, done in this process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+
+class Here:
+    """What stands for a session. Tasks run one after the other."""
+
+    defaultParallelism = 3
+
+    def __init__(self) -> None:
+        os.environ.setdefault("PYTHONHASHSEED", "0")
+
+    @property
+    def sparkContext(self):
+        return self
+
+    def parallelize(self, parts, count):
+        return Partitions([[part] for part in parts])
+
+
+class Partitions:
+    """What stands for an RDD."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def mapPartitions(self, function):
+        return Partitions([list(function(iter(part))) for part in self.parts])
+
+    def repartitionAndSortWithinPartitions(self, count, partitionFunc):
+        rows = sorted(itertools.chain(*self.parts), key=lambda row: row[0])
+        parts = [[] for _ in range(count)]
+        for row in rows:
+            parts[partitionFunc(row[0]) % count].append(row)
+        return Partitions(parts)
+
+    def persist(self, level):
+        return self
+
+    def unpersist(self):
+        pass
+
+    def count(self):
+        return sum(map(len, self.parts))
+
+    def toLocalIterator(self, prefetchPartitions=False):
+        return itertools.chain(*self.parts)

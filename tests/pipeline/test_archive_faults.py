@@ -1,0 +1,332 @@
+"""Whatever goes wrong while archiving: a clear error, and afterwards the archive is the log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import Event
+from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.options import Options
+from tests.faults.conftest import SERVERS, alias_for
+from tests.faults.tools import PATIENCE, on
+from tests.own_log.models import Ledger
+
+from .archiver import Here
+from .harness import archive, archived, assert_exact, entries, publish_some, source, tree
+
+database = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def at():
+    """``at(point, action)``: have something done there, once."""
+    points = []
+
+    def arrange(point, action):
+        def act():
+            set_failpoint(point, None)
+            action()
+
+        points.append(point)
+        set_failpoint(point, act)
+
+    yield arrange
+    for point in points:
+        set_failpoint(point, None)
+
+
+@database
+@on("default")
+def test_a_folder_that_is_not_ours_is_left_untouched(alias, new_log, folder):
+    publish_some(alias, 3)
+    folder.mkdir()
+    (folder / "thesis.doc").write_bytes(b"years of work")
+    with pytest.raises(ArchiveRefused, match=r"no archive, and not empty \(it has 'thesis.doc'\)"):
+        archive(alias, folder)
+    assert list(tree(folder)) == ["thesis.doc"]
+
+
+@database
+@on("default")
+def test_the_archive_of_another_log(alias, new_log, folder):
+    publish_some(alias, 3)
+    archive(alias, folder)
+    before = tree(folder)
+    with pytest.raises(ArchiveRefused, match="archive of the log 'outbox_event', not of"):
+        archive(alias, folder, log=Ledger)
+    assert tree(folder) == before
+
+
+@database
+def test_a_log_that_was_set_back(alias, new_log, folder):
+    """Restored from a dump: as many events, but others."""
+    publish_some(alias, 6)
+    archive(alias, folder)
+    before = tree(folder)
+    newest = Event.objects.using(alias).order_by("-pk")[0]
+    Event.objects.using(alias).filter(pk=newest.pk).update(message_id=os.urandom(16).hex())
+    with pytest.raises(ForeignCursor, match="another database, or it was restored"):
+        archive(alias, folder)
+    assert tree(folder) == before
+
+
+@database
+@pytest.mark.parametrize("what", ["deleted", "changed"])
+@pytest.mark.parametrize("point", ["archive_planned", "archive_copied"])
+def test_a_row_that_changes_before_it_is_compared(alias, new_log, folder, at, what, point):
+    ids = publish_some(alias, 10)
+    row = Event.objects.using(alias).filter(pk=ids[5])
+    change = row.delete if what == "deleted" else lambda: row.update(type="other")
+    at("archive_moved", lambda: at(point, change))  # in the second batch
+    if point == "archive_planned":
+        archive(alias, folder)
+    else:
+        with pytest.raises(ArchiveRefused, match=f"first at position {ids[5]}: rows were changed"):
+            archive(alias, folder)
+        assert [entry["last"] for entry in entries(folder)] == [0]
+        archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
+@on("default")
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
+    """What is missing or cut is seen at once; what has rotted, when somebody reads it."""
+    publish_some(alias, 8)
+    archive(alias, folder)
+    [path, *_] = sorted(folder.glob("data/*/*"))
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        path.write_bytes(content[:50] + bytes([content[50] ^ 4]) + content[51:])
+        monkeypatch.setattr("outbox_app.pipeline.compaction.BATCHES", 2)
+    publish_some(alias, 1)
+    with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is not") as refused:
+        archive(alias, folder)
+    assert "Put it back from a copy" in str(refused.value)
+    path.write_bytes(content)
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
+@on("default")
+def test_one_archiver_at_a_time(alias, new_log, folder, at):
+    publish_some(alias, 3)
+    with ThreadPoolExecutor(1) as other:
+
+        def second():
+            with pytest.raises(ArchiveRefused, match="Another process is writing to"):
+                other.submit(archive, alias, folder).result(PATIENCE)
+
+        at("archive_copied", second)
+        assert archive(alias, folder) == 3
+    assert_exact(alias, folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of so many bytes."""
+    folder, made = tmp_path / "disk", []
+
+    def make(size, *options):
+        folder.mkdir(exist_ok=True)
+        extra = ",".join([f"size={size}", *options])
+        command = ["mount", "-t", "tmpfs", "-o", extra, "outbox-tests", str(folder)]
+        if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("only root can mount a file system")
+        made.append(folder)
+        return folder
+
+    yield make
+    for each in made:
+        subprocess.run(["umount", str(each)], check=True)
+
+
+@database
+@on("default")
+def test_the_disk_is_full(alias, new_log, small_disk):
+    """At whatever byte: what was written is whole, and when there is room it goes on."""
+    disk = small_disk("1m")
+    folder, ballast = disk / "archive", disk / "ballast"
+    failures = 0
+    for free in range(4096, 120_000, 8192):
+        publish_some(alias, 4, metadata={"noise": os.urandom(3000).hex()})
+        stat = os.statvfs(disk)
+        ballast.write_bytes(b"x" * max(0, stat.f_bavail * stat.f_frsize - free))
+        errors = []
+        try:
+            archive(alias, folder)
+        except OSError as error:
+            errors.append(str(error))
+        assert all("No space left on device" in error for error in errors)
+        failures += len(errors)
+        ballast.unlink()
+        so_far = archived(folder) if (folder / "_manifest").exists() else []
+        assert len({row[0] for row in so_far}) == len(so_far)
+    assert 2 < failures < 15
+    archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+@database
+@on("default")
+def test_a_folder_that_cannot_be_written_to(alias, new_log, small_disk):
+    disk = small_disk("1m")
+    publish_some(alias, 3)
+    archive(alias, disk / "archive")
+    before = tree(disk)
+    publish_some(alias, 3)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    for folder in (disk / "archive", disk / "another"):
+        with pytest.raises(OSError, match="Read-only file system"):
+            archive(alias, folder)
+    assert tree(disk) == before
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    archive(alias, disk / "archive")
+    assert_exact(alias, disk / "archive")
+
+
+class Waiting:
+    """Ends ``follow`` after so many waits, and notes how long each would have been."""
+
+    def __init__(self, number):
+        self.number = number
+        self.waits = []
+
+    def __call__(self, seconds):
+        if seconds:
+            self.waits.append(seconds)
+        return len(self.waits) > self.number
+
+
+class Following(Here):
+    """A session that Spark is behind of, as far as ``follow`` can see."""
+
+    stopped = False
+
+    @property
+    def _jsc(self):
+        return self
+
+    def sc(self):
+        return self
+
+    def isStopped(self):
+        return self.stopped
+
+
+def test_following_goes_on_by_itself(monkeypatch, tmp_path):
+    """It waits longer and longer, not at all when all is well, and never runs hot."""
+    waits, said = Waiting(9), []
+    archiver = Archiver(Following(), OPTIONS, str(tmp_path / "a"), write=said.append)
+    monkeypatch.setattr(archiver, "_run", _fail(OSError(28, "No space left on device")))
+    archiver.follow(120.0, waits)
+    assert waits.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
+    assert said[0] == (
+        "archive is tried again in=1s error=OSError: [Errno 28] No space left on device"
+    )
+
+
+@pytest.mark.parametrize("error", [ArchiveRefused("damaged"), ReadRefused("restored")])
+def test_following_does_not_go_on_with_what_is_damaged(monkeypatch, tmp_path, error):
+    archiver = Archiver(Following(), OPTIONS, str(tmp_path / "a"))
+    monkeypatch.setattr(archiver, "_run", _fail(error))
+    with pytest.raises(type(error)):
+        archiver.follow(1.0, Waiting(3))
+
+
+def test_following_ends_with_spark(monkeypatch, tmp_path):
+    session = Following()
+    session.stopped = True
+    archiver = Archiver(session, OPTIONS, str(tmp_path / "a"))
+    monkeypatch.setattr(archiver, "_run", _fail(RuntimeError("the context is gone")))
+    with pytest.raises(RuntimeError):
+        archiver.follow(1.0, Waiting(3))
+
+
+@pytest.fixture(scope="module", params=list(SERVERS))
+def server(request):
+    if request.param not in connections:
+        pytest.skip(f"no {request.param}")
+    with SERVERS[request.param]() as server:
+        yield server
+
+
+@pytest.fixture
+def private(server, django_db_blocker, settings):
+    """An alias on a server that may be killed."""
+    with django_db_blocker.unblock(), alias_for(server.url) as alias:
+        if Event._meta.db_table not in connections[alias].introspection.table_names():
+            call_command("migrate", database=alias, verbosity=0)
+        call_command(
+            "flush", database=alias, interactive=False, verbosity=0, inhibit_post_migrate=True
+        )
+        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+        yield alias
+
+
+@pytest.mark.parametrize("point", ["archive_planned", "archive_copied", "archive_moved"])
+def test_the_database_is_restarted_in_the_middle(server, private, folder, at, point):
+    """Once an error that says so; following goes on by itself."""
+    alias = private
+
+    def restart():
+        server.kill()
+        server.start()
+        connections[alias].close()
+
+    publish_some(alias, 10)
+    at(point, restart)
+    if point == "archive_copied":
+        said, waits = [], Waiting(2)
+        archiver = Archiver(Following(), source(alias), str(folder), max_rows=4, write=said.append)
+        archiver.follow(0.5, waits)
+        assert sum("has not answered as it should" in line for line in said) == 1
+    else:
+        with pytest.raises(Unreachable, match="has not answered as it should") as lost:
+            archive(alias, folder)
+        assert "\n" not in str(lost.value)
+        archive(alias, folder)
+    assert_exact(alias, folder)
+
+
+def test_the_database_is_away(server, private, folder):
+    publish_some(private, 3)
+    options = source(private, connect_timeout=0.1)
+    server.stop()
+    try:
+        with pytest.raises(Unreachable, match="cannot be connected to"):
+            Archiver(Here(), options, str(folder)).run()
+    finally:
+        server.start()
+        connections[private].close()
+    archive(private, folder)
+    assert_exact(private, folder)
+
+
+OPTIONS = Options(url="sqlite:////nowhere")
+
+
+def _fail(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail

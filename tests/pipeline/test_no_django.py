@@ -1,0 +1,76 @@
+"""Executors have no Django, and most projects have no Spark: each does without the other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WITHOUT_DJANGO = """
+import importlib, pkgutil, sys
+import outbox_app.log.spans, outbox_app.log.windows, outbox_app.pipeline, pyspark_outbox
+count = 0
+for package in (outbox_app.pipeline, outbox_app.log.spans, outbox_app.log.windows):
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(info.name)
+        assert "django" not in sys.modules, info.name
+        count += 1
+print(count)
+"""
+
+WITHOUT_SPARK = """
+import importlib, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import django
+from django.core.management import CommandError, call_command
+django.setup()
+import outbox_app
+count = 0
+for info in pkgutil.iter_modules(outbox_app.__path__, "outbox_app."):
+    if info.name not in ("outbox_app.pipeline", "outbox_app.pytest_plugin"):
+        importlib.import_module(info.name)
+        count += 1
+for package in ("admin", "checks", "delivery", "intake", "log", "management.commands"):
+    package = importlib.import_module(f"outbox_app.{package}")
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(info.name)
+        count += 1
+call_command("check")
+try:
+    call_command("outbox_pipeline", "archive", "--to", "nowhere")
+except CommandError as error:
+    print(count, error.returncode, error)
+"""
+
+
+def python(code: str, **environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_executors_import_no_django() -> None:
+    assert int(python(WITHOUT_DJANGO)) > 20
+
+
+def test_everything_else_works_without_spark() -> None:
+    told = python(WITHOUT_SPARK, DJANGO_SETTINGS_MODULE="tests.settings")
+    count, code, message = told.strip().rpartition("\n")[2].split(" ", 2)
+    assert int(count) > 60
+    assert int(code) == 2
+    assert "pyspark cannot be imported: pip install 'outbox-app[spark]'" in message
+    assert not (ROOT / "nowhere").exists()

@@ -1,0 +1,95 @@
+"""Sessions: the light one, the one that is there, and none where Java is missing."""
+
+from __future__ import annotations
+
+import stat
+import sys
+
+import pytest
+from django.core.management import CommandError, call_command
+from pyspark.sql import SparkSession
+
+from outbox_app.exceptions import NoSpark
+from outbox_app.pipeline import session
+from outbox_app.pipeline.session import is_local, require_java, spark_session
+
+
+@pytest.fixture
+def java(tmp_path, monkeypatch):
+    """``java(version)``: the only Java there is says so, on the path."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
+
+    def make(version):
+        program = tmp_path / "bin" / "java"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho 'Picked up options' >&2\necho '{version}' >&2\n")
+        program.chmod(program.stat().st_mode | stat.S_IEXEC)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("version", ["17", "17.0.9", "21.0.1", "25-ea"])
+def test_a_java_that_is_new_enough(java, version):
+    java(f'openjdk version "{version}" 2023-10-17')
+    require_java()
+
+
+@pytest.mark.parametrize("said", ['openjdk version "11.0.2" 2019', 'java version "1.8.0_292"', "?"])
+def test_a_java_that_is_too_old(java, said):
+    java(said)
+    with pytest.raises(NoSpark, match=r"needs Java 17 or later; java says .*Install Java 17"):
+        require_java()
+
+
+def test_java_home_comes_first(java, monkeypatch, tmp_path):
+    java('openjdk version "17"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    require_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "wrong"))
+    with pytest.raises(NoSpark, match=f"no program {tmp_path}/wrong/bin/java.*JAVA_HOME"):
+        require_java()
+
+
+@pytest.mark.parametrize("said", ["", 'version "11.0.2"'])
+@pytest.mark.django_db
+def test_a_pipeline_without_java(java, monkeypatch, tmp_path, said):
+    java(said) if said else monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    with pytest.raises(CommandError, match=r"Install Java 17.*Everything else") as raised:
+        call_command("outbox_pipeline", "archive", "--to", str(tmp_path / "archive"))
+    assert raised.value.returncode == 2
+    assert not (tmp_path / "archive").exists()
+
+
+@pytest.mark.parametrize("name", ["pyspark.sql", "pyarrow"])
+def test_without_pyspark(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "outbox_app.pipeline.source", raising=False)
+    with pytest.raises(NoSpark, match=rf"{name} cannot be imported: pip install 'outbox-app\[spa"):
+        spark_session()
+
+
+def test_a_session_that_is_there_is_taken_as_it_is(spark):
+    assert spark_session(master="local[1]", settings={"spark.app.name": "other"}) is spark
+    assert spark.sparkContext.master == "local[2]"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_settings(monkeypatch):
+    assert session._cores("local[3]") == session._cores("local[3,4]") == 3
+    assert session._cores("local-cluster[2,2,1024]") == 4
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    assert session._cores("local[*]") == session._cores("local[*,4]") == 7
+    assert "spark.driver.host" not in session._light("spark://host:7077")
+    assert "spark.driver.host" in session._light("local")
+
+
+def test_whose_executors_are_started_here(monkeypatch):
+    assert is_local(None)
+    assert is_local("local[2]")
+    assert not is_local("spark://host:7077")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert not is_local(None)
