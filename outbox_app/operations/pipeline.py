@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -120,13 +120,15 @@ def pipeline(
     connections[alias].close()  # it may be long before it is needed again
     try:
         yield Pipeline(session, options, model, alias)
-    except (PipelineError, ReadRefused) as error:
+    except (PipelineError, ReadRefused, UnknownLog) as error:
         raise CommandError(str(error), returncode=2) from error
     except (PySparkException, Py4JError, OSError) as error:
         raise CommandError(reason(error), returncode=2) from error
     finally:
         if not borrowed:
-            session.stop()
+            # It may be gone: killed, or told to end by the signal that this process was sent, too.
+            with suppress(Py4JError, OSError):
+                session.stop()
 
 
 def _has_password(using: str) -> bool:

@@ -19,11 +19,11 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from ..exceptions import PipelineError
-from ..pipeline.folding import Row
 
 if TYPE_CHECKING:
     from ..delivery.view import View
     from ..log.record import RecordedEvent
+    from ..pipeline.folding import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,13 @@ class ViewFold:
         from django.conf import settings
         from django.db import connections
 
+        from ..delivery.projection import Projection
+        from ..delivery.view import Turn
+        from ..log.record import RecordedEvent
+
+        self.record, self.turn = RecordedEvent, Turn
+        #: Else the stream is the key, which can be told without reading the data.
+        self.own_key = type(view.projection).key is not Projection.key
         self.view = view
         self.log = log
         self.rows: dict[Any, Any] = {}
@@ -93,7 +100,7 @@ class ViewFold:
 
     def key(self, row: Row) -> Any:
         """See ``Fold``."""
-        event = self._event(row)
+        event = self._event(row) if self.own_key else self.record._make((*row, self.log))
         try:
             return self.view.key(event)
         except Exception as error:
@@ -101,11 +108,9 @@ class ViewFold:
 
     def add(self, row: Row) -> None:
         """See ``Fold``."""
-        from ..delivery.view import Turn
-
         event = self._event(row)
         try:
-            keyed = [(self.view.key(event), Turn(event))]
+            keyed = [(self.view.key(event), self.turn(event))]
             self.rows.update(self.view.fold(self.rows, keyed))
         except Exception as error:
             raise self._failed("apply", event, error) from None
@@ -121,18 +126,16 @@ class ViewFold:
         yield events
 
     def _event(self, row: Row) -> RecordedEvent:
-        from ..log.record import RecordedEvent
-
         id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
         at = recorded_at.astimezone(self.naive or self.zone)
-        return RecordedEvent(
+        return self.record(
             id,
             topic,
             stream,
             version,
             type,
-            json.loads(data),
-            json.loads(metadata),
+            _json(data),
+            _json(metadata),
             UUID(message_id),
             at.replace(tzinfo=None) if self.naive else at,
             self.log,
@@ -146,6 +149,10 @@ class ViewFold:
             f"({event.type}, position {event.id} of {event.log}) raised {type(error).__name__}: "
             f"{error!s:.500} ({frame.filename}:{frame.lineno})".replace("\n", " ")
         )
+
+
+def _json(text: str) -> Any:
+    return {} if text == "{}" else json.loads(text)
 
 
 def columns(model: Any) -> list[str]:

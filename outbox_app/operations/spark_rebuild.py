@@ -158,6 +158,7 @@ class SparkRebuild(Rebuild):
         failpoint("rebuild_compared")
         if self.compare_only:
             return differing
+        # Comparing takes its time, and the takeover locks: let little be left for it.
         return super().finish(self.replay(states))
 
     @contextmanager
@@ -216,14 +217,13 @@ class SparkRebuild(Rebuild):
         require_same_database(reader.log, end, using=self.using)
         state = reader.load(end.state)
         self.positions = [end.position]
-        # On MySQL a log has as many gaps as there were rollbacks, until they have settled. Then
-        # the first replay passes no new row.
+        # On MySQL a log has as many gaps as there were rollbacks, until they have settled.
         deadline = time.monotonic() + 2 * settings().SETTLE_SECONDS + 1
         while not self.ask(_is_readable, reader, state):
             if time.monotonic() > deadline:
                 break  # the replay says why
             time.sleep(0.1)
-        return self.replay(self.replay([state]))
+        return self.replay([state])
 
     def _compare(self, states: list[State]) -> int:
         """Say what would change. Returns how many rows."""
@@ -252,11 +252,11 @@ class SparkRebuild(Rebuild):
     def _unsettled(self, states: list[State], cursors: list[Cursor]) -> set[Any]:
         """Return the keys of the events after any of these places."""
         keys: set[Any] = set()
-        seen = 0
+        seen, limit = 0, settings().PAGE_SIZE
         for reader, state in self._places(states, cursors):
             more = True
             while more:
-                found, page = reader.read(state, self.limit)
+                found, page = reader.read(state, limit)
                 state, more = page.state, page.more
                 keys.update(self.view.key(event) for event in found)
                 seen += len(found)

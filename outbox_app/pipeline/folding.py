@@ -165,9 +165,10 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any
 
     def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
+        portable_hash("")  # raises where tasks would hash one text to several numbers
         for part in parts:
             for row in part.rows():
-                yield (portable_hash(key(row)), row[0]), row
+                yield (hash(key(row)), row[0]), row
 
     def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
         fold = make()

@@ -94,6 +94,9 @@ class Options:
                 'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
                 "or sqlite:///file."
             )
+        if (folder := values.get("archive")) and "://" not in folder:
+            # Executors have working folders of their own.
+            values["archive"] = os.path.abspath(folder)
         options = cls(**values)
         options.check()
         return options

@@ -126,6 +126,7 @@ class Reader(DataSourceReader):
                 start = Offset.load(options.start) if options.start else offsets.beginning()
             offsets.verify(start)
             end = Offset.load(options.end) if options.end else offsets.end(start)
+            offsets.verify(end)
             parts = [] if start == end else offsets.parts(start, end, options.partitions)
             # An empty list would be taken for a partition that is None.
             return [*files, *map(Rows, parts)] or [Rows([])]
@@ -187,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch."""
-        at = self._belongs(start)
+        [at] = self._belongs(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._planner().end(at, rows, bound=self._bound).dump()
 
@@ -201,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Plan a batch: the first time, or again after a crash."""
-        first, last = self._belongs(start), Offset.load(end)
+        first, last = self._belongs(start, end)
         if first == last:
             return [Rows([])]
         parts = self._planner().parts(first, last, self.options.partitions)
@@ -218,12 +219,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._database.close()
             self._database = self._offsets = None
 
-    def _belongs(self, given: Mapping[str, Any]) -> Offset:
-        offset = Offset.load(given)
+    def _belongs(self, *given: Mapping[str, Any]) -> list[Offset]:
+        """Return offsets; the first ones are from a checkpoint, and have to be of this log."""
+        offsets = list(map(Offset.load, given))
         if not self._verified:
-            self._planner().verify(offset)
+            for offset in offsets:
+                self._planner().verify(offset)
             self._verified = True
-        return offset
+        return offsets
 
     def _planner(self) -> Offsets:
         if self._offsets is None:

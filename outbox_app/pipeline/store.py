@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
 
 from pyarrow import fs
@@ -115,8 +116,13 @@ class Store:
         return f"{self.root}/{name}" if name else self.root
 
 
+#: In the names of parameters that nobody else may see.
+_SECRET = re.compile("key|secret|token|password|sas", re.IGNORECASE)
+
+
 def _opened(uri: str) -> tuple[Any, str]:
-    if urlsplit(uri).password is not None:
+    said = urlsplit(uri)
+    if said.password is not None or any(_SECRET.search(name) for name, _ in parse_qsl(said.query)):
         raise ArchiveRefused(
             "The address of the archive holds a password, which would be shown in logs. Leave it "
             "out, and give it to each process as the store's own tools take it: in its "

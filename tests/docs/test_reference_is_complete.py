@@ -65,8 +65,8 @@ def test_every_option_is_documented_and_every_documented_option_exists(name: str
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_is_documented(name: str) -> None:
     text = section("commands.md", name)
-    missing = subcommands(load_command_class("outbox_app", name))
-    assert [each for each in missing if f"| `{each}` |" not in text] == []
+    found = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert subcommands(load_command_class("outbox_app", name)) <= found
 
 
 @pytest.mark.parametrize("name", COMMANDS)

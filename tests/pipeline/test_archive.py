@@ -235,7 +235,7 @@ def test_the_first_difference_is_found(seed):
     changed = rows.to_pylist()
     changed[at]["metadata"] = '{"n": 0}'
     other = type(rows).from_pylist(changed, schema=ARROW)
-    for table in (fewer, other, fewer.take(range(498, -1, -1))):
+    for table in (fewer, other, fewer.take(list(range(498, -1, -1)))):
         assert first_difference(rows, table) == at + 1
         assert first_difference(table, shuffled) == at + 1
 

@@ -54,6 +54,8 @@ def folder(tmp_path):
 class Naive:
     """Reads what has a higher id than the last one, a few rows at a time."""
 
+    patience = 0.0
+
     def __init__(self, alias):
         self.alias = alias
         self.rows = []
@@ -69,6 +71,8 @@ class Naive:
 
 class Killable:
     """Archives, and is killed at one point after the other, sooner or later."""
+
+    patience = PATIENCE
 
     def __init__(self, alias, folder, dice):
         options = json.dumps(asdict(source(alias)))
@@ -111,8 +115,9 @@ class Under:
         self.reader = reader
         self.poll = reader.poll
 
-    def hears(self, stream, seconds=3.0):
-        deadline = time.monotonic() + max(seconds, 3.0)
+    def hears(self, stream, seconds=1.0):
+        """Poll until the stream came. A naive reader may not get there: the clock decides."""
+        deadline = time.monotonic() + max(seconds, self.reader.patience)
         while stream not in self.reader.streams() and time.monotonic() < deadline:
             self.poll()
 

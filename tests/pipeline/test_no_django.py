@@ -53,14 +53,16 @@ except CommandError as error:
 
 
 def python(code: str, **environment: str) -> str:
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={**os.environ, **environment},
-        check=True,
+        check=False,
         capture_output=True,
         text=True,
-    ).stdout
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_executors_import_no_django() -> None:

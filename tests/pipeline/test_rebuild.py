@@ -22,11 +22,12 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.log.reader import LogReader
 from outbox_app.log.sql import Filter
 from outbox_app.models import Cursor, Event
+from outbox_app.models.collation import compare_bytes
 from outbox_app.operations import comparison, spark_rebuild
 from outbox_app.operations.pipeline import log_options
 from outbox_app.operations.rebuild import rebuild
 from outbox_app.operations.spark_fold import ViewFold
-from outbox_app.operations.spark_rebuild import log_of, rebuild_on_spark
+from outbox_app.operations.spark_rebuild import SparkRebuild, log_of, rebuild_on_spark
 from outbox_app.operations.spark_source import Source, require_same_database
 from outbox_app.pipeline.archive import Archiver
 from outbox_app.pipeline.folding import Plan
@@ -395,23 +396,26 @@ class TestComparison:
         ]
         assert spark_rebuilds.result == 0
 
-    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    @pytest.mark.parametrize("when", ["before", "after the rows were made", "while they compare"])
     def test_what_one_side_has_not_applied_yet_is_no_difference(
         self, alias, name, spark_rebuilds, monkeypatch, when
     ):
+        def late(function):
+            def wrapper(*args, **options):
+                work(alias, 3, seed=5)
+                run(name)
+                return function(*args, **options)
+
+            return wrapper
+
         work(alias, 10)
         run(name)
         if when == "before":
             work(alias, 3, seed=5)
         else:
-            compare = spark_rebuild.compare
-
-            def late(*args, **options):
-                work(alias, 3, seed=5)
-                run(name)
-                return compare(*args, **options)
-
-            monkeypatch.setattr(spark_rebuild, "compare", late)
+            place = SparkRebuild if when == "after the rows were made" else spark_rebuild
+            attribute = "_compare" if place is SparkRebuild else "compare"
+            monkeypatch.setattr(place, attribute, late(getattr(place, attribute)))
         MODELS[name].objects.using(alias).create(pk="99999")
         lines = spark_rebuilds(name, compare_only=True)
         assert " changed=0 added=0 gone=1 unsettled=" in lines[3]
@@ -494,6 +498,34 @@ class TestRefused:
             require_same_database(Event, end, using=alias)
         Event.objects.using(alias).all().delete()
         require_same_database(Event, end, using=alias)
+
+
+@on("mariadb")
+def test_a_view_that_compares_bytes(alias, options, spark_rebuilds):
+    projection("spark_status")
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@collation_database")
+        [collation] = cursor.fetchone()
+    with connection.schema_editor() as editor:
+        compare_bytes("projections_status")(None, editor)
+    try:
+        with transaction.atomic(using=alias):
+            publish_many(NewEvent(stream, "made") for stream in ("a", "A", "a ", "a"))
+        run("spark_status")
+        expected = rows(alias, "spark_status")
+        assert len(expected) == 3
+        assert rebuilt(alias, "spark_status") == expected
+        lines = spark_rebuilds("spark_status")
+        assert " same=3 changed=0 added=0 gone=0 " in lines[3]
+        assert rows(alias, "spark_status") == expected
+    finally:
+        Status.objects.using(alias).all().delete()
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "ALTER TABLE projections_status CONVERT TO CHARACTER SET utf8mb4 "
+                f"COLLATE {collation}"
+            )
 
 
 @on("mariadb")

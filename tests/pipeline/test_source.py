@@ -28,6 +28,7 @@ from pyspark.sql.worker import lookup_data_sources
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import (
+    ForeignCursor,
     InvalidOption,
     InvalidSchema,
     PipelineError,
@@ -176,6 +177,10 @@ class TestReader:
             found = table(make({**options, **{name: states[name] for name in names}}))
             return "".join(found.column("stream").to_pylist())
 
+        for name in states:
+            stranger = json.dumps({**json.loads(states[name]), "message_id": "x"})
+            with pytest.raises(ForeignCursor, match="another database"):
+                make({**options, **states, name: stranger}).partitions()
         assert streams("start", "end") == "cde"
         assert streams("end") == "abcde"
         assert streams("start") == "cdefgh"

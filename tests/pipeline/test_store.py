@@ -49,9 +49,18 @@ def test_an_address_that_makes_no_sense(folder):
         Store(folder)
 
 
-def test_no_password_is_taken():
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://key:hush@bucket/archive",
+        "s3://bucket/archive?region=eu-north-1&secret_key=hush",
+        "abfs://container@account.dfs.core.windows.net/archive?account_key=hush",
+        "gs://bucket/archive?access_token=hush",
+    ],
+)
+def test_no_password_is_taken(address):
     with pytest.raises(ArchiveRefused, match="holds a password") as refused:
-        Store("s3://key:hush@bucket/archive")
+        Store(address)
     assert "hush" not in str(refused.value)
 
 

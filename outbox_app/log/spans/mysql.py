@@ -92,25 +92,25 @@ class MysqlSpan(MysqlWindow, Span[MysqlState]):
         """
         if upto <= after:
             return []
-        [(newest,)] = self.run(
-            f"SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1", []
-        )
+        newest = f"(SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1)"
         counts = self.run(
-            f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), MAX(recorded_at) FROM {self.source} "
-            f"FORCE INDEX (PRIMARY) WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
+            f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), "
+            f"TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000 "
+            f"FROM {self.source} FORCE INDEX (PRIMARY) "
+            f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
             [],
         )
         full: list[Interval] = []
         torn: Runs = []
         settled = 0
-        for block, rows, top, written in counts:
+        for block, rows, top, age in counts:
             first = max(int(block) * BLOCK, after + 1)
             last = min(int(block) * BLOCK + BLOCK - 1, upto)
             if rows == last - first + 1:
                 full.append((first, last))
             else:
                 torn.append((first, last, None))
-            if (newest - written).total_seconds() >= self.settle:
+            if age >= self.settle:
                 settled = max(settled, int(top))
         there = sorted(full + [(id, id) for id in self._committed(torn)])
         return [

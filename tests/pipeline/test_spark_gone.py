@@ -1,0 +1,36 @@
+"""A Spark that has ended by itself: the command says why it failed, by its own exit code."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError
+from py4j.protocol import Py4JNetworkError
+
+from outbox_app.operations.pipeline import pipeline
+from outbox_app.pipeline import session
+
+
+class Gone:
+    """A session whose Java has ended."""
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.fixture(autouse=True)
+def gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "spark_session", lambda **_: Gone())
+    monkeypatch.setattr(session, "is_running", lambda: False)
+
+
+@pytest.mark.django_db
+def test_what_was_done_is_done() -> None:
+    with pipeline() as run:
+        assert run.options.log == "outbox_event"
+
+
+@pytest.mark.django_db
+def test_what_failed_is_no_finding_of_an_audit() -> None:
+    with pytest.raises(CommandError, match="Answer from Java") as ended, pipeline():
+        raise Py4JNetworkError("Answer from Java side is empty")
+    assert ended.value.returncode == 2
