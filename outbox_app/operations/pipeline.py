@@ -93,21 +93,23 @@ def pipeline(
         model = log_named(log or Event._meta.db_table)
         alias = using or log_alias(model)
         given = {"password_file": password_file, "password_env": password_env}
+        borrowed = is_running()
+        # Only processes that are started from now on inherit this one's environment.
+        inherited = is_local(master) and not borrowed
         if not any(given.values()) and _has_password(alias):
-            if not is_local(master):
+            if not inherited:
                 raise CommandError(
-                    f"Executors elsewhere do not know the password of {alias!r}. Name a file that "
-                    "holds it on each of them (--password-file) or an environment variable "
+                    f"Spark's processes do not know the password of {alias!r}. Name a file that "
+                    "holds it for each of them (--password-file) or an environment variable "
                     "(--password-env).",
                     returncode=2,
                 )
             given["password_env"] = _password_variable(alias)
-        if is_local(master):
+        if inherited:
             for each in connections:
                 if _has_password(each):
                     password = connections[each].settings_dict["PASSWORD"]
                     os.environ[_password_variable(each)] = str(password)
-        borrowed = is_running()
         session = spark_session(master=master, settings=conf)
         options = log_options(model, using=alias, **given)
     except (PipelineError, UnknownLog) as error:

@@ -47,6 +47,7 @@ def run_audit(
         ArchiveRefused, ReadRefused, Unreachable: It could not be audited.
         OSError: The report cannot be written.
     """
+    from ..pipeline.archived import check_files
     from ..pipeline.audit import Archived, audit
     from ..pipeline.checks import EVENTS_SCHEMA
     from ..pipeline.database import connect
@@ -58,6 +59,8 @@ def run_audit(
     from ..pipeline.store import Store
 
     manifest = Manifest.load(Store(archive), run.options.log) if archive else None
+    if manifest:
+        check_files(run.session, manifest)
     # What the heads say now must be there at the bound, which is taken after them.
     heads = run.read(read="heads").persist()
     heads.count()

@@ -1,4 +1,8 @@
-"""What a rebuild needs: a projection whose rows can be taken away, and a log with its beginning."""
+"""What a rebuild needs: a projection whose rows can be taken away, and a log with its beginning.
+
+What cannot be rebuilt is refused before anything is written, with what to do instead. A rebuild
+that ends with an error has changed nothing, and says so.
+"""
 
 from __future__ import annotations
 

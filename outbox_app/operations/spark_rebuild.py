@@ -33,7 +33,7 @@ from .beside import table_beside
 from .comparison import compare
 from .rebuild import Rebuild
 from .rebuildable import rebuildable, told
-from .spark_fold import columns
+from .spark_fold import columns, events_of
 from .spark_source import Source, require_same_database
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ class SparkRebuild(Rebuild):
 
     def fill(self) -> list[State]:
         """Load what Spark makes of all events up to an offset, and catch up from there."""
-        with self._folded() as folded:
+        with self._folded() as (folded, events):
             failpoint("rebuild_folded")
-            self._load(folded)
+            self._load(folded, events)
         return self._caught_up()
 
     def finish(self, states: list[State]) -> int:
@@ -162,8 +162,12 @@ class SparkRebuild(Rebuild):
         return super().finish(self.replay(states))
 
     @contextmanager
-    def _folded(self) -> Iterator[RDD[Any]]:
-        """Have the tasks make the rows, and keep them on their disks while they are loaded."""
+    def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
+        """Have the tasks make the rows, and keep them on their disks while they are loaded.
+
+        Yields:
+            The rows, and how many events they were made of.
+        """
         from pyspark import StorageLevel
 
         for _ in range(PLANS):
@@ -171,9 +175,9 @@ class SparkRebuild(Rebuild):
             self.write(f"folding name={self.name} parts={parts}")
             folded = self.source.fold(self.plan).persist(StorageLevel.DISK_ONLY)
             try:
-                folded.count()
+                events = int(folded.map(events_of).sum())
                 if not self.plan.pruned():
-                    yield folded
+                    yield folded, events
                     return
             finally:
                 folded.unpersist()
@@ -184,7 +188,7 @@ class SparkRebuild(Rebuild):
             "outbox_prune until the view is rebuilt."
         )
 
-    def _load(self, folded: RDD[Any]) -> None:
+    def _load(self, folded: RDD[Any], events: int) -> None:
         results = folded.toLocalIterator(prefetchPartitions=True)
         rows, loaded = self._rows(results), 0
         while batch := list(islice(rows, ROWS)):
@@ -201,14 +205,19 @@ class SparkRebuild(Rebuild):
             before, loaded = loaded, loaded + len(batch)
             if before // PROGRESS_ROWS < loaded // PROGRESS_ROWS:
                 self.write(f"loading name={self.name} rows={loaded}")
-        self.write(f"loaded name={self.name} events={self.replayed} rows={loaded}")
+        # Rows that go with an executor are made again, of a log that may be pruned by then.
+        if self.replayed != events:
+            raise PipelineError(
+                f"The rows were made of {events} events, and those that were loaded of "
+                f"{self.replayed}: an executor was lost, and the log pruned meanwhile."
+            )
+        self.write(f"loaded name={self.name} events={events} rows={loaded}")
 
     def _rows(self, results: Iterable[Any]) -> Iterator[models.Model]:
         names = columns(self.beside)
         for each in results:
-            if isinstance(each, int):
-                self.replayed += each
-            else:
+            self.replayed += events_of(each)
+            if not isinstance(each, int):
                 yield self.beside.from_db(self.using, names, each)
 
     def _caught_up(self) -> list[State]:

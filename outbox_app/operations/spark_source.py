@@ -1,4 +1,8 @@
-"""The rows of a projection as Spark makes them: what is planned, and what its tasks are sent."""
+"""The rows of a projection as Spark makes them: what is planned, and what its tasks are sent.
+
+A plan holds every event up to its offset, in the archive or in the log behind it; where one was
+removed from both there is no plan. Tasks are sent names, and no password.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ much of the log was pruned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -15,8 +16,11 @@ from .entry import File
 from .manifest import Manifest
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import read_batches
+from .parquet import read_batches, read_checked
 from .store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list[File]]]:
@@ -55,6 +59,26 @@ def file_batches(
             rows = batch.filter(_wanted(batch, only)) if _chooses(only) else batch
             if rows.num_rows:
                 yield conformed(rows.select(schema.names), schema)
+
+
+def check_files(session: SparkSession, manifest: Manifest) -> None:
+    """See that every file of an archive is as it was written, each in a task.
+
+    Args:
+        session: Where the tasks run.
+        manifest: Of the archive.
+
+    Raises:
+        PySparkException: A file is not; what its task has raised says which.
+    """
+    work = [(manifest.store.folder, file) for file in manifest.files()]
+    if work:
+        session.sparkContext.parallelize(work, len(work)).foreach(_check)
+
+
+def _check(work: tuple[str, File]) -> None:
+    folder, file = work
+    read_checked(Store(folder), file)
 
 
 def _chooses(only: Filter) -> bool:

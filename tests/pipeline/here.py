@@ -44,8 +44,11 @@ class Partitions:
     def unpersist(self):
         pass
 
-    def count(self):
-        return sum(map(len, self.parts))
+    def map(self, function):
+        return Partitions([list(map(function, part)) for part in self.parts])
+
+    def sum(self):
+        return sum(itertools.chain(*self.parts))
 
     def toLocalIterator(self, prefetchPartitions=False):
         return itertools.chain(*self.parts)

@@ -126,6 +126,10 @@ DAMAGE = {
     "bit": (spoiled(lambda text: text.encode().replace(b"id-1", b"id\xff1")), NONSENSE),
     "list": (spoiled(lambda text: b"[]"), NONSENSE),
     "object": (spoiled(lambda text: b"{}"), NONSENSE),
+    "first missing": (
+        lambda root: (root / "_manifest/00000000-00000000.json").unlink(),
+        "batch 0 should follow here",
+    ),
     "missing": (spoiled(lambda text: None), "batch 1 should follow here"),
     "renamed": (resealed(first=2, last=2), "holds the entry _manifest/00000002-00000002.json"),
     "torn": (resealed(end=offset(7).dump()), "batch 2 should follow here"),

@@ -5,140 +5,49 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from random import Random
 
 import pytest
 from django.core.management import CommandError
 from django.db import connections, transaction
-from django.db.models import DateTimeField
-from django.db.models.functions import Upper
 
-from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app import NewEvent, publish_many
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.delivery.view import View
-from outbox_app.exceptions import PipelineError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.log.reader import LogReader
 from outbox_app.log.sql import Filter
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
-from outbox_app.operations import comparison, spark_rebuild
-from outbox_app.operations.pipeline import log_options
 from outbox_app.operations.rebuild import rebuild
 from outbox_app.operations.spark_fold import ViewFold
-from outbox_app.operations.spark_rebuild import SparkRebuild, log_of, rebuild_on_spark
-from outbox_app.operations.spark_source import Source, require_same_database
+from outbox_app.operations.spark_rebuild import log_of
+from outbox_app.operations.spark_source import Source
 from outbox_app.pipeline.archive import Archiver
 from outbox_app.pipeline.folding import Plan
 from tests.faults.tools import ROOT, eventually, on
 from tests.own_log.models import Ledger
 from tests.pipeline.here import Here
+from tests.pipeline.rebuilds import (
+    damage,
+    failpoints_end_with_the_test,
+    name,
+    options,
+    projection,
+    rebuilt,
+    rows,
+    run,
+    spark_rebuilds,
+    tables_left,
+    work,
+)
 from tests.projections.conftest import in_thread
 from tests.projections.declared import StatusOf, declare
-from tests.projections.models import Pointed, Sold, Status
+from tests.projections.models import Sold, Status
 
-__all__ = ["in_thread"]
+__all__ = ["failpoints_end_with_the_test", "in_thread", "name", "options", "spark_rebuilds"]
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
-
-MODELS = {"spark_sold": Sold, "spark_status": Status}
-
-
-@pytest.fixture(autouse=True)
-def failpoints_end_with_the_test():
-    from outbox_app import failpoints
-
-    yield
-    failpoints._actions.clear()
-
-
-@pytest.fixture(params=sorted(MODELS))
-def name(request, alias):
-    """The projection under test, declared."""
-    projection(request.param)
-    return request.param
-
-
-def projection(name):
-    """Declare a projection. Imported no sooner: whatever is declared ends with the test."""
-    from tests.pipeline.rebuilt import declared
-
-    declared(name)
-
-
-@pytest.fixture
-def options(alias, monkeypatch):
-    """The log, which even so small is read in parts."""
-    monkeypatch.setattr("outbox_app.log.span.MIN_POSITIONS", 7)
-    password = connections[alias].settings_dict.get("PASSWORD") or ""
-    return log_options(Event, using=alias, password=password, partitions="4")
-
-
-@pytest.fixture
-def spark_rebuilds(alias, options, request):
-    """``spark_rebuilds(name, …)``: by Spark, or by what stands for it. Returns the lines."""
-
-    def make(name, *, session=None, **given):
-        lines = []
-        session = session or Here()
-        make.result = rebuild_on_spark(session, options, name, write=lines.append, **given)
-        return lines
-
-    return make
-
-
-def work(alias, count, *, seed=0, streams=8):
-    """Publish so many transactions of all kinds of events; every fifth is rolled back."""
-    random = Random(seed)
-
-    def event(topic):
-        return NewEvent(
-            f"{len(topic)}-{topic[0].islower()}-{random.randrange(streams)}",
-            random.choice(["made", "made", "gone", "xé", "other", "Made"]),
-            {"article": random.randrange(12), "count": random.choice([1, 2, -1])},
-            topic=topic,
-        )
-
-    for n in range(count):
-        with transaction.atomic(using=alias):
-            topics = random.sample(["shop", "bob's % \\ shop", "other", "Shop"], 2)
-            publish_many(event(topic) for topic in topics for _ in range(3))
-            if n % 5 == 4:
-                transaction.set_rollback(True, using=alias)
-
-
-def run(name, **options):
-    """Run the subscription until nothing is left."""
-    return Runner([subscriber_named(name)], **options).run(once=True)
-
-
-def rows(alias, name):
-    return list(MODELS[name].objects.using(alias).order_by("pk").values())
-
-
-def rebuilt(alias, name):
-    """Return the rows that outbox_rebuild makes."""
-    rebuild(name)
-    return rows(alias, name)
-
-
-def damage(alias, name):
-    model = MODELS[name]
-    rows = model.objects.using(alias)
-    first = rows.order_by("pk").first()
-    rows.filter(pk=first.pk).delete()
-    if model is Sold:
-        rows.update(count=77)
-        rows.create(article=999, count=1)
-    else:
-        rows.update(path="wrong")
-        rows.create(stream="nobody", status="made")
-
-
-def tables_left(alias):
-    names = connections[alias].introspection.table_names()
-    return [name for name in names if "__rebuild_" in name]
 
 
 def test_spark_makes_the_rows_of_outbox_rebuild(alias, name, spark, spark_rebuilds):
@@ -353,151 +262,6 @@ class TestArchive:
         assert lines[2] == "folding again name=spark_sold: the log was pruned meanwhile"
         assert len(planned) == 2
         assert rows(alias, "spark_sold") == right
-
-
-class TestComparison:
-    def test_differences_are_told_and_nothing_is_changed(self, alias, name, spark_rebuilds):
-        work(alias, 10)
-        run(name)
-        count = len(rows(alias, name))
-        damage(alias, name)
-        before = rows(alias, name), Cursor.objects.using(alias).values().get()
-        lines = spark_rebuilds(name, compare_only=True)
-        assert lines[3] == (
-            f"compared name={name} same=0 changed={count - 1} added=1 gone=1 unsettled=0"
-        )
-        kinds = [line.split()[0] for line in lines[4:]]
-        assert kinds == ["changed"] * 3 + ["added", "gone"]
-        assert ("count=77 -> " if name == "spark_sold" else "path='wrong' -> '") in lines[4]
-        assert spark_rebuilds.result == count + 1
-        assert (rows(alias, name), Cursor.objects.using(alias).values().get()) == before
-        assert tables_left(alias) == []
-
-    @pytest.mark.parametrize("change", [{"status": Upper("status")}, {"changed_at": None}])
-    def test_a_letter_and_a_null_are_differences(self, alias, spark_rebuilds, change):
-        projection("spark_status")
-        work(alias, 10)
-        run("spark_status")
-        count = Status.objects.using(alias).filter(status="made").update(**change)
-        lines = spark_rebuilds("spark_status", compare_only=True)
-        assert f" changed={count} added=0 gone=0 " in lines[3]
-
-    def test_the_time_of_writing_is_none(self):
-        fields = [DateTimeField(auto_now=True), DateTimeField(auto_now_add=True), DateTimeField()]
-        assert [comparison._is_compared(field) for field in fields] == [False, False, True]
-
-    def test_equal_views_are_equal(self, alias, name, spark_rebuilds):
-        work(alias, 10)
-        run(name)
-        lines = spark_rebuilds(name, compare_only=True)
-        count = len(rows(alias, name))
-        assert lines[3:] == [
-            f"compared name={name} same={count} changed=0 added=0 gone=0 unsettled=0"
-        ]
-        assert spark_rebuilds.result == 0
-
-    @pytest.mark.parametrize("when", ["before", "after the rows were made", "while they compare"])
-    def test_what_one_side_has_not_applied_yet_is_no_difference(
-        self, alias, name, spark_rebuilds, monkeypatch, when
-    ):
-        def late(function):
-            def wrapper(*args, **options):
-                work(alias, 3, seed=5)
-                run(name)
-                return function(*args, **options)
-
-            return wrapper
-
-        work(alias, 10)
-        run(name)
-        if when == "before":
-            work(alias, 3, seed=5)
-        else:
-            place = SparkRebuild if when == "after the rows were made" else spark_rebuild
-            attribute = "_compare" if place is SparkRebuild else "compare"
-            monkeypatch.setattr(place, attribute, late(getattr(place, attribute)))
-        MODELS[name].objects.using(alias).create(pk="99999")
-        lines = spark_rebuilds(name, compare_only=True)
-        assert " changed=0 added=0 gone=1 unsettled=" in lines[3]
-        assert not lines[3].endswith("=0") or name == "spark_status"
-        assert len(lines) == 5
-
-    def test_a_view_that_is_far_behind_is_rebuilt_all_the_same(
-        self, alias, spark_rebuilds, monkeypatch
-    ):
-        projection("spark_sold")
-        monkeypatch.setattr(spark_rebuild, "MAX_UNSETTLED", 5)
-        work(alias, 10)
-        with pytest.raises(CommandError, match="more than 5 events behind"):
-            spark_rebuilds("spark_sold", compare_only=True)
-        lines = spark_rebuilds("spark_sold")
-        assert lines[3].startswith("not compared name=spark_sold: the subscription is more than")
-        Cursor.objects.using(alias).update(state="nonsense")
-        lines = spark_rebuilds("spark_sold")
-        assert lines[3].startswith("not compared name=spark_sold: The cursor's state")
-        assert rows(alias, "spark_sold") == rebuilt(alias, "spark_sold")
-        assert run("spark_sold") == 0
-
-
-class TestRefused:
-    @on("postgres")
-    def test_what_apply_raises_is_told_with_its_event(self, alias, spark, spark_rebuilds):
-        projection("spark_status")
-        with transaction.atomic(using=alias):
-            publish_many([NewEvent("a", "made"), NewEvent("b", "made"), NewEvent("b", "bad")])
-        before = rows(alias, "spark_status")
-        with pytest.raises(CommandError) as caught:
-            spark_rebuilds("spark_status", session=spark)
-        position = Event.objects.using(alias).get(type="bad").pk
-        text = str(caught.value)
-        assert text.startswith(
-            "The rebuild of 'spark_status' ended with PipelineError: Projection 'spark_status': "
-            f"apply() of b@2 (bad, position {position} of outbox_event) raised ValueError: b@2 ("
-        )
-        assert text.endswith(
-            "declared.py:30). The view and its subscription are as they were. Run it again."
-        )
-        assert rows(alias, "spark_status") == before
-        assert tables_left(alias) == []
-
-    @on("mariadb")
-    def test_keys_that_are_one_to_the_database(self, alias, spark_rebuilds):
-        projection("spark_status")
-        with transaction.atomic(using=alias):
-            publish_many([NewEvent("a", "made"), NewEvent("A", "made")])
-        with pytest.raises(CommandError, match=r"compare_bytes\(\) of outbox_app.models.collation"):
-            spark_rebuilds("spark_status")
-
-    @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("plain", "'plain' is no projection"),
-            ("pointed", "points at projections.Pointed"),
-            ("two", r"reads 2 logs \(.*manage.py outbox_rebuild two"),
-            ("ledger", "reads the log ledger, not outbox_event"),
-        ],
-    )
-    @on("default")
-    def test_what_cannot_be_rebuilt(self, alias, options, name, text):
-        @subscriber("plain")
-        def handle(events): ...
-
-        declare(StatusOf, "pointed", model=Pointed)
-        declare(StatusOf, "two", logs=[Event, Ledger])
-        declare(StatusOf, "ledger", logs=[Ledger])
-        with pytest.raises(CommandError, match=text) as caught:
-            rebuild_on_spark(Here(), options, name)
-        assert caught.value.returncode == 2
-
-    def test_another_database(self, alias, options):
-        work(alias, 2)
-        end = Plan.make(options, Filter()).end
-        require_same_database(Event, end, using=alias)
-        Event.objects.using(alias).filter(pk=end.position).delete()
-        with pytest.raises(PipelineError, match="here there is none: it has read another"):
-            require_same_database(Event, end, using=alias)
-        Event.objects.using(alias).all().delete()
-        require_same_database(Event, end, using=alias)
 
 
 @on("mariadb")

@@ -145,7 +145,8 @@ class Command(TeachingCommand):
         given = {name: options[name] for name in ("archive", "pruned", "report")}
         result = run_audit(run, **given, write=self.write)
         if not result.sound:
-            raise CommandError(f"The audit has found {result.total} defects.", returncode=1)
+            found = "1 defect" if result.total == 1 else f"{result.total} defects"
+            raise CommandError(f"The audit has found {found}.", returncode=1)
 
     def _rebuild(self, run: Pipeline, options: dict[str, Any]) -> None:
         rebuild_on_spark(

@@ -1,0 +1,135 @@
+"""``outbox_pipeline audit`` and ``statistics``, from the log to what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from pyarrow import parquet
+
+from outbox_app import publish
+from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
+from outbox_app.pipeline.manifest import Manifest
+from outbox_app.pipeline.store import Store
+from tests.faults.tools import on
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("new_log", "spark"),
+    pytest.mark.timeout(300),
+]
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(alias: str, tmp_path: Path) -> Call:
+    """``call("audit", …)``: run a pipeline; return what it says."""
+    password = tmp_path / "password"
+    password.write_text(str(connections[alias].settings_dict.get("PASSWORD") or ""))
+
+    def run(*arguments: str) -> str:
+        output = StringIO()
+        options = ["--database", alias, "--password-file", str(password)]
+        call_command("outbox_pipeline", *arguments, *options, stdout=output)
+        return output.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def events(alias: str, settings: Any) -> list[Event]:
+    """Three streams of four events."""
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    for number in range(12):
+        publish(f"order-{number % 3}", "order.placed", {"n": number})
+    return list(Event.objects.using(alias).order_by("id"))
+
+
+@on("postgres", "mariadb")
+def test_from_an_archive_to_an_audit_and_what_it_finds(
+    alias: str, call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    archive, report = str(tmp_path / "archive"), tmp_path / "audit.html"
+    assert "archived=12" in call("archive", "--to", archive, "--max-rows-per-batch=5")
+    publish("order-0", "order.paid", {})
+    said = call("audit", "--archive", archive, "--report", str(report))
+    assert "events=13 streams=3 defects=0" in said
+    assert "Sound" in report.read_text()
+
+    rows = Event.objects.using(alias)
+    rows.filter(stream="order-1", version=2).delete()
+    rows.filter(stream="order-0", version=5).delete()
+    with pytest.raises(CommandError, match="has found 2 defects") as found:
+        call("audit", "--archive", archive)
+    assert found.value.returncode == 1
+    gaps = Gap.objects.using(alias).values_list("stream", "first", "last", "subscription")
+    assert list(gaps) == [("order-0", 5, 5, "")]  # the other one the archive has
+
+    rows.bulk_create([event for event in events if event.stream == "order-1"][1:2])
+    StreamHead.objects.using(alias).filter(stream="order-0").update(version=4)
+    publish("order-0", "order.paid", {})
+    call("audit", "--archive", archive)
+    assert Gap.objects.using(alias).get().state == Gap.State.FILLED
+
+
+@on("default")
+def test_an_archive_that_has_rotted_cannot_be_audited(
+    call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive"
+    call("archive", "--to", str(archive))
+    [file, *_] = Manifest.load(Store(str(archive)), "outbox_event").files()
+    content = bytearray((archive / file.name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (archive / file.name).write_bytes(content)
+    with pytest.raises(CommandError, match="damaged") as refused:
+        call("audit", "--archive", str(archive))
+    assert refused.value.returncode == 2
+    assert file.name in str(refused.value)
+
+
+@on("default")
+def test_a_pruned_log(alias: str, call: Call, events: list[Event], tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    call("archive", "--to", archive)
+    Event.objects.using(alias).filter(pk__lte=events[4].pk).delete()
+    assert "defects=0" in call("audit", "--archive", archive)
+    assert "defects=0" in call("audit", "--pruned")
+    with pytest.raises(CommandError, match="3 defects"):
+        call("audit")
+
+
+@on("postgres")
+def test_statistics_into_a_file_and_into_the_table(
+    alias: str, call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    InboxEntry.objects.using(alias).create(job_id=str(events[0].message_id), task="tasks.mail")
+    said = call("statistics", "--to", str(tmp_path / "figures"), "--table", "--top=2")
+    assert "table=outbox_statistic" in said
+    rows = parquet.read_table(tmp_path / "figures" / "statistics.parquet").to_pylist()
+    of = {(row["name"], row["dimension"], row["label"]): row["value"] for row in rows}
+    assert sum(v for (name, by, _), v in of.items() if (name, by) == ("events", "type")) == 12
+    assert of["handled_events", "type", "order.placed"] == 1
+    assert of["unmatched_events", "type", "order.placed"] == 11
+    assert Statistic.objects.using(alias).count() == len(rows)
+
+
+@on("default")
+def test_statistics_have_to_go_somewhere(call: Call) -> None:
+    with pytest.raises(CommandError, match="--to DIR, --table"):
+        call("statistics")
+    with pytest.raises(CommandError, match="a folder of this machine"):
+        call("statistics", "--to", "s3://bucket/figures")
+
+
+@on("mariadb")
+def test_a_session_that_runs_already_is_not_given_a_password_by_us(alias: str) -> None:
+    with pytest.raises(CommandError, match="--password-file") as refused:
+        call_command("outbox_pipeline", "audit", "--database", alias)
+    assert refused.value.returncode == 2
