@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..exceptions import ArchiveRefused, ReadRefused, Unreachable
+from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
 from .compaction import compact
 from .database import connect
@@ -118,10 +118,9 @@ class Archiver:
                 try:
                     self._run(lambda: wait(0), again=lambda: wait(interval))
                     return
-                except (ArchiveRefused, ReadRefused):
-                    raise
                 except Exception as error:
-                    if not self._is_running():
+                    lasting = isinstance(error, ArchiveRefused | ReadRefused)
+                    if not self._is_running() or (lasting and not isinstance(error, TooManyGaps)):
                         raise
                     failing = time.monotonic() - began < MAX_PAUSE
                     pause = min(max(pause * 2, 1.0), MAX_PAUSE) if failing else 1.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ..exceptions import ArchiveRefused
 from ..log.sql import Filter
 from .database import conformed
 from .entry import File
@@ -37,10 +38,26 @@ def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list
         ArchiveRefused: It is no archive of this log, or a damaged one.
     """
     manifest = Manifest.load(Store(options.archive), options.log)
+    entries = manifest.entries
+    if options.end:
+        # It may have gone on since somebody asked where it ends.
+        end = Offset.load(options.end)
+        entries = entries[: 1 + next((n for n, each in enumerate(entries) if each.end == end), -1)]
+        if not entries:
+            raise ArchiveRefused(
+                f"No batch of the archive {options.archive} ends at the offset that is asked for. "
+                "Leave the option end out, or take the end of an entry of its manifest; where "
+                "batches were put together meanwhile, begin again."
+            )
     count = max(1, options.partitions)
-    files = sorted(manifest.files(), key=lambda file: file.rows, reverse=True)
+    files = sorted(
+        (file for entry in entries for file in entry.files),
+        key=lambda file: file.rows,
+        reverse=True,
+    )
     parts = [files[n::count] for n in range(count)]
-    return manifest.end or offsets.beginning(), [part for part in parts if part]
+    start = entries[-1].end if entries else offsets.beginning()
+    return start, [part for part in parts if part]
 
 
 def file_batches(

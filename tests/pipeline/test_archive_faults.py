@@ -289,8 +289,7 @@ def test_the_database_is_restarted_in_the_middle(server, private, folder, at, po
     alias = private
 
     def restart():
-        server.kill()
-        server.start()
+        server.restart()
         connections[alias].close()
 
     publish_some(alias, 10)

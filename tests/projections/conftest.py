@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from outbox_app import NewEvent, publish_many
-from outbox_app import failpoints
+from outbox_app import NewEvent, failpoints, publish_many
 from outbox_app.delivery import subscriber as declared
 from outbox_app.delivery.runner import Runner
 from tests.projections.models import Sold, Status
