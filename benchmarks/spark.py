@@ -32,7 +32,7 @@ ASKED = {
     "lost": "0",
     "duplicated": "0",
 }
-PARTITIONS = 4
+PARTITIONS = 2
 BATCH = 100_000
 #: Events of a stream.
 VERSIONS = 10

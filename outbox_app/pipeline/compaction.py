@@ -1,12 +1,14 @@
 """Small files become large ones: an archive that follows a log makes a file every few seconds.
 
-Batches that follow one another are put together, a file a day, under one entry in the place of
-theirs. The new files are read again and compared with the old ones before that.
+Batches that follow one another are put together after an hour, a file a day, under one entry in the
+place of theirs. The new files are read again and compared with the old ones before that.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import pyarrow as pa
 
@@ -23,6 +25,8 @@ ROWS = 500_000
 BYTES = 128 * 2**20
 #: So many small batches are put together.
 BATCHES = 16
+#: Younger ones are left alone, so that whoever reads up to the end of one finds that end again.
+SECONDS = 3600
 
 
 def compact(manifest: Manifest) -> Iterator[Entry]:
@@ -46,7 +50,8 @@ def compact(manifest: Manifest) -> Iterator[Entry]:
 
 def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
     group: list[Entry] = []
-    for entry in entries:
+    old = time.time() - SECONDS
+    for entry in takewhile(lambda entry: entry.verified <= old, entries):
         if _share(entry) > 0.5 or _share(*group, entry) > 1:
             yield from _worthwhile(group)
             group = []

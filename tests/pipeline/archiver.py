@@ -47,7 +47,7 @@ class Here:
 
 
 def main(options: str, folder: str, rows: str) -> None:
-    compaction.BATCHES = BATCHES
+    compaction.BATCHES, compaction.SECONDS = BATCHES, 0
     for line in sys.stdin:
         point, passes = line.split()
         child = os.fork()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import duckdb
 import pyarrow.dataset
 import pytest
 from pyarrow import parquet
+from pyspark.sql.types import LongType, StructField, StructType
 
+from outbox_app.exceptions import ArchiveRefused
 from outbox_app.log.window import TOMBSTONE
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline.archive import Archiver
 from outbox_app.pipeline.parquet import ARROW, first_difference, write_days
 from outbox_app.pipeline.schema import COLUMNS
+from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
 from tests.faults.tools import on
 from tests.log.sessions import Session
@@ -111,7 +117,8 @@ def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
 
 @database
 @on("mariadb")
-def test_batches_of_tombstones_are_archived_and_put_together(alias, new_log, folder):
+def test_batches_of_tombstones_are_archived_and_put_together(alias, new_log, folder, monkeypatch):
+    monkeypatch.setattr("outbox_app.pipeline.compaction.SECONDS", 0)
     ids = publish_some(alias, 40)
     sealed = Event.objects.using(alias).filter(pk__in=ids[:32])
     for n, row in enumerate(sealed):
@@ -257,3 +264,31 @@ def _rows(count, *, days):
 
 def _micros(moment):
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+@database
+def test_what_an_archive_had_at_an_offset_while_it_goes_on(alias, new_log, folder):
+    publish_some(alias, 6)
+    archive(alias, folder)
+    end = json.dumps(entries(folder)[-1]["end"])
+    first = [row[0] for row in archived(folder)]
+    publish_some(alias, 5)
+    archive(alias, folder)
+    publish_some(alias, 3)
+
+    def read(end):
+        reader = Reader(
+            replace(source(alias), archive=str(folder), end=end),
+            StructType([StructField("id", LongType())]),
+        )
+        return sorted(
+            id
+            for part in reader.partitions()
+            for b in reader.read(part)
+            for id in b["id"].to_pylist()
+        )
+
+    assert read(end) == first
+    other = json.dumps({**json.loads(end), "message_id": str(uuid4())})
+    with pytest.raises(ArchiveRefused, match="No batch of the archive"):
+        read(other)

@@ -117,6 +117,7 @@ def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
     else:
         path.write_bytes(content[:50] + bytes([content[50] ^ 4]) + content[51:])
         monkeypatch.setattr("outbox_app.pipeline.compaction.BATCHES", 2)
+        monkeypatch.setattr("outbox_app.pipeline.compaction.SECONDS", 0)
     publish_some(alias, 1)
     with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is not") as refused:
         archive(alias, folder)
@@ -289,7 +290,8 @@ def test_the_database_is_restarted_in_the_middle(server, private, folder, at, po
     alias = private
 
     def restart():
-        server.restart()
+        server.kill()
+        server.start()
         connections[alias].close()
 
     publish_some(alias, 10)

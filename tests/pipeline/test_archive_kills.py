@@ -170,6 +170,7 @@ def test_the_last_id_loses_rows(alias, new_log):
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_each_point(alias, new_log, folder, point, monkeypatch):
     monkeypatch.setattr("outbox_app.pipeline.compaction.BATCHES", 3)
+    monkeypatch.setattr("outbox_app.pipeline.compaction.SECONDS", 0)
     publish_some(alias, 40)
     with killing(point, 2) as killed:
         archive(alias, folder)

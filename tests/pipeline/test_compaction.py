@@ -101,6 +101,16 @@ def test_few_batches_are_left_alone(batches, store):
     assert tree(store.root) == before
 
 
+def test_young_batches_are_left_alone(batches, monkeypatch):
+    """Who reads up to the end of a batch finds that end in the manifest for an hour."""
+    batches.add(*[3] * 20)
+    # The first was made at 1000, one a second.
+    monkeypatch.setattr(compaction.time, "time", lambda: 1015.0 + compaction.SECONDS)
+    list(compact(batches.manifest))
+    assert batches.sizes() == [48, 3, 3, 3, 3]
+    batches.assert_whole()
+
+
 def test_large_batches_are_left_alone(batches, monkeypatch):
     monkeypatch.setattr(compaction, "ROWS", 40)
     monkeypatch.setattr(compaction, "BATCHES", 3)

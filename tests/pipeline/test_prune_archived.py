@@ -22,29 +22,9 @@ from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.store import Store
 from tests.faults.tools import on
 
+from .archiver import Here
+
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Here:
-    """What the archiver asks of a session, done in this process: tasks one after the other."""
-
-    defaultParallelism = 2
-
-    @property
-    def sparkContext(self):
-        return self
-
-    def parallelize(self, parts, count):
-        assert count == len(parts)
-        self.parts = parts
-        return self
-
-    def map(self, function):
-        self.parts = [function(part) for part in self.parts]
-        return self
-
-    def collect(self):
-        return self.parts
 
 
 @pytest.fixture
@@ -146,6 +126,7 @@ def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch)
         return first(self, rows)
 
     monkeypatch.setattr(compaction, "BATCHES", 2)
+    monkeypatch.setattr(compaction, "SECONDS", 0)
     monkeypatch.setattr(archived_rows.ArchivedRows, "first", compacted)
     prune("--archived", folder, "--older-than=3")
     assert left() == []

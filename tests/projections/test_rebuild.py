@@ -13,9 +13,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.failpoints import set_failpoint
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.operations.rebuild import rebuild
 from tests.faults.tools import ROOT, eventually, on

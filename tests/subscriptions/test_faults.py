@@ -14,10 +14,10 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.delivery.cursors import Overtaken
-from outbox_app.failpoints import set_failpoint
 from outbox_app.delivery.partition import Partition, SwallowedError
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Drainer, InboxEntry, Incident, Subscription
 from tests.faults.tools import ROOT, eventually, on
 from tests.servers import processes

@@ -19,6 +19,10 @@ from ...log.spans.postgres import PostgresSpan
 from ..database import Database, conformed, connected
 from ..options import Options
 
+#: Of a batch, so that who reads and who is given the rows work side by side.
+BATCH_BYTES = 4_000_000
+_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+
 _CASTS = {"data": "data::text", "metadata": "metadata::text", "message_id": "message_id::text"}
 
 
@@ -46,6 +50,7 @@ class Postgres(Database):
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """See ``Database``."""
         with self._connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{_BYTES: str(BATCH_BYTES)})
             cursor.execute(sql)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
