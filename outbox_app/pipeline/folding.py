@@ -26,6 +26,7 @@ from .database import Database, connect
 from .entry import File
 from .offset import Offset, Offsets
 from .options import Options
+from .schema import COLUMNS as ALL
 from .schema import SCHEMA, arrow_types
 from .source import batches
 
@@ -34,17 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: What a fold is given of an event, in this order.
-COLUMNS = (
-    "id",
-    "topic",
-    "stream",
-    "version",
-    "type",
-    "data",
-    "metadata",
-    "message_id",
-    "recorded_at",
-)
+COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
 _TOPIC, _TYPE = COLUMNS.index("topic"), COLUMNS.index("type")
 _ARROW = pa.schema([arrow_types(SCHEMA).field(name) for name in COLUMNS])
 _ALL = Filter()
