@@ -11,6 +11,9 @@ from django.core.management import CommandError, call_command
 from outbox_app.exceptions import NoSpark
 from outbox_app.pipeline.session import require_java
 
+#: What the audit leaves behind to look at.
+REPORT = settings.DATA_DIR / "audit.html"
+
 
 class Lines:
     """A file for a command's output, whose lines become lines of the progress."""
@@ -35,7 +38,6 @@ def look_at_the_log(progress):
         progress.say(f"The log is not looked at with Spark. {error}")
         return None
     archive = settings.DATA_DIR / "archive"
-    report = settings.DATA_DIR / "audit.html"
     lines = Lines(progress)
     progress.say(
         "The log of the orders is archived and audited with Spark; it takes a while to start."
@@ -45,7 +47,7 @@ def look_at_the_log(progress):
             "outbox_pipeline", "archive", "--available-now", f"--to={archive}", stdout=lines
         )
         call_command(
-            "outbox_pipeline", "audit", f"--archive={archive}", f"--report={report}", stdout=lines
+            "outbox_pipeline", "audit", f"--archive={archive}", f"--report={REPORT}", stdout=lines
         )
         call_command("sales", f"--archive={archive}", stdout=lines)
     except CommandError as error:

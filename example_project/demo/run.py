@@ -19,7 +19,7 @@ from outbox_app.models import Cursor, Incident, StagedJob
 
 from . import ledger
 from .counting import Count, Start, compare_views, total
-from .pipeline import look_at_the_log
+from .pipeline import REPORT, look_at_the_log
 from .terminal import Progress, incident_words, table
 
 #: Seconds without any progress after which the demo gives up.
@@ -62,10 +62,13 @@ def run(orders, writers):
         show_logs()
         print("FAILED: the table above says what is wrong.")
         return 1
-    if look_at_the_log(demo.progress) is False:
+    looked = look_at_the_log(demo.progress)
+    if looked is False:
         print("\nFAILED: the log of the events is not as it should be; see above.")
         return 1
     print("\nNothing was lost and nothing leaked.")
+    if looked:
+        print(f"The audit's report, with pictures: {REPORT}")
     print(how_to_look())
     return 0
 

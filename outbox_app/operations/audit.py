@@ -62,13 +62,21 @@ def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tupl
     return list(rows.values_list("stream", "first", "last"))
 
 
-def record(defects: Iterable[Defect], *, log: type[EventLog], using: str | None = None) -> Recorded:
+def record(
+    defects: Iterable[Defect],
+    *,
+    log: type[EventLog],
+    using: str | None = None,
+    whole: bool = False,
+) -> Recorded:
     """Write the versions that are missing as gaps, and settle those that are not missing any more.
 
     Args:
         defects: What the audit has found; what is no missing version is passed over.
         log: The log.
         using: Database alias. Default: the log's.
+        whole: These are all that is missing in the log and its archive, so whatever else was
+            missing once is there now. Default: only the log itself is asked for that.
     """
     using = using or log_alias(log)
     missing = [defect for defect in defects if defect.kind in MISSING]
@@ -90,12 +98,17 @@ def record(defects: Iterable[Defect], *, log: type[EventLog], using: str | None 
         rows = Gap.objects.using(using).filter(pk__in=unchanged[start : start + _BATCH])
         rows.update(attempts=F("attempts") + 1)
     others = [gap for key, gap in known.items() if gap.state == Gap.State.OPEN and key not in found]
-    filled = _settle(others, found, log, using)
+    filled = _settle(others, found, log, using, whole=whole and not left_out)
     return Recorded(written + len(new), len(unchanged), filled, left_out)
 
 
 def _settle(
-    gaps: Sequence[Gap], found: dict[tuple[str, int], int], log: type[EventLog], using: str
+    gaps: Sequence[Gap],
+    found: dict[tuple[str, int], int],
+    log: type[EventLog],
+    using: str,
+    *,
+    whole: bool,
 ) -> int:
     """Settle open rows that were not found again, where the log says why."""
     runs: dict[str, list[tuple[int, int]]] = {}
@@ -111,7 +124,7 @@ def _settle(
         if larger:
             reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
             _change(gap, using, state=Gap.State.CLOSED, settled_at=DatabaseNow(), reason=reason)
-        elif _there(gap.stream, gap.first, last, log, using):
+        elif whole or _there(gap.stream, gap.first, last, log, using):
             filled += _change(
                 gap, using, last=last, state=Gap.State.FILLED, settled_at=DatabaseNow()
             )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import InvalidOption
@@ -58,6 +59,9 @@ def run_audit(
     from ..pipeline.schema import some
     from ..pipeline.store import Store
 
+    folder = Path(report).absolute().parent
+    if not folder.is_dir():
+        raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
     manifest = Manifest.load(Store(archive), run.options.log) if archive else None
     if manifest:
         check_files(run.session, manifest)
@@ -86,19 +90,22 @@ def run_audit(
             accepted=accepted_gaps(run.log, using=run.using),
         )
     heads.unpersist()
-    if report:
-        rows = run.read(some("stream", "type", "recorded_at"), archive=archive)
-        write_report(report, result, figures=figures(rows))
-        write(f"report={report}")
     for line in lines(result.defects[:TOLD]):
         write(f"defect {line}")
     if result.total > TOLD:
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
-    noted = record(result.defects, log=run.log, using=run.using)
+    if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
+        write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
+    whole = bool(archive) and result.total == len(result.defects)
+    noted = record(result.defects, log=run.log, using=run.using, whole=whole)
     write(
         f"audited log={result.log} events={result.events} streams={result.streams} "
         f"defects={result.total} accepted={result.accepted} {noted} seconds={result.seconds:.1f}"
     )
+    if report:
+        rows = run.read(some("stream", "type", "recorded_at"), archive=archive)
+        write_report(report, result, figures=figures(rows))
+        write(f"report={report}")
     return result
 
 

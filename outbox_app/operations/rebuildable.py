@@ -60,7 +60,8 @@ def require_whole(log: type[EventLog], *, using: str) -> None:
     if stream is not None:
         raise CommandError(
             f"{table} has no version 1 of {stream!r} any more: events were pruned. The view knows "
-            "them, and a replay would not. Put the archived events back, or leave the view.",
+            "them, and a replay would not. With an archive: manage.py outbox_pipeline rebuild "
+            "--archive DIR. Without one leave the view.",
             returncode=2,
         )
 

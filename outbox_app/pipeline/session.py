@@ -35,7 +35,6 @@ _SETTINGS = {
     # Rows of several days are written without being sorted by day first.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.log.level": "ERROR",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
 }
 _LOCAL_SETTINGS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
@@ -77,7 +78,7 @@ def test_a_log_that_was_set_back(alias, new_log, folder):
     archive(alias, folder)
     before = tree(folder)
     newest = Event.objects.using(alias).order_by("-pk")[0]
-    Event.objects.using(alias).filter(pk=newest.pk).update(message_id=os.urandom(16).hex())
+    Event.objects.using(alias).filter(pk=newest.pk).update(message_id=uuid4())
     with pytest.raises(ForeignCursor, match="another database, or it was restored"):
         archive(alias, folder)
     assert tree(folder) == before

@@ -103,6 +103,17 @@ def test_a_pruned_log(alias: str, call: Call, events: list[Event], tmp_path: Pat
     assert "defects=0" in call("audit", "--pruned")
     with pytest.raises(CommandError, match="3 defects"):
         call("audit")
+    gaps = Gap.objects.using(alias)
+    assert [gap.state for gap in gaps.all()] == ["open"] * 3
+    assert "filled=3" in call("audit", "--archive", archive)  # it has what was pruned
+    assert [gap.state for gap in gaps.all()] == ["filled"] * 3
+
+
+@on("default")
+def test_a_report_that_cannot_be_written_is_refused_first(call: Call, events: list[Event]) -> None:
+    with pytest.raises(CommandError, match="there is no folder /nowhere") as refused:
+        call("audit", "--report", "/nowhere/audit.html")
+    assert refused.value.returncode == 2
 
 
 @on("postgres")

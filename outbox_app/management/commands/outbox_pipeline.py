@@ -27,11 +27,12 @@ Reads the event log with Spark, on this machine or on a cluster, exactly as subs
   rebuild      the view of a projection anew, from the archive and the log
   statistics   events per minute, type, topic and stream; times until they were handled
 
-A pipeline starts a light Spark on all cores of this machine, which needs Java 17. --master names a
-cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it again.
+A pipeline starts a light Spark on all cores of this machine, which needs Java 17 or later. --master
+names a cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it
+again.
 
 Exit codes: 0 done; 1 the audit has found defects, or a rebuild did not come to its end; 2 it could
-not be done, or wrong arguments.
+not be done, or wrong arguments; 130 interrupted.
 """
 
 
@@ -44,7 +45,9 @@ class Command(TeachingCommand):
         """Declare the pipelines and their options."""
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
         archive = pipelines.add_parser("archive", help="the log as Parquet files")
-        archive.add_argument("--to", required=True, metavar="DIR", help="folder of the archive")
+        archive.add_argument(
+            "--to", required=True, metavar="DIR", help="folder of the archive, or its URI"
+        )
         until = archive.add_mutually_exclusive_group()
         until.add_argument(
             "--available-now",
@@ -57,7 +60,7 @@ class Command(TeachingCommand):
             type=float,
             default=10.0,
             metavar="SECONDS",
-            help="with --follow: between two looks (default 10)",
+            help="with --follow: between two looks (default 10, at most 3600)",
         )
         archive.add_argument(
             "--max-rows-per-batch",
@@ -87,7 +90,7 @@ class Command(TeachingCommand):
         )
         statistics = pipelines.add_parser("statistics", help="figures of the log")
         statistics.add_argument(
-            "--archive", default="", metavar="DIR", help="of what was pruned, too"
+            "--archive", default="", metavar="DIR", help="count what was pruned, too, from there"
         )
         statistics.add_argument("--to", default="", metavar="DIR", help="write them as Parquet")
         statistics.add_argument(
@@ -107,30 +110,30 @@ class Command(TeachingCommand):
     def handle(self, **options: Any) -> None:
         """Run it."""
         conf = dict(_setting(text) for text in options["conf"])
+        _check(options)
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
-        with pipeline(
-            log=options["log"],
-            using=options["database"],
-            master=options["master"],
-            conf=conf,
-            password_file=options["password_file"],
-            password_env=options["password_env"],
-        ) as run:
-            work: Callable[[Pipeline, dict[str, Any]], None]
-            work = getattr(self, f"_{options['pipeline']}")
-            work(run, options)
+        work: Callable[[Pipeline, dict[str, Any]], None]
+        work = getattr(self, f"_{options['pipeline']}")
+        try:
+            with pipeline(
+                log=options["log"],
+                using=options["database"],
+                master=options["master"],
+                conf=conf,
+                password_file=options["password_file"],
+                password_env=options["password_env"],
+            ) as run:
+                work(run, options)
+        except KeyboardInterrupt:
+            text = "Interrupted. Nothing is lost: run it again."
+            raise CommandError(text, returncode=130) from None
 
     def _archive(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...pipeline.archive import MAX_ROWS, Archiver
 
-        rows = MAX_ROWS if options["max_rows_per_batch"] is None else options["max_rows_per_batch"]
-        if rows < 1 or not 0 < options["interval"] <= 3600:
-            raise CommandError(
-                "--max-rows-per-batch is at least 1, --interval more than 0 and at most 3600.",
-                returncode=2,
-            )
+        rows = options["max_rows_per_batch"] or MAX_ROWS
         archiver = Archiver(
             run.session, run.options, options["to"], max_rows=rows, write=self.write
         )
@@ -160,11 +163,23 @@ class Command(TeachingCommand):
 
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         given = {name: options[name] for name in ("archive", "to", "table", "top", "partitions")}
-        if not given["to"] and not given["table"]:
-            raise CommandError("Say where to: --to DIR, --table, or both.", returncode=2)
         alias = inbox_alias()
         inbox = run if alias == run.using else run.elsewhere(alias)
         run_statistics(run, **given, inbox=inbox, write=self.write)
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse what makes no sense before Spark is started."""
+    wrong = ""
+    if options["pipeline"] == "archive":
+        if options["max_rows_per_batch"] is not None and options["max_rows_per_batch"] < 1:
+            wrong = "--max-rows-per-batch must be at least 1."
+        elif not 0 < options["interval"] <= 3600:
+            wrong = "--interval must be more than 0 and at most 3600 seconds."
+    elif options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
+        wrong = "Say where to: --to DIR, --table, or both."
+    if wrong:
+        raise CommandError(wrong, returncode=2)
 
 
 def _add_log(parser: Any) -> None:

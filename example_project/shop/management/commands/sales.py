@@ -12,7 +12,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser):
         """Declare the options."""
-        parser.add_argument("--archive", default="", metavar="DIR", help="of what was pruned, too")
+        parser.add_argument(
+            "--archive", default="", metavar="DIR", help="count what was pruned, too"
+        )
 
     def handle(self, **options):
         """Read, and print."""
@@ -20,8 +22,9 @@ class Command(BaseCommand):
             from example_project.shop.sales import articles_sold
 
             sold = articles_sold(run.read(archive=options["archive"]))
+            self.stdout.write("Sold, minute by minute (UTC), as the shop's own pipeline has it:")
             for row in sold.collect():
                 self.stdout.write(
-                    f"{row.minute:%H:%M}  article {row.article:>3}  "
+                    f"{row.minute:%Y-%m-%d %H:%M}  article {row.article:>3}  "
                     f"{row.orders:>5} orders  {row.pieces:>6} pieces"
                 )
