@@ -96,7 +96,8 @@ def run_audit(
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
         write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
-    whole = bool(archive) and result.total == len(result.defects)
+    # What the database has lost and the archive has is no missing version, and not there either.
+    whole = bool(archive) and not pruned and result.sound
     noted = record(result.defects, log=run.log, using=run.using, whole=whole)
     write(
         f"audited log={result.log} events={result.events} streams={result.streams} "

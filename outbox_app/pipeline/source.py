@@ -3,7 +3,7 @@
 Its offset is the cursor of the log, so a batch has the same rows whenever and wherever it is read,
 and none is missed that commits late. One process plans: it looks how far the log has got, and cuts
 what is new into ranges of positions. Executors read them as Arrow batches, each over a connection
-of its own. Nothing is marked as read in the database, and nothing is written to it.
+of its own. Nothing is marked as read in the database, and no row is written to it.
 """
 
 from __future__ import annotations

@@ -110,6 +110,33 @@ def test_a_pruned_log(alias: str, call: Call, events: list[Event], tmp_path: Pat
 
 
 @on("default")
+def test_a_gap_stays_open_while_only_the_archive_has_its_versions(
+    alias: str, call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    archive = str(tmp_path / "archive")
+    call("archive", "--to", archive)
+    lost = Event.objects.using(alias).get(stream="order-1", version=2)
+    Event.objects.using(alias).filter(pk=lost.pk).delete()
+    for arguments in ([], ["--archive", archive], ["--archive", archive, "--pruned"]):
+        with pytest.raises(CommandError, match="has found 1 defect"):
+            call("audit", *arguments)
+        assert Gap.objects.using(alias).get().state == Gap.State.OPEN
+
+
+@on("default")
+def test_what_was_not_judged_is_not_settled(
+    alias: str, call: Call, events: list[Event], tmp_path: Path
+) -> None:
+    archive = str(tmp_path / "archive")
+    Event.objects.using(alias).filter(pk__lte=events[2].pk).delete()
+    with pytest.raises(CommandError, match="3 defects"):
+        call("audit")
+    call("archive", "--to", archive)
+    assert "defects=0" in call("audit", "--archive", archive, "--pruned")
+    assert [gap.state for gap in Gap.objects.using(alias).all()] == ["open"] * 3
+
+
+@on("default")
 def test_a_report_that_cannot_be_written_is_refused_first(call: Call, events: list[Event]) -> None:
     with pytest.raises(CommandError, match="there is no folder /nowhere") as refused:
         call("audit", "--report", "/nowhere/audit.html")
