@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -12,6 +13,8 @@ from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.schema import SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
 
+#: Of the big logs. The figure of the documentation: AUDIT_EVENTS=2200000.
+EVENTS = int(os.environ.get("AUDIT_EVENTS", "200000"))
 HEADS = "log string, stream string, version bigint"
 
 
@@ -43,7 +46,7 @@ def found(result: Audit) -> Counter:
 
 @pytest.mark.slow
 def test_thirty_defects_in_a_big_log_and_nothing_else(spark):
-    log = plant(spark, 200_000)
+    log = plant(spark, EVENTS)
     frames = [log.events, log.heads, *log.archived]
     events, heads, database, archive = (frame.persist() for frame in frames)
     result = audit(
@@ -62,10 +65,10 @@ def test_thirty_defects_in_a_big_log_and_nothing_else(spark):
 
 @pytest.mark.slow
 def test_a_clean_log_has_none(spark):
-    log = Clean(spark, 200_000)
+    log = Clean(spark, EVENTS)
     result = audit(log.events, log=LOG, heads=log.heads)
     assert (result.defects, dict(result.counts), result.exit_code) == ([], {}, 0)
-    assert (result.events, result.streams) == (200_000, log.streams + 1)
+    assert (result.events, result.streams) == (EVENTS, log.streams + 1)
 
 
 def test_each_stream_shows_what_is_wrong_with_it(log, heads):
