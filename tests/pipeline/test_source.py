@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from uuid import UUID
 
 import pyarrow as pa
@@ -280,9 +282,15 @@ class TestReader:
                 make({"url": url, "connectTimeout": "0"}).partitions()
 
     @on("postgres", "mariadb")
+    @staticmethod
+    def watch_pauses(monkeypatch, sleep):
+        """Only this module's clock: threads of Spark sleep too."""
+        clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+        monkeypatch.setattr("outbox_app.pipeline.database.time", clock)
+
     def test_a_door_that_is_closed(self, alias, source_options, monkeypatch):
         """A wrong name or password is not waited for."""
-        monkeypatch.setattr("time.sleep", None)
+        self.watch_pauses(monkeypatch, None)
         options = source_options(alias, connect_timeout=30)
         url = options["url"].replace("test_outbox", "no_such")
         with pytest.raises(Unreachable, match="no_such"):
@@ -291,7 +299,7 @@ class TestReader:
     def test_a_driver_that_tells_the_password(self, monkeypatch):
         """And a database that comes back: it is waited for."""
         pauses = []
-        monkeypatch.setattr("time.sleep", pauses.append)
+        self.watch_pauses(monkeypatch, pauses.append)
         options = Options.of({"url": "mysql://x/y", "password": "s3cret", "connectTimeout": "0"})
         told = OSError("no: s3cret")
         refusals = [told, told, told]
