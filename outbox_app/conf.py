@@ -66,6 +66,8 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
+    #: Hours for which the counters of drainers and subscriptions are kept.
+    STATISTICS_RETENTION_HOURS: int = 48
     #: Days for which events are kept once every subscription has passed them. None: for ever.
     EVENT_RETENTION_DAYS: int | None = None
     #: Largest data and metadata of an event, in bytes of JSON each.
@@ -80,6 +82,23 @@ class OutboxSettings:
     PAGE_SIZE: int = 500
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
+    #: The admin masks the values of keys whose names contain one of these, whoever looks.
+    SENSITIVE_KEYS: tuple[str, ...] = (
+        "password",
+        "passwd",
+        "secret",
+        "token",
+        "api_key",
+        "apikey",
+        "authorization",
+        "cookie",
+        "credential",
+        "private_key",
+        "card",
+        "cvv",
+        "iban",
+        "ssn",
+    )
 
 
 NAMES = tuple(each.name for each in fields(OutboxSettings))

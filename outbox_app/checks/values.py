@@ -77,6 +77,10 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
         return None if fits else "a dictionary of database vendors and dotted paths of classes"
+    if get_origin(hint) is tuple:
+        texts = isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
+        fits = texts and all(any(map(str.isalnum, v)) for v in value)
+        return None if fits else "a tuple of names, each with a letter or digit in it"
     raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
 
 

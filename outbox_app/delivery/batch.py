@@ -27,6 +27,12 @@ _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
 _COLUMNS = ", ".join([*_NAMES, *(f"CASE WHEN {_IS_SMALL} THEN {name} END" for name in _MESSAGE)])
+#: Seconds from one time to another, as a number: no driver makes a datetime of it.
+_SECONDS = {
+    "postgresql": "DATE_PART('epoch', {now}) - DATE_PART('epoch', {then})",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, {then}, {now}) / 1e6",
+    "sqlite": "(JULIANDAY({now}) - JULIANDAY({then})) * 86400.0",
+}
 
 
 class Row(NamedTuple):
@@ -41,6 +47,8 @@ class Row(NamedTuple):
     queue: str
     body: bytes
     envelope: str
+    #: Seconds for which it had been ready when it was read: since it was staged, or held until.
+    waited: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.task}[{self.task_id}]"
@@ -83,7 +91,7 @@ class BatchReader:
         counts = Counter(row.shard for row in rows)
         self._deep = [shard for shard, count in counts.items() if count == share]
         room = self._share(shards * 4)
-        return rows + self._select(shards, f"available_at <= {self._now()}", room)
+        return rows + self._select(shards, f"available_at <= {_now(self.using)}", room)
 
     def _share(self, shards: list[int]) -> int:
         return max(1, ceil(self.batch_size / len(shards)))
@@ -116,14 +124,10 @@ class BatchReader:
                 message = staged.values_list(*_MESSAGE).first()
                 if message is None:
                     continue  # gone by now
-                row = Row(*row[: len(_NAMES)], *message)
+                row = row._replace(**dict(zip(_MESSAGE, message, strict=True)))
             weight += len(row.body) + len(row.envelope)
             kept.append(row)
         return kept
-
-    def _now(self) -> str:
-        compiler = StagedJob.objects.using(self.using).all().query.get_compiler(self.using)
-        return str(compiler.compile(DatabaseNow())[0])
 
 
 def _has_earlier(again: list[Row], found: list[Row]) -> bool:
@@ -161,17 +165,25 @@ def delete(ids: list[int], *, using: str) -> None:
             cursor.execute(sql)
 
 
+def _now(using: str) -> str:
+    compiler = StagedJob.objects.using(using).all().query.get_compiler(using)
+    return str(compiler.compile(DatabaseNow())[0])
+
+
 def _sql(
     connection: Any, app: str, shards: list[int], condition: str, share: int
 ) -> tuple[str, list[Any]]:
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     index = StagedJob._meta.indexes[0].name
+    since = "staged_at" if condition.endswith("IS NULL") else "available_at"
+    waited = _SECONDS[connection.vendor].format(now=_now(connection.alias), then=since)
+    columns = f"{_COLUMNS}, {waited} AS waited"
     if connection.vendor == "postgresql":
         # LATERAL is one index scan a shard. The order names the whole index: no other index gives
         # it.
         return (
             f"SELECT j.* FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ("
-            f"SELECT {_COLUMNS} FROM {table} t "
+            f"SELECT {columns} FROM {table} t "
             f"WHERE t.app = %s AND t.shard = s.shard AND {condition} "
             f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT %s) j",
             [shards, app, share],
@@ -182,12 +194,12 @@ def _sql(
     if connection.vendor == "mysql":
         # Parentheses, not derived tables: those are written to disk for the sake of the BLOBs.
         part = (
-            f"(SELECT {_COLUMNS} FROM {table} FORCE INDEX ({index}) "
+            f"(SELECT {columns} FROM {table} FORCE INDEX ({index}) "
             f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
     else:
         part = (
-            f"SELECT * FROM (SELECT {_COLUMNS} FROM {table} INDEXED BY {index} "
+            f"SELECT * FROM (SELECT {columns} FROM {table} INDEXED BY {index} "
             f"WHERE app = %s AND shard = %s AND {condition} {order})"
         )
     params = [value for shard in shards for value in (app, shard)]

@@ -35,6 +35,7 @@ from ..models import StagedJob
 from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
 from .batch import apps_with_rows
 from .debts import Debts
+from .drain_counters import DrainCounters
 from .lane import Lane, staging_apps
 from .lease import Membership
 from .outgoing import Outcome
@@ -101,6 +102,7 @@ class Drain:
             lease_seconds=lease_seconds or conf.LEASE_SECONDS,
             on_takeover=self._record_takeover,
         )
+        self._counters = DrainCounters(self.membership, self.tally)
         self._lanes: dict[str, Lane] = {}
         self._debts = Debts(using=self.using)
         self._trouble = Trouble(self)
@@ -179,6 +181,7 @@ class Drain:
         self._debts.pay()
         if self.membership.sharing_is_due():
             self._share_shards()
+        self._counters.keep()
         busy = False
         for lane in list(self._lanes.values()):
             if not lane.trouble.rest:
@@ -214,6 +217,7 @@ class Drain:
 
     def _drain(self, lane: Lane) -> bool:
         """Move one batch of a lane."""
+        self._counters.reading()
         rows = lane.read(self.membership.owned)
         if self._last is not None:
             rows = [row for row in rows if row.id <= self._last]
@@ -248,6 +252,7 @@ class Drain:
             self._debts.record_unknown(outcome.unknown, drainer=str(self), detail=detail)
         self.tally.published += len(outcome.accepted)
         self.tally.expired += len(outcome.expired)
+        self._counters.accepted(outcome.accepted)
         if outcome.accepted:
             failpoint("published_not_deleted")
         try:
@@ -338,6 +343,7 @@ class Drain:
         self._debts.pay()
         if self.membership.joined:
             self.membership.leave()
+        self._counters.write()
 
     def _quietly(self, step: Callable[..., None], *args: Any) -> bool:
         try:

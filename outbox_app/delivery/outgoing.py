@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from celery import Celery
-from celery.signals import after_task_publish
 from kombu import serialization
 
+from ..intake.instrumentation import signal_of_the_drain
 from ..intake.message import Declaration, Message, moment
 from .batch import Row
 
@@ -85,12 +85,13 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
 
 def announce(prepared: Sequence[Prepared], accepted: Iterable[Row]) -> None:
     """Fire what plain Celery fires after a publish, for those that were accepted."""
-    if not after_task_publish.receivers:
+    signal = signal_of_the_drain()
+    if signal is None:
         return
     taken = {row.id for row in accepted}
     for item in prepared:
         if item.row.id in taken:
-            after_task_publish.send(
+            signal.send(
                 sender=item.row.task,
                 body=_decoded(item),
                 headers=item.message.headers,

@@ -46,6 +46,8 @@ class Parking:
         self.using = using
         #: First version that was not handled, by log and stream.
         self.parked: dict[tuple[str, str], int] = {}
+        #: Events for which a stream was set aside by now.
+        self.failed = 0
 
     def load(self) -> None:
         """Read which streams are parked."""
@@ -77,11 +79,12 @@ class Parking:
         """Set the event's stream aside, from this event on, in the open transaction."""
         why = described(error)
         parked = self.hold(event.log, event.stream, event.version, event.id, why)
-        transaction.on_commit(
-            lambda: stream_parked.send_robust(ParkedStream, using=self.using, parked=parked),
-            using=self.using,
-            robust=True,
-        )
+
+        def committed() -> None:
+            self.failed += 1
+            stream_parked.send_robust(ParkedStream, using=self.using, parked=parked)
+
+        transaction.on_commit(committed, using=self.using, robust=True)
 
     def hold(self, log: str, stream: str, version: int, position: int, why: str) -> ParkedStream:
         """Set a stream aside, from a version on, in the open transaction."""

@@ -99,6 +99,7 @@ class Partition:
         self.batch_size = batch_size or subscriber.batch_size or settings().PAGE_SIZE
         self.clock = clock
         self.handled = 0
+        self._failed = 0
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = Gaps(subscriber, part, self.parking, clock=clock)
@@ -114,6 +115,11 @@ class Partition:
             for log in subscriber.logs
         ]
         self._rest_until = float("-inf")
+
+    @property
+    def failed(self) -> int:
+        """Attempts that failed by now: at a page, at a stream that is set aside, at an event."""
+        return self._failed + self.parking.failed
 
     @property
     def resting(self) -> float:
@@ -337,11 +343,13 @@ class Partition:
         if stops and self.gaps.held(parked):
             self._fail(feed.cursor, error)
             return False
+        self._failed += 1
         self.gaps.failed(parked)
         self.parking.park_again(parked, error)
         return True
 
     def _fail(self, cursor: Cursor, error: Exception) -> None:
+        self._failed += 1
         self.error = described(error)
         delay = fail(cursor, error, using=self.using)
         # Those that the handler uses: in a process that serves no requests nobody else does it.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,7 @@ from .brokers import (
     transport_options,
 )
 from .outgoing import Outcome, Prepared, announce, prepare
+from .tracing import trace_batch
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -136,18 +138,20 @@ class Publisher:
         """
         outcome = Outcome()
         prepared: list[Prepared] = []
+        began = time.time_ns()
         try:
             self.open(may_send)
             prepared = prepare(rows, self.app, now=now, outcome=outcome)
-            prepared = self._declare(prepared, outcome, may_send)
+            ready = self._declare(prepared, outcome, may_send)
             self.open(may_send)
             if self.producer.supports_batch_publish and not self._careful:
-                self._publish_batch(prepared, outcome, may_send)
+                self._publish_batch(ready, outcome, may_send)
             else:
-                self._publish_singly(prepared, outcome, may_send)
+                self._publish_singly(ready, outcome, may_send)
                 self._careful = False
         except Exception as error:
             outcome.error = error
+        trace_batch(prepared, outcome, began=began, ended=time.time_ns())
         announce(prepared, outcome.accepted)
         self._send_events(prepared, outcome)
         return outcome

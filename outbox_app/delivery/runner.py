@@ -23,6 +23,7 @@ from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError
 from ..log.wake import EVENTS, LINGER
 from ..models import Cursor, Subscription
+from .counters import FAILED, HANDLED, SUBSCRIPTION, Counters
 from .cursors import Paused
 from .lease import BEATS, Membership
 from .partition import Partition
@@ -47,12 +48,19 @@ class Share:
         subscriber: The subscription.
         lease_seconds: Silence after which others may take the partitions.
         batch_size: Events of a page.
+        counters: Of the process.
     """
 
     def __init__(
-        self, subscriber: Subscriber, *, lease_seconds: float, batch_size: int | None
+        self,
+        subscriber: Subscriber,
+        *,
+        lease_seconds: float,
+        batch_size: int | None,
+        counters: Counters,
     ) -> None:
         self.subscriber = subscriber
+        self.counters = counters
         self.batch_size = batch_size
         self.using = subscriber.using
         self.lease_seconds = lease_seconds
@@ -98,13 +106,14 @@ class Share:
                 return False
             if self.partitions.get(part) is not partition:
                 continue  # the last beat has dropped it
-            before = partition.handled
+            before = partition.handled, partition.failed
             try:
                 more |= partition.turn()
             except Paused:
                 self.paused = True  # until the next look at its row
                 return False
-            self.handled += partition.handled - before
+            finally:
+                self._count(partition, *before)
             self.beat()  # a handler may take its time
         return more
 
@@ -114,6 +123,14 @@ class Share:
         self._drop(self.partitions)
         if self.membership.joined:
             self.membership.leave()
+
+    def _count(self, partition: Partition, handled: int, failed: int) -> None:
+        self.handled += partition.handled - handled
+        minute = self.counters.of(self.membership)
+        if minute is not None:
+            which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
+            minute.add(HANDLED, partition.handled - handled, **which)
+            minute.add(FAILED, partition.failed - failed, **which)
 
     def _share(self) -> None:
         row, _ = Subscription.objects.using(self.using).get_or_create(
@@ -189,8 +206,14 @@ class Runner:
         self.interval = conf.INTERVAL if interval is None else interval
         self.on_turn = on_turn
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
+        self._counters = Counters(using=self.using)
         self.shares = [
-            Share(each, lease_seconds=self.lease_seconds, batch_size=batch_size)
+            Share(
+                each,
+                lease_seconds=self.lease_seconds,
+                batch_size=batch_size,
+                counters=self._counters,
+            )
             for each in subscribers
         ]
         self._stop = Stop()
@@ -235,6 +258,7 @@ class Runner:
                 break
             if not share.away.rest:
                 more |= bool(self._survive(share.turn, share.away))
+        self._counters.write_if_due()
         return more
 
     def _loop(self, *, once: bool) -> None:
@@ -274,6 +298,7 @@ class Runner:
 
     def _leave(self) -> None:
         self._waiter.close()
+        reached = True
         for share in self.shares:
             for _ in range(1 if share.away.text else 2):
                 try:
@@ -282,3 +307,7 @@ class Runner:
                 except (django.db.Error, LeaseLost) as error:
                     logger.warning("Leases not handed back runner=%s error=%r", self, error)
                     connections[self.using].close()
+            else:
+                reached = False
+        if reached:
+            self._counters.write()

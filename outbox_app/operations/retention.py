@@ -1,4 +1,4 @@
-"""Retention: inbox ids and incidents go when they have been kept long enough.
+"""Retention: inbox ids, incidents and counters go when they have been kept long enough.
 
 Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
 batch in a transaction of its own: whoever is interrupted has lost nothing and begins again. Age is
@@ -19,9 +19,10 @@ from django.db import connections
 from django.db.models import Model, QuerySet
 
 from ..conf import settings
+from ..delivery.counter_retention import pruned
 from ..delivery.inbox import inbox_alias
 from ..intake.rows import outbox_alias
-from ..models import DatabaseNow, InboxEntry, Incident
+from ..models import DatabaseNow, InboxEntry, Incident, Statistic
 from .tables import require_tables
 
 logger = logging.getLogger("outbox_app.retention")
@@ -83,6 +84,47 @@ def prune_incidents(
     return _prune(
         "incidents", Incident, "created_at", using or outbox_alias(), days, batch_size, write
     )
+
+
+def prune_counters(
+    *,
+    using: str | None = None,
+    older_than: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Remove counters of drainers and subscriptions that are older than the retention.
+
+    A drainer does it by itself. Where subscriptions have a database without one, nobody else does.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+        older_than: Age in days. Default: the setting STATISTICS_RETENTION_HOURS.
+        batch_size: Rows removed at once.
+        write: Takes progress lines.
+
+    Returns:
+        How many were removed.
+
+    Raises:
+        CommandError: An argument makes no sense.
+    """
+    using = using or outbox_alias()
+    check_arguments(using, 1 if older_than is None else older_than, batch_size)
+    require_tables(using)
+    hours = settings().STATISTICS_RETENTION_HOURS if older_than is None else older_than * 24
+    started = time.monotonic()
+    rows = Statistic.objects.using(using).annotate(now=DatabaseNow())
+    now = rows.values_list("now", flat=True).first()
+    removed = 0
+    if now is not None:
+        before = now - timedelta(hours=hours)
+        removed = sum(pruned(before, using=using, batch_size=batch_size))
+    write(
+        f"pruned counters removed={removed} older_than={hours}h database={using} "
+        f"seconds={time.monotonic() - started:.1f}"
+    )
+    return removed
 
 
 def _prune(

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
-from django.db.models import Count, Max, OuterRef, QuerySet, Subquery
+from django.db.models import Count, Max, QuerySet
 
 from ..conf import SHARDS
+from ..delivery import backlog as waiting
 from ..delivery.batch import apps_with_rows
 from ..models import DatabaseNow, DeadJob, Drainer, Incident, Lease, StagedJob
 
 #: Counting stops here.
-MANY = 100_000
+MANY = waiting.MANY
 #: Lists end here.
 LISTED = 50
 
@@ -60,8 +60,14 @@ class DrainerStatus:
     """One drainer, by the database's clock."""
 
     drainer: Drainer
-    shards: int
+    #: Numbers of the shards that it owns, in their order.
+    owned: list[int]
     silent_seconds: float
+
+    @property
+    def shards(self) -> int:
+        """How many shards it owns."""
+        return len(self.owned)
 
     @property
     def is_silent(self) -> bool:
@@ -97,27 +103,19 @@ def shown_count(count: int) -> str:
 
 def counted(rows: QuerySet[Any]) -> int:
     """Return how many rows there are, or MANY + 1 where there are more than MANY."""
-    return rows.order_by()[: MANY + 1].count()
+    return waiting.counted(rows, limit=MANY)
 
 
 def backlog(*, using: str) -> Backlog:
     """Return the backlog of the alias ``using``: ready rows only, held ones are not late."""
     apps = apps_with_rows(using=using)
-    ready = StagedJob.objects.using(using).filter(available_at=None)
-    oldest = (
-        ready.filter(id__in=_first_of_each_shard(ready, apps))
-        .order_by("id")
-        .annotate(now=DatabaseNow())
-        .values_list("staged_at", "now")
-        .first()
-    )
-    age = (oldest[1] - oldest[0]).total_seconds() if oldest else 0.0
-    return Backlog(rows=counted(_by_shard(ready, apps)), oldest_seconds=max(0.0, age))
+    age = waiting.oldest_seconds(apps, using=using)
+    return Backlog(rows=counted(waiting.ready_rows(apps, using=using)), oldest_seconds=age)
 
 
 def held(*, using: str) -> Held:
     """Return how many jobs are held on the alias ``using``, by when they are due."""
-    rows = _by_shard(StagedJob.objects.using(using), apps_with_rows(using=using))
+    rows = waiting.by_shard(StagedJob.objects.using(using), apps_with_rows(using=using))
     soon = DatabaseNow() + timedelta(hours=1)
     return Held(
         due=counted(rows.filter(available_at__lte=DatabaseNow())),
@@ -130,12 +128,10 @@ def held(*, using: str) -> Held:
 
 def drainers(*, using: str) -> list[DrainerStatus]:
     """Return the drainers of the alias ``using``, by host and process id."""
-    owned = dict(
-        Lease.objects.using(using)
-        .filter(resource="jobs", owner__isnull=False)
-        .values_list("owner")
-        .annotate(shards=Count("part"))
-    )
+    owned: dict[Any, list[int]] = {}
+    leases = Lease.objects.using(using).filter(resource="jobs", owner__isnull=False)
+    for owner, part in leases.order_by("part").values_list("owner", "part"):
+        owned.setdefault(owner, []).append(part)
     rows = (
         Drainer.objects.using(using)
         .filter(resource="jobs")
@@ -145,16 +141,17 @@ def drainers(*, using: str) -> list[DrainerStatus]:
     return [
         DrainerStatus(
             drainer=row,
-            shards=owned.get(row.id, 0),
+            owned=owned.get(row.id, []),
             silent_seconds=max(0.0, (row.now - row.heartbeat_at).total_seconds()),
         )
         for row in rows[: 2 * SHARDS]  # more than SHARDS have nothing to do
     ]
 
 
-def unowned_shards(drainers: list[DrainerStatus]) -> int:
-    """Return how many shards none of these drainers owns. What is in them does not leave."""
-    return max(0, SHARDS - sum(status.shards for status in drainers))
+def unowned_shards(drainers: list[DrainerStatus]) -> list[int]:
+    """Return the shards that none of these drainers owns. What is in them does not leave."""
+    owned = {shard for status in drainers for shard in status.owned}
+    return [shard for shard in range(SHARDS) if shard not in owned]
 
 
 def incidents(*, using: str) -> list[Incident]:
@@ -189,25 +186,3 @@ def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
         ],
         complete=not past and len(groups) <= LISTED,
     )
-
-
-def _by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:
-    # Names every app and shard, so that the index (app, shard, available_at, id) serves: it holds
-    # ready rows and held ones apart, and a million of the one kind cost a count of the other
-    # nothing.
-    return jobs.filter(app__in=apps, shard__in=range(SHARDS))
-
-
-def _first_of_each_shard(ready: QuerySet[StagedJob], apps: list[str]) -> list[int]:
-    """Return the lowest id of each shard: one seek each, past which held rows are not looked at."""
-    # In both cases the order of the index, in the words in which the planner knows it again.
-    order = ["id"] if connections[ready.db].vendor == "mysql" else ["available_at", "id"]
-    shards = Lease.objects.using(ready.db).filter(resource="jobs")
-    first: list[int | None] = []
-    for app in apps:
-        rows = ready.filter(app=app, shard=OuterRef("part")).order_by(*order)
-        seek = shards.annotate(first=Subquery(rows.values("id")[:1]))
-        first += seek.values_list("first", flat=True)
-    if not first:  # no drainer has ever run, so that nobody has listed the shards
-        first += ready.order_by("id").values_list("id", flat=True)[:1]
-    return [id for id in first if id is not None]

@@ -1,0 +1,108 @@
+"""Spans of OpenTelemetry for what the drain publishes: each job's, in the trace that it came from.
+
+A job's headers carry the context of the request that staged it. Where this process has a tracer
+provider and that trace is sampled, the publish becomes a span there, a child of what staged the
+job; the message itself is not touched, so the worker's span has the same parent. The spans are
+made when all is over, of a part of the batch at most, and whatever fails here stops nothing.
+Without a provider this costs a look-up a batch; the extra ``opentelemetry`` need not be installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .batch import Row
+from .outgoing import Outcome, Prepared
+
+logger = logging.getLogger("outbox_app.drain")
+
+#: Spans of one batch, at most: those of its first jobs whose traces are sampled.
+MAX_SPANS = 100
+#: Jobs of one batch whose context is looked at, at most.
+MAX_LOOKS = 1000
+
+
+def trace_batch(prepared: Sequence[Prepared], outcome: Outcome, *, began: int, ended: int) -> None:
+    """Make the spans of a batch.
+
+    Args:
+        prepared: The rows that were to be published.
+        outcome: What became of them.
+        began, ended: When, in nanoseconds since 1970.
+    """
+    # Where nothing has imported the API, nobody has given it a provider.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return
+    try:
+        _make_spans(trace, prepared, outcome, began, ended)
+    except Exception as error:  # samplers, processors and exporters are anybody's code
+        logger.warning("Tracing a batch failed error=%r", error)
+
+
+def _make_spans(
+    trace: Any, prepared: Sequence[Prepared], outcome: Outcome, began: int, ended: int
+) -> None:
+    tracer = trace.get_tracer("outbox_app")
+    errors = _errors(outcome)
+    made = 0
+    for item, context in _traced(trace, prepared[:MAX_LOOKS]):
+        if item.row.id not in errors:
+            continue  # it was not sent
+        error = errors[item.row.id]
+        span = tracer.start_span(
+            "outbox publish",
+            context=context,
+            kind=trace.SpanKind.PRODUCER,
+            attributes=_attributes(item.row, len(prepared)),
+            start_time=began,
+        )
+        if error is not None:
+            # Not its words: they may hold an address or a part of the message.
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+        span.end(ended)
+        made += 1
+        if made == MAX_SPANS:
+            return
+
+
+def _errors(outcome: Outcome) -> dict[int, Exception | None]:
+    """Return for each row that was sent what went wrong with it, or None."""
+    errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
+    errors |= {row.id: error for row, error in outcome.refused}
+    return errors | {row.id: None for row in outcome.accepted}
+
+
+def _traced(trace: Any, prepared: Sequence[Prepared]) -> Iterator[tuple[Prepared, Any]]:
+    """Yield the jobs that were staged in a sampled trace, with its context."""
+    from opentelemetry.context import Context
+    from opentelemetry.propagate import extract, get_global_textmap
+
+    fields = get_global_textmap().fields
+    for item in prepared:
+        headers = {
+            name: value
+            for name in fields
+            if isinstance(value := item.message.headers.get(name), str)
+        }
+        if not headers:
+            continue
+        context = extract(headers, context=Context())
+        parent = trace.get_current_span(context).get_span_context()
+        if parent.is_valid and parent.trace_flags.sampled:
+            yield item, context
+
+
+def _attributes(row: Row, count: int) -> dict[str, str | int | float]:
+    return {
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": row.queue,
+        "messaging.message.id": row.task_id,
+        "messaging.batch.message_count": count,
+        "celery.task_name": row.task,
+        "outbox.waited_seconds": round(row.waited, 6),
+    }
