@@ -78,6 +78,15 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 CELERY_BROKER_URL = env.str("BROKER_URL", default="embedded://")
 if CELERY_BROKER_URL.startswith("embedded:"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {"folder": str(DATA_DIR / "broker")}
+elif CELERY_BROKER_URL.startswith("redis"):
+    # Bounded, for what is sent at once and for workers; the drainer bounds its own connections.
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 30}
+elif CELERY_BROKER_URL.startswith(("amqp", "pyamqp")):
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "read_timeout": 30,
+        "write_timeout": 30,
+        "confirm_publish": True,
+    }
 CELERY_TASK_IGNORE_RESULT = True
 # The outbox brings a job to the broker at least once; these two keep it there until it is executed.
 CELERY_TASK_ACKS_LATE = True

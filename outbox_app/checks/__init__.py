@@ -1,25 +1,50 @@
 """System checks: what cannot work is said by ``manage.py check``, with what to do instead.
 
 Ids ``outbox.E001`` and up are errors, ``outbox.W001`` and up warnings; ``docs/reference/checks.md``
-lists them. Only the checks of databases open a connection, and they run only for the aliases that
-``--database`` names (``migrate`` names its own).
+lists them. ``check --deploy`` looks at more settings, those that matter in production. Only the
+checks of databases and servers open a connection, and they run only for the aliases that
+``--database`` names (``migrate`` names its own); brokers are asked by ``--deploy --database``.
 """
 
 from __future__ import annotations
 
 from django.core import checks
 
+from .aliases import check_aliases, check_business, check_connections
 from .apps import check_apps
+from .brokers import check_brokers
 from .databases import check_databases
 from .logs import check_log_tables, check_logs
 from .models import check_models
+from .servers import check_servers
+from .sessions import check_sessions
 from .subscribers import check_time_readers
+from .text import linked
 from .values import check_settings
+
+#: Settings, models and routers.
+ALWAYS = (
+    check_settings,
+    check_apps,
+    check_models,
+    check_aliases,
+    check_logs,
+    check_time_readers,
+)
+#: What is a matter of taste at a desk, and is not in production.
+DEPLOY = (check_business, check_connections, check_brokers)
+#: These connect.
+DATABASE = (check_databases, check_log_tables)
+DEPLOY_DATABASE = (check_sessions, check_servers)
 
 
 def register() -> None:
     """Register the checks of the app, under the tag ``outbox``."""
-    for check in (check_settings, check_apps, check_models, check_logs, check_time_readers):
-        checks.register(check, "outbox")
-    for check in (check_databases, check_log_tables):
-        checks.register(check, "outbox", checks.Tags.database)
+    for check in ALWAYS:
+        checks.register(linked(check), "outbox")
+    for check in DATABASE:
+        checks.register(linked(check), "outbox", checks.Tags.database)
+    for check in DEPLOY:
+        checks.register(linked(check), "outbox", deploy=True)
+    for check in DEPLOY_DATABASE:
+        checks.register(linked(check), "outbox", checks.Tags.database, deploy=True)

@@ -21,7 +21,7 @@ INSECURE = {"pickle", "yaml"}
 
 def check_apps(**kwargs: Any) -> list[CheckMessage]:
     """Say what is wrong with the Celery apps that stage."""
-    apps = _staging_apps()
+    apps = staging_apps()
     if not apps:
         return [
             Warning(
@@ -38,7 +38,7 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
-def _staging_apps() -> list[Celery]:
+def staging_apps() -> list[Celery]:
     """Return the loaded apps whose calls stage, by name."""
     apps: list[Any] = list(_state._get_active_apps())  # type: ignore[attr-defined]
     staging = [app for app in apps if getattr(app, "stages_by_itself", False)]

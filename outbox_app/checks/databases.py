@@ -18,11 +18,11 @@ from ..intake.sending import celery_app
 from ..log.logs import all_logs
 from ..models import StagedJob
 from ..models.collation import COLLATIONS
+from .aliases import is_standby, written_aliases
+from .text import listed
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000
-#: How many names a message lists.
-LISTED = 5
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -39,7 +39,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
             found += _check_mysql(connection, sorted(tables))
         elif connection.vendor == "sqlite":
             found += _check_sqlite(connection)
-        found += _check_tasks(alias)
+        found += [*_check_primary(alias), *_check_tasks(alias)]
     return found
 
 
@@ -76,15 +76,16 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         named = [f"{name} ({found})" for other, name, found in columns if other == table]
         yield Error(
             f"Table {table} on {connection.alias!r} does not compare byte by byte in utf8mb4: "
-            f"{_listed(named)}. Keys that differ in case or in trailing spaces would be equal.",
+            f"{listed(named)}. Keys that differ in case or in trailing spaces would be equal.",
             hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}",
             id="outbox.E009",
         )
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(sql_mode.split(",")):
-        yield Warning(
-            f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not fit.",
+        yield Error(
+            f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not "
+            "fit, without an error.",
             hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
-            id="outbox.W007",
+            id="outbox.E025",
         )
 
 
@@ -95,18 +96,29 @@ def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
         cursor.execute("PRAGMA journal_mode")
         (mode,) = cursor.fetchone()
     if mode != "wal":
-        yield Warning(
+        yield Error(
             f"SQLite database {connection.alias!r} has journal_mode {mode!r}: readers and writers "
             "lock each other out, and calls fail with 'database is locked'.",
             hint="DATABASES[…]['OPTIONS']['init_command'] = 'PRAGMA journal_mode = WAL'",
-            id="outbox.W008",
+            id="outbox.E026",
         )
     if connection.transaction_mode not in ("IMMEDIATE", "EXCLUSIVE"):
-        yield Warning(
+        yield Error(
             f"SQLite database {connection.alias!r} begins transactions as readers: two that write "
             "at the same time fail with 'database is locked', whatever the timeout.",
             hint="DATABASES[…]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'",
-            id="outbox.W009",
+            id="outbox.E027",
+        )
+
+
+def _check_primary(alias: str) -> Iterator[CheckMessage]:
+    """Logs on other aliases have a check of their own; by time one is read from a replica, too."""
+    if alias in written_aliases() and is_standby(alias):
+        yield Error(
+            f"{alias!r} is the alias of the outbox or of the inbox, and its server is a standby or "
+            "read-only: nothing can be staged there, and no drainer can work.",
+            hint="Let the alias be the primary; connect through what follows a switch-over.",
+            id="outbox.E011",
         )
 
 
@@ -132,13 +144,8 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
         if unknown:
             yield Warning(
                 f"Jobs are staged on {alias!r} that Celery app {name!r} has no task for: "
-                f"{_listed(unknown)}. A worker drops such a message.",
+                f"{listed(unknown)}. A worker drops such a message.",
                 hint="Bring the task back under its old name until they are executed, or discard "
                 "them. Silence this if only workers of another project know them.",
                 id="outbox.W011",
             )
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")

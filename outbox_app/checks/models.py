@@ -1,4 +1,4 @@
-"""Models with ``OutboxMixin``: declarations that cannot work, and databases without an outbox.
+"""Models with ``OutboxMixin``: declarations that cannot work.
 
 Task names are looked up as staging would look them up, so task modules are imported. What a
 callable returns is known only when it is called, and is not checked here.
@@ -14,14 +14,10 @@ from celery.app.task import Task
 from celery.canvas import Signature
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
-from django.core.exceptions import ImproperlyConfigured
-from django.db import router
 
 from ..intake.declaration import Declared, named
 from ..intake.model import OutboxMixin
-from ..intake.rows import outbox_alias
 from ..intake.sending import StagingMixin
-from ..models import StagedJob
 
 #: What the mixin gives to a model.
 NAMES = ("outbox", "publish", "stage", "stage_declared")
@@ -36,7 +32,7 @@ def check_models(
         for model in apps.get_models()
         if issubclass(model, OutboxMixin)
         and (app_configs is None or model._meta.app_config in app_configs)
-        for message in (*_check_names(model), *_check_declarations(model), *_check_alias(model))
+        for message in (*_check_names(model), *_check_declarations(model))
     ]
 
 
@@ -87,27 +83,4 @@ def _check_task(model: type[OutboxMixin], name: str, app: Any) -> Iterator[Check
             hint="Correct the name. Silence this if only workers of another project know the task.",
             obj=model,
             id="outbox.W005",
-        )
-
-
-def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
-    try:
-        own, outbox = router.db_for_write(model), outbox_alias()
-    except ImproperlyConfigured:  # said by the check of the settings
-        return
-    if not router.allow_migrate_model(own, StagedJob):
-        yield Error(
-            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
-            "it can stage nothing.",
-            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
-            obj=model,
-            id="outbox.E007",
-        )
-    elif own != outbox:
-        yield Warning(
-            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
-            "the alias of the outbox.",
-            hint=f"Run `manage.py drain_outbox --database {own}` too, and silence this.",
-            obj=model,
-            id="outbox.W006",
         )

@@ -105,7 +105,7 @@ class TestMySQL:
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")
         try:
-            assert ids(check_databases(databases=[alias])) == ["outbox.W007"]
+            assert ids(check_databases(databases=[alias])) == ["outbox.E025"]
         finally:
             connections[alias].close()
 
@@ -124,7 +124,7 @@ class TestSQLite:
         connection.close()
 
     def test_defaults_of_django(self, connection):
-        assert ids(check_databases(databases=["plain"])) == ["outbox.W008", "outbox.W009"]
+        assert ids(check_databases(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
 
     def test_wal_and_immediate(self, connection):
         connection.cursor().execute("PRAGMA journal_mode = WAL")

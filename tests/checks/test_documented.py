@@ -1,21 +1,61 @@
-"""Each id is on the page of the checks, and each id of the page exists."""
+"""Each id is on the page of the checks, each id of the page exists, and each hint has a link."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from django.core.checks import Tags, Warning, run_checks
+
+from outbox_app.checks.text import EVERYWHERE, LISTED, PAGES, linked, listed, page_of
+
 ROOT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"outbox\.[EW]\d{3}")
 
 
-def test_ids_are_documented():
+def ids_in_the_code():
     package = ROOT / "outbox_app"
     paths = [*(package / "checks").glob("*.py"), package / "log" / "soundness.py"]
-    sources = [path.read_text() for path in paths]
-    used = {id for text in sources for id in re.findall(r'id="(.*)"', text)}
+    return {id for path in paths for id in re.findall(r'id="(.*)"', path.read_text())}
+
+
+def test_ids_are_documented():
+    used = ids_in_the_code()
     page = (ROOT / "docs" / "reference" / "checks.md").read_text()
-    documented = re.findall(r"^\| `(.*?)` \|", page, flags=re.MULTILINE)
+    documented = re.findall(r"^\| `(outbox\..*?)` \|", page, flags=re.MULTILINE)
     assert used
     assert all(ID.fullmatch(id) for id in used)
     assert sorted(used) == sorted(documented)
+
+
+def test_pages_exist_and_are_of_ids_that_exist():
+    assert all((ROOT / page).is_file() for page in [EVERYWHERE, *PAGES])
+    linked_ids = [f"outbox.{number}" for numbers in PAGES.values() for number in numbers]
+    assert len(set(linked_ids)) == len(linked_ids)
+    assert set(linked_ids) <= ids_in_the_code()
+
+
+def test_a_hint_ends_with_the_page_of_its_id():
+    def check(**kwargs):
+        yield Warning("one", hint="Do it.", id="outbox.W022")
+        yield Warning("other", hint="Do that.", id="outbox.W001")
+
+    hints = [message.hint for message in linked(check)()]
+    assert hints == [
+        "Do it.\n\tSee docs/howto/poolers.md.",
+        "Do that.\n\tSee docs/reference/checks.md.",
+    ]
+    assert page_of("outbox.E030") == "docs/howto/redis.md"
+
+
+def test_every_check_is_registered_with_links(settings):
+    settings.OUTBOX = {"BATCH_SIZE": 0}
+    [message] = [m for m in run_checks(tags=["outbox"]) if m.id == "outbox.E003"]
+    assert message.hint.endswith("See docs/reference/settings.md.")
+    assert not [m for m in run_checks(tags=[Tags.database]) if m.id == "outbox.E003"]
+
+
+def test_long_lists_are_cut():
+    names = [f"n{i}" for i in range(LISTED + 2)]
+    assert listed(names) == "n0, n1, n2, n3, n4 and 2 more"
+    assert listed(names[:2]) == "n0, n1"

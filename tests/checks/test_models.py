@@ -1,4 +1,4 @@
-"""Declarations that cannot work, and models that are written elsewhere."""
+"""Declarations that cannot work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from django.test.utils import isolate_apps
 from outbox_app import OutboxMixin, on_create, on_delete, on_update
 from outbox_app.checks import models as checked
 from outbox_app.checks.models import check_models
-from tests.mixin.models import Order
 
 
 @pytest.fixture
@@ -45,11 +44,6 @@ def check(app, monkeypatch):
 def test_models_of_the_tests_are_well(app):
     assert check_models() == []
     assert check_models(app_configs=[apps.get_app_config("auth")]) == []
-
-
-def test_broken_settings_are_said_elsewhere(app, settings):
-    settings.OUTBOX = {"DATABSE": "default"}
-    assert check_models() == []
 
 
 @pytest.mark.parametrize(
@@ -97,30 +91,3 @@ def test_hidden_names(check, name):
 
 def test_field_named_outbox(app, monkeypatch, check):
     assert check(models.TextField()) == ["outbox.E005", "outbox.E006"]
-
-
-class Router:
-    """Writes orders elsewhere."""
-
-    outbox_there = True
-
-    def db_for_write(self, model, **hints):
-        return "elsewhere" if model is Order else None
-
-    def allow_migrate(self, db, app_label, **hints):
-        return self.outbox_there if app_label == "outbox_app" else None
-
-
-def test_model_that_is_written_elsewhere(app, settings):
-    settings.DATABASE_ROUTERS = [Router()]
-    [message] = check_models()
-    assert (message.id, message.obj) == ("outbox.W006", Order)
-    assert "'elsewhere'" in message.msg
-    assert "--database elsewhere" in message.hint
-
-
-def test_model_that_is_written_where_no_outbox_is(app, settings, monkeypatch):
-    monkeypatch.setattr(Router, "outbox_there", False)
-    settings.OUTBOX = {"DATABASE": "elsewhere"}
-    settings.DATABASE_ROUTERS = [Router()]
-    assert {(m.id, m.obj) for m in check_models() if m.obj is Order} == {("outbox.E007", Order)}

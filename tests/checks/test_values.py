@@ -55,6 +55,7 @@ WRONG = {
     "PROGRESS_INTERVAL": [-1, False],
     "MAX_BACKOFF": [0, float("inf")],
     "MAX_ETA": [0, -1],
+    "SENSITIVE_KEYS": ["password", None, [1], ("",), ["token", "-"], {"token"}],
 }
 
 
@@ -81,6 +82,8 @@ def test_value_that_makes_no_sense(settings, name, value):
         {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0},
         {"OUTSIDE": "refuse", "DEAD_KEY": "block", "WAKE": False, "DATABASE": "default"},
         {"MAX_MESSAGE_BYTES": 1, "BATCH_SIZE": 1},
+        {"SENSITIVE_KEYS": ["password", "ключ"]},
+        {"SENSITIVE_KEYS": ()},
     ],
 )
 def test_value_that_makes_sense(settings, value):

@@ -1,0 +1,128 @@
+"""Where jobs are staged, where the business is written, and how those connections are kept.
+
+Only settings, routers and models are looked at, no database; but for ``is_standby``, which asks. A
+router that decides by the instance, or by a setting of the thread, is not seen through: silence
+what it makes untrue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+
+from ..delivery.inbox import inbox_alias
+from ..intake.model import OutboxMixin
+from ..intake.rows import outbox_alias
+from ..models import StagedJob
+from .text import listed
+
+#: Servers that take no writes, by vendor.
+STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
+
+
+def written_aliases() -> set[str]:
+    """Return the aliases that the outbox and the inbox are written to, as far as they exist."""
+    try:
+        return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
+    except (ImproperlyConfigured, TypeError):  # said by the check of the settings
+        return set()
+
+
+def is_standby(alias: str) -> bool:
+    """Ask the server of an alias whether it takes no writes."""
+    vendor = connections[alias].vendor
+    if vendor not in STANDBY:
+        return False
+    with connections[alias].cursor() as cursor:
+        cursor.execute(STANDBY[vendor])
+        return str(cursor.fetchone()[0]) in ("True", "1", "ON")
+
+
+def check_aliases(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Say which models with the mixin stage where no drainer looks, or cannot stage."""
+    return [
+        message
+        for model in apps.get_models()
+        if issubclass(model, OutboxMixin)
+        and (app_configs is None or model._meta.app_config in app_configs)
+        for message in _check_alias(model)
+    ]
+
+
+def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    try:
+        own, outbox = router.db_for_write(model), outbox_alias()
+    except ImproperlyConfigured:  # said by the check of the settings
+        return
+    if not router.allow_migrate_model(own, StagedJob):
+        yield Error(
+            f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
+            "it can stage nothing.",
+            hint=f"Let DATABASE_ROUTERS allow outbox_app to migrate on {own!r}.",
+            obj=model,
+            id="outbox.E007",
+        )
+    elif own != outbox:
+        yield Error(
+            f"The model is written to {own!r}, so its jobs are staged there and not on {outbox!r}, "
+            "the alias of the outbox, where drainers look.",
+            hint=f"Let OUTBOX['DATABASE'] be {own!r}; or run `manage.py drain_outbox --database "
+            f"{own}` too, and silence this.",
+            obj=model,
+            id="outbox.E023",
+        )
+
+
+def check_business(**kwargs: Any) -> list[CheckMessage]:
+    """Say that nothing is written where jobs are staged: no job would be atomic with anything."""
+    written = sorted(
+        {
+            router.db_for_write(model)
+            for model in apps.get_models()
+            if model._meta.managed and not _is_foreign(model._meta.app_config)
+        }
+    )
+    try:
+        outbox = outbox_alias()
+    except ImproperlyConfigured:  # said by the check of the settings
+        return []
+    if not written or outbox in written:
+        return []
+    return [
+        Error(
+            f"Jobs are staged on {outbox!r}, and no model of the project is written there, but to "
+            f"{listed(list(map(repr, written)))}: delay() in a transaction of the business is "
+            "refused, as it could not be atomic.",
+            hint="Let OUTBOX['DATABASE'] be the alias of the business. Silence this if your router "
+            "decides by what it is not told here, or if each call has its using=.",
+            id="outbox.E024",
+        )
+    ]
+
+
+def _is_foreign(config: AppConfig | None) -> bool:
+    return config is None or config.name == "outbox_app" or config.name.startswith("django.")
+
+
+def check_connections(**kwargs: Any) -> list[CheckMessage]:
+    """Say what is wrong with how connections are kept."""
+    return [
+        Warning(
+            f"Connections to {alias!r} are kept for ever (CONN_MAX_AGE is None) and are never "
+            "looked at: when the database was restarted, or a firewall forgot them, requests and "
+            "tasks fail until each has been replaced.",
+            hint="DATABASES[…]['CONN_HEALTH_CHECKS'] = True",
+            id="outbox.W024",
+        )
+        for alias in sorted(written_aliases())
+        if connections[alias].vendor != "sqlite"
+        and connections.settings[alias]["CONN_MAX_AGE"] is None
+        and not connections.settings[alias]["CONN_HEALTH_CHECKS"]
+    ]

@@ -1,0 +1,157 @@
+"""Settings of the brokers that lose jobs, run them twice, or let a process hang: before a deploy.
+
+Only settings are looked at, no server (``servers`` asks those). They concern what plain Celery
+does: a send outside transactions, a worker's ``retry()``, the workers' acknowledgements. The
+drainer's own connection has time-outs and confirms whatever the project's options say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from celery import Celery
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from kombu import Queue
+
+from ..conf import settings
+from ..intake.declaration import load_tasks
+from .apps import staging_apps
+from .text import listed
+
+#: Without which of its transport options a driver waits for ever, and what bounds them.
+UNBOUNDED = {
+    "redis": {"socket_timeout": 30},
+    "py-amqp": {"read_timeout": 30, "write_timeout": 30},
+}
+#: Seconds after which these transports hand a message to another worker as well, by default.
+VISIBILITY = {"redis": 3600, "sqs": 1800}
+
+
+def check_brokers(**kwargs: Any) -> list[CheckMessage]:
+    """Say what is unsafe in the broker settings of the apps that stage."""
+    found: list[CheckMessage] = []
+    for app in staging_apps():
+        try:
+            transport: Any = app.connection_for_write().transport
+        except Exception as error:  # no such transport, its library is missing, no such URL
+            found.append(unasked(app, type(error).__name__))
+            continue
+        with suppress(Exception):  # said by the check of the apps
+            load_tasks(app)
+        found += _check_timeouts(app, transport)
+        if transport.driver_type == "amqp":
+            found += [*_check_confirms(app, transport), *_check_queues(app)]
+        found += [*_check_visibility(app, transport), *_check_acknowledgement(app)]
+    return found
+
+
+def unasked(app: Celery, why: str) -> CheckMessage:
+    """Return the warning that nothing is known of a broker."""
+    return Warning(
+        f"The broker of Celery app {app.main!r} could not be asked: {why}.",
+        hint="Correct broker_url, or run this where the drainers run.",
+        id="outbox.W015",
+    )
+
+
+def _check_timeouts(app: Celery, transport: Any) -> Iterator[CheckMessage]:
+    given = app.conf.broker_transport_options
+    wanted = UNBOUNDED.get(transport.driver_name, {})
+    missing = {name: value for name, value in wanted.items() if not given.get(name)}
+    if missing:
+        yield Error(
+            f"The broker connections of Celery app {app.main!r} have no {' and no '.join(missing)}:"
+            " where a broker is there but does not answer, a send outside a transaction waits for "
+            "ever, and so does a worker.",
+            hint=f"Add {str(missing)[1:-1]} to broker_transport_options.".replace("'", '"'),
+            id="outbox.E028",
+        )
+
+
+def _check_confirms(app: Celery, transport: Any) -> Iterator[CheckMessage]:
+    if transport.driver_name != "py-amqp":
+        yield Error(
+            f"The transport {transport.driver_name} of Celery app {app.main!r} has no publisher "
+            "confirms: nobody can know what RabbitMQ took.",
+            hint="Let broker_url begin with pyamqp:// instead.",
+            id="outbox.E029",
+        )
+    elif not app.conf.broker_transport_options.get("confirm_publish", True):
+        yield Error(
+            f"broker_transport_options of Celery app {app.main!r} turn publisher confirms off: "
+            "what it sends outside transactions, and what a worker retries, may be lost without "
+            "an error. (The drainer's own connection has them all the same.)",
+            hint='Set "confirm_publish": True.',
+            id="outbox.E029",
+        )
+
+
+def _check_queues(app: Celery) -> Iterator[CheckMessage]:
+    queues = app.amqp.queues.values()
+    classic = sorted(queue.name for queue in queues if _is_classic(queue))
+    if classic:
+        yield Warning(
+            f"Queues of Celery app {app.main!r} are declared without a queue type, or as classic: "
+            f"{listed(classic)}. A classic queue is on one node, and is lost with it.",
+            hint='Declare them with {"x-queue-type": "quorum"}: task_default_queue_type, or '
+            "queue_arguments in task_queues. (The type of a queue that exists does not change.) "
+            "Silence this if the virtual host makes quorum queues by default.",
+            id="outbox.W019",
+        )
+
+
+def _is_classic(queue: Queue) -> bool:
+    if queue.auto_delete:
+        return False  # for who listens now: a quorum queue cannot be such a one
+    return (queue.queue_arguments or {}).get("x-queue-type") not in ("quorum", "stream")
+
+
+def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
+    if transport.driver_type not in VISIBILITY:
+        return
+    try:
+        horizon = settings().HOLD_HORIZON
+    except ImproperlyConfigured:  # said by the check of the settings
+        return
+    conf = app.conf
+    any_limit = conf.task_time_limit or conf.task_soft_time_limit or 0
+    limits = {"a task": any_limit if conf.task_acks_late else 0}
+    for name, task in _own_tasks(app).items():
+        if task.acks_late:  # a job that is acknowledged when it begins may take its time
+            limits[f"task {name!r}"] = task.time_limit or task.soft_time_limit or any_limit
+    slowest = max(limits, key=limits.__getitem__)
+    needed = horizon + limits[slowest]
+    options = conf.broker_transport_options
+    timeout = options.get("visibility_timeout", VISIBILITY[transport.driver_type])
+    if needed <= timeout:
+        return
+    reason = f", and {slowest} may take {limits[slowest]:g}" if limits[slowest] else ""
+    yield Warning(
+        f"The visibility timeout of Celery app {app.main!r} is {timeout:g} seconds. A worker may "
+        f"hold a job for {horizon:g} seconds until it is due (HOLD_HORIZON){reason}: another "
+        "worker would execute it as well.",
+        hint=f'Set "visibility_timeout": {needed:g} or more in broker_transport_options.',
+        id="outbox.W020",
+    )
+
+
+def _check_acknowledgement(app: Celery) -> Iterator[CheckMessage]:
+    own = _own_tasks(app)
+    early = sorted(name for name, task in own.items() if not task.acks_late)
+    if early or not (own or app.conf.task_acks_late):
+        yield Warning(
+            f"Workers of Celery app {app.main!r} acknowledge jobs before they execute them"
+            f"{': ' + listed(early) if early else ''}. A worker that dies then takes its jobs "
+            "with it.",
+            hint="Set task_acks_late = True and task_reject_on_worker_lost = True, and make tasks "
+            "idempotent: docs/howto/idempotent-tasks.md. Silence this if these may be lost.",
+            id="outbox.W021",
+        )
+
+
+def _own_tasks(app: Celery) -> dict[str, Any]:
+    """Return the tasks that are not Celery's own."""
+    return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}

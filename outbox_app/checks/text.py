@@ -1,0 +1,56 @@
+"""How messages of checks are written: long lists are cut, and each message names a page.
+
+A hint ends with the page of the documentation on which there is more. Every id has one: the page of
+its subject, or the list of all checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+from django.core.checks import CheckMessage
+
+#: How many names a message lists.
+LISTED = 5
+#: Pages by the ids that they explain, without "outbox.".
+PAGES = {
+    "docs/reference/settings.md": ("E001", "E002", "E003", "E004"),
+    "docs/howto/models.md": ("E005", "E006", "W005"),
+    "docs/howto/several-databases.md": ("E007", "E011", "E023", "E024"),
+    "docs/howto/restore.md": ("E012",),
+    "docs/howto/own-log.md": ("E019", "E020", "E021", "E022"),
+    "docs/howto/gaps.md": ("W013", "W014"),
+    "docs/howto/redis.md": ("E030", "W016", "W017", "W018", "W020"),
+    "docs/howto/rabbitmq.md": ("E029", "W019", "W021"),
+    "docs/howto/poolers.md": ("W022",),
+    "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
+}
+#: Where every id is listed.
+EVERYWHERE = "docs/reference/checks.md"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the names with commas, the first few of many."""
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def page_of(id: str) -> str:
+    """Return the page on which there is more about a check."""
+    number = id.removeprefix("outbox.")
+    return next((page for page, numbers in PAGES.items() if number in numbers), EVERYWHERE)
+
+
+def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
+    """Return a check whose hints end with the page of their id."""
+
+    @wraps(check)
+    def with_pages(**kwargs: Any) -> list[CheckMessage]:
+        messages = list(check(**kwargs))
+        for message in messages:
+            message.hint = f"{message.hint}\n\tSee {page_of(str(message.id))}."
+        return messages
+
+    return with_pages

@@ -1,0 +1,127 @@
+"""Where jobs are staged and where the business is written; how those connections are kept."""
+
+from __future__ import annotations
+
+import pytest
+from django.apps import apps
+from django.db import connections
+
+from outbox_app.checks.aliases import (
+    check_aliases,
+    check_business,
+    check_connections,
+    is_standby,
+    written_aliases,
+)
+from outbox_app.models import StagedJob
+from tests.mixin.models import Order
+
+
+class Router:
+    """Writes orders elsewhere, or all models of the business."""
+
+    outbox_there = True
+    business = (Order,)
+
+    def db_for_write(self, model, **hints):
+        return "elsewhere" if model in self.business else None
+
+    def allow_migrate(self, db, app_label, **hints):
+        return self.outbox_there if app_label == "outbox_app" else None
+
+
+@pytest.fixture
+def business():
+    """The models of the project, without those of Django and of the package."""
+    ours = [config for config in apps.get_app_configs() if config.name.startswith("tests")]
+    return tuple(model for config in ours for model in config.get_models())
+
+
+def test_one_database():
+    assert check_aliases() == []
+    assert check_business() == []
+    assert check_aliases(app_configs=[apps.get_app_config("auth")]) == []
+
+
+@pytest.mark.parametrize("outbox", [{"DATABSE": "default"}, {"DATABASE": ["default"]}], ids=repr)
+def test_broken_settings_are_said_elsewhere(settings, outbox):
+    settings.OUTBOX = outbox
+    assert written_aliases() == set()
+    assert check_connections() == []
+
+
+def test_unknown_keys_are_said_elsewhere(settings):
+    settings.OUTBOX = {"DATABSE": "default"}
+    assert check_aliases() == []
+    assert check_business() == []
+
+
+def test_model_that_is_written_elsewhere(settings):
+    settings.DATABASE_ROUTERS = [Router()]
+    [message] = check_aliases()
+    assert (message.id, message.obj) == ("outbox.E023", Order)
+    assert "'elsewhere'" in message.msg
+    assert "--database elsewhere" in message.hint
+    assert check_aliases(app_configs=[apps.get_app_config("auth")]) == []
+
+
+def test_model_that_is_written_where_no_outbox_is(settings, monkeypatch):
+    monkeypatch.setattr(Router, "outbox_there", False)
+    settings.OUTBOX = {"DATABASE": "elsewhere"}
+    settings.DATABASE_ROUTERS = [Router()]
+    assert {(m.id, m.obj) for m in check_aliases() if m.obj is Order} == {("outbox.E007", Order)}
+
+
+def test_nothing_is_written_where_jobs_are_staged(settings, monkeypatch, business):
+    settings.DATABASE_ROUTERS = [Router()]
+    monkeypatch.setattr(Router, "business", business)
+    [message] = check_business()
+    assert message.id == "outbox.E024"
+    assert "staged on 'default'" in message.msg
+    assert "but to 'elsewhere'" in message.msg
+    monkeypatch.setattr(Router, "business", business[1:])
+    assert check_business() == []
+
+
+def test_an_outbox_beside_the_business(settings):
+    settings.OUTBOX = {"DATABASE": "elsewhere"}
+    [message] = check_business()
+    assert "staged on 'elsewhere'" in message.msg
+    assert "but to 'default'" in message.msg
+
+
+def test_a_project_without_models(monkeypatch):
+    theirs = [StagedJob, *apps.get_app_config("auth").get_models()]
+    monkeypatch.setattr("outbox_app.checks.aliases.apps.get_models", lambda: theirs)
+    assert check_business() == []
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("age", "looked_at", "fits"), [(None, False, False), (None, True, True), (60, False, True)]
+)
+def test_connections_that_are_kept_for_ever(alias, monkeypatch, age, looked_at, fits):
+    kept = connections.settings[alias]
+    monkeypatch.setitem(kept, "CONN_MAX_AGE", age)
+    monkeypatch.setitem(kept, "CONN_HEALTH_CHECKS", looked_at)
+    found = [(message.id, f"{alias!r}" in message.msg) for message in check_connections()]
+    assert found == ([] if fits else [("outbox.W024", True)])
+
+
+def test_a_file_needs_no_health_check(settings, monkeypatch):
+    settings.OUTBOX = {"DATABASE": "default"}
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+    assert check_connections() == []
+
+
+def test_the_inbox_too(settings, monkeypatch):
+    if "postgres" not in connections:
+        pytest.skip("no postgres")
+    settings.OUTBOX = {"DATABASE": "default", "INBOX_DATABASE": "postgres"}
+    assert written_aliases() == {"default", "postgres"}
+    monkeypatch.setitem(connections.settings["postgres"], "CONN_MAX_AGE", None)
+    assert [message.id for message in check_connections()] == ["outbox.W024"]
+
+
+def test_a_primary_is_no_standby(alias):
+    assert not is_standby(alias)

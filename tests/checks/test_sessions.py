@@ -1,0 +1,143 @@
+"""What PostgreSQL says of a session: directly, through a pooler, and on a standby."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from outbox_app.checks import sessions
+from outbox_app.checks.databases import check_databases
+from outbox_app.checks.logs import check_log_tables
+from outbox_app.checks.sessions import check_sessions
+from tests.faults.conftest import alias_for
+from tests.faults.test_pgbouncer import pooler
+from tests.faults.tools import on
+from tests.servers import MariaDB, PostgreSQL
+from tests.servers.transfer import Standby
+
+__all__ = ["pooler"]
+
+
+def ids(messages):
+    return [message.id for message in messages]
+
+
+@contextmanager
+def at(alias, **settings):
+    """Connect the alias otherwise for the time of the block."""
+    kept = connections.settings[alias]
+    before = dict(kept)
+    connections[alias].close()
+    kept.update(settings)
+    try:
+        yield
+    finally:
+        connections[alias].close()
+        kept.clear()
+        kept.update(before)
+
+
+def test_a_session_that_is_well(alias):
+    assert check_sessions(databases=[alias]) == []
+    assert check_sessions(databases=None) == []
+
+
+@on("postgres")
+def test_tables_need_not_exist(alias, monkeypatch):
+    introspection = connections[alias].introspection
+    monkeypatch.setattr(introspection, "table_names", lambda cursor=None: ["auth_user"])
+    monkeypatch.setattr(sessions, "_check_listen", lambda alias: pytest.fail("asked"))
+    assert check_sessions(databases=[alias]) == []
+
+
+@on("postgres")
+@pytest.mark.parametrize(("value", "fits"), [("off", False), ("on", True), ("local", True)])
+def test_synchronous_commit(alias, value, fits):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SET synchronous_commit = {value}")
+    messages = check_sessions(databases=[alias])
+    assert ids(messages) == ([] if fits else ["outbox.W023"])
+    if not fits:
+        user = connections[alias].settings_dict["USER"]
+        assert f"ALTER ROLE {user} SET synchronous_commit = on" in messages[0].hint
+
+
+@on("postgres")
+@pytest.mark.django_db(transaction=True)
+class TestPooler:
+    def test_transaction_mode(self, alias, pooler, monkeypatch):
+        monkeypatch.setattr(sessions, "HEAR_SECONDS", 0.3)
+        with at(alias, HOST="127.0.0.1", PORT=str(pooler), DISABLE_SERVER_SIDE_CURSORS=True):
+            [message] = check_sessions(databases=[alias])
+        assert message.id == "outbox.W022"
+        assert "a NOTIFY was not heard" in message.msg
+        assert "goes around the pooler" in message.hint
+
+    def test_connections_that_are_refused(self, alias, monkeypatch):
+        """The session of the check is there; further ones are not to be had."""
+        kept = connections[alias]
+        kept.ensure_connection()
+        create = connections.create_connection
+
+        def elsewhere(name):
+            made = create(name)
+            made.settings_dict = {**made.settings_dict, "PORT": "1"}
+            return made
+
+        monkeypatch.setattr(connections, "create_connection", elsewhere)
+        [message] = check_sessions(databases=[alias])
+        assert message.id == "outbox.W022"
+        assert "could not be tried: OperationalError" in message.msg
+
+    def test_the_notify_of_the_check_wakes_no_drainer(self, alias):
+        with connections.create_connection(alias).cursor() as cursor:
+            cursor.execute("LISTEN outbox_jobs")
+            assert check_sessions(databases=[alias]) == []
+            heard = cursor.connection.notifies(timeout=20, stop_after=1)
+            assert [len(notice.payload) for notice in heard] == [32]
+            cursor.connection.close()
+
+
+@pytest.mark.parametrize("role", ["DATABASE", "INBOX_DATABASE"])
+def test_a_standby(standby, settings, role):
+    """Of the outbox, of the inbox; a log is told of where it is neither's alias."""
+    assert ids(check_databases(databases=[standby])) == []
+    assert set(ids(check_log_tables(databases=[standby]))) == {"outbox.E011"}
+    settings.OUTBOX = {role: standby}
+    [message] = check_databases(databases=[standby])
+    assert message.id == "outbox.E011"
+    assert f"{standby!r} is the alias of the outbox or of the inbox" in message.msg
+    assert ids(check_log_tables(databases=[standby])) == []
+
+
+@pytest.fixture(scope="module")
+def servers(django_db_blocker):
+    """A standby's address: of a PostgreSQL that was migrated."""
+    if "postgres" not in connections:
+        pytest.skip("no postgres")
+    with PostgreSQL() as primary, django_db_blocker.unblock():
+        with alias_for(primary.url) as alias:
+            call_command("migrate", database=alias, verbosity=0, skip_checks=True)
+        with Standby(primary) as standby:
+            yield standby.url
+
+
+@pytest.fixture
+def standby(servers, django_db_blocker):
+    with django_db_blocker.unblock(), alias_for(servers) as alias:
+        yield alias
+
+
+def test_a_read_only_mariadb(django_db_blocker, settings):
+    if "mariadb" not in connections:
+        pytest.skip("no mariadb")
+    with MariaDB() as server, django_db_blocker.unblock(), alias_for(server.url) as alias:
+        call_command("migrate", database=alias, verbosity=0, skip_checks=True)
+        settings.OUTBOX = {"DATABASE": alias}
+        assert check_databases(databases=[alias]) == []
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET GLOBAL read_only = ON")
+        assert ids(check_databases(databases=[alias])) == ["outbox.E011"]
