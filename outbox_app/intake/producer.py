@@ -21,6 +21,7 @@ from kombu import Producer
 
 from ..exceptions import InvalidJob, NotAtomic
 from . import limits, rows
+from .instrumentation import end_of_staging
 from .message import Message, describe, moment
 
 
@@ -65,8 +66,12 @@ class StagingProducer(Producer):
         """
         # Task protocol 1 has them in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
-        limits.check_priority(options.get("priority"))
-        super().publish(body, **options)
+        try:
+            limits.check_priority(options.get("priority"))
+            super().publish(body, **options)
+        finally:
+            message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
+            end_of_staging(self.task, body=body, **message)
 
     def _publish(  # type: ignore[override]
         self,

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...operations.event_retention import prune_events
-from ...operations.retention import BATCH_SIZE, prune_inbox, prune_incidents
+from ...operations.retention import BATCH_SIZE, prune_counters, prune_inbox, prune_incidents
 from ..base import TeachingCommand
 
 HELP = """
@@ -21,6 +21,8 @@ Removes rows that were kept long enough, oldest first, in small transactions. Ru
   --inbox       ids of executed jobs (table outbox_inbox). While an id is there, another delivery of
                 its job does nothing; once it is gone, the job would be executed again.
   --incidents   recorded causes of extra publishes (table outbox_incident).
+  --counters    counters of drainers and subscriptions (in table outbox_statistic). A drainer
+                removes those of its own database by itself.
   --events      events of the logs, from the oldest one on, up to the first that is too young or
                 that a subscription has not passed; it says which. Versions of streams go on.
   --archived DIR  the same, but only events that are in the archive DIR, whose files are checked
@@ -32,7 +34,7 @@ database, a damaged archive).
 
 
 class Command(TeachingCommand):
-    """Removes old inbox ids, incidents and events."""
+    """Removes old inbox ids, incidents, counters and events."""
 
     help = HELP
 
@@ -40,6 +42,7 @@ class Command(TeachingCommand):
         """Declare the options."""
         parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
         parser.add_argument("--incidents", action="store_true", help="remove old incidents")
+        parser.add_argument("--counters", action="store_true", help="remove old counters")
         parser.add_argument("--events", action="store_true", help="remove old events")
         parser.add_argument(
             "--archived", metavar="DIR", help="remove old events that are in this archive"
@@ -52,7 +55,8 @@ class Command(TeachingCommand):
             type=int,
             metavar="DAYS",
             help="age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
-            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['EVENT_RETENTION_DAYS'] has none)",
+            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
+            "which is 2 days; OUTBOX['EVENT_RETENTION_DAYS'] has none)",
         )
         parser.add_argument(
             "--database",
@@ -72,13 +76,15 @@ class Command(TeachingCommand):
         prunes: dict[str, Callable[..., int]] = {
             "inbox": prune_inbox,
             "incidents": prune_incidents,
+            "counters": prune_counters,
             "events": partial(prune_events, log=options["log"], archive=options["archived"]),
         }
         options["events"] = options["events"] or bool(options["archived"])
         chosen = [prune for name, prune in prunes.items() if options[name]]
         if not chosen:
             raise CommandError(
-                "Say what to prune: --inbox, --incidents, --events, --archived DIR, or several.",
+                "Say what to prune: --inbox, --incidents, --counters, --events, --archived DIR, "
+                "or several.",
                 returncode=2,
             )
         if options["log"] and not options["events"]:

@@ -1,0 +1,121 @@
+"""``manage.py outbox_status``: is work leaving, how late is it, what is dead, who drains.
+
+Thin: arguments in, ``operations.facts`` and ``operations.problems`` out. It changes nothing, and
+its exit code is for monitoring, so it runs no system checks first: it answers in any case.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Any
+
+import django.db
+from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+
+from ...intake.rows import outbox_alias
+from ...log.logs import log_alias
+from ...models import Event
+from ...operations.facts import facts
+from ...operations.problems import Limits, problems
+from ...operations.processes import bound_waits
+from ...operations.tables import require_tables
+from ...operations.text import one_line
+from ..base import TeachingCommand
+from ..status_table import as_json, table
+
+HELP = """
+Shows how the outbox is doing: what waits and for how long, who drains, what is dead and why, which
+subscriptions are behind. It reads, and changes nothing.
+
+  manage.py outbox_status
+  manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
+  manage.py outbox_status --json | jq .backlog.oldest_seconds
+
+A problem is, without any option:
+
+  - jobs wait, and no drainer is running, or every drainer is in trouble
+  - a subscription stands still: its handler fails, or no process runs it and it is behind. A paused
+    one is no problem
+
+and with an option, what is beyond its limit. Limits of jobs go up to 100000: no more are counted.
+
+Exit codes: 0 fine; 1 there is a problem; 2 it could not be asked: the database is away, the tables
+are missing, or wrong arguments.
+"""
+
+EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
+
+
+def limit(name: str, kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Return what reads a limit from the command line."""
+
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+            Limits(**{name: value})  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+        return value
+
+    return number
+
+
+class Command(TeachingCommand):
+    """Shows how the outbox is doing."""
+
+    help = HELP
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the limits."""
+        parser.add_argument(
+            "--max-age",
+            type=limit("max_age", float),
+            metavar="SECONDS",
+            help="a problem: the oldest ready job is older",
+        )
+        for name, what in (("backlog", "are ready"), ("dead", "are dead")):
+            parser.add_argument(
+                f"--max-{name}",
+                type=limit(f"max_{name}", int),
+                metavar="JOBS",
+                help=f"a problem: more jobs {what}",
+            )
+        parser.add_argument("--json", action="store_true", help="all of it as JSON")
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
+        )
+
+    def handle(self, *, database: str | None, **options: Any) -> None:
+        """Show it, and end with the exit code."""
+        using = database or outbox_alias()
+        if using not in connections:
+            known = ", ".join(connections)
+            raise CommandError(
+                f"--database {using!r}: no such alias. Known: {known}.", returncode=EXIT_UNKNOWN
+            )
+        names = ("max_age", "max_backlog", "max_dead")
+        limits = Limits(**{name: options[name] for name in names})
+        for alias in {using, database or log_alias(Event)}:
+            bound_waits(alias)
+        try:
+            require_tables(using)
+            found = facts(using=database)
+        except django.db.Error as error:
+            raise CommandError(
+                f"Database {using!r} cannot be asked: {one_line(error, 300)}",
+                returncode=EXIT_UNKNOWN,
+            ) from error
+        wrong = problems(found, limits)
+        if options["json"]:
+            self.write(json.dumps(as_json(found, wrong), indent=2))
+        else:
+            for line in table(found, wrong):
+                self.write(line)
+        if wrong:
+            raise SystemExit(EXIT_PROBLEM)

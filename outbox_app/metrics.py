@@ -1,0 +1,186 @@
+"""Metrics for Prometheus: a collector that reads the facts when it is scraped.
+
+Needs the extra ``prometheus``; nothing else of the package imports this. It keeps nothing between
+two scrapes, so any process may answer, and several give the same. Names, labels and their number
+are fixed or bounded. Where the database is away, a scrape gives ``outbox_up 0`` and no more, and
+whatever else is in the registry is served all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import django.db
+from django.db import connections
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from .intake.rows import outbox_alias
+from .operations.facts import DrainerFacts, Facts, facts
+
+logger = logging.getLogger("outbox_app.metrics")
+
+#: Name: what it says, and its labels beside ``database``. A name on _total is a counter.
+METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "outbox_up": ("Whether the outbox could be asked: 1, or 0.", ()),
+    "outbox_backlog_jobs": ("Jobs that are ready to leave, counted up to 100001.", ()),
+    "outbox_oldest_ready_seconds": ("Age of the oldest ready job.", ()),
+    "outbox_held_jobs": ("Jobs that wait for their time, by when it comes.", ("due",)),
+    "outbox_jobs_per_minute": ("Jobs of the last full minute, by outcome.", ("outcome",)),
+    "outbox_publish_delay_seconds": (
+        "From staging to the broker's word, percentiles of the last minutes.",
+        ("percentile",),
+    ),
+    "outbox_dead_jobs": (
+        "Dead jobs by class of the error; other: beyond the most frequent.",
+        ("error",),
+    ),
+    "outbox_incidents": ("Recorded causes of extra publishes in 24 hours.", ("kind",)),
+    "outbox_drainers": ("Drainers whose lease has not run out.", ()),
+    "outbox_drainers_silent": ("Drainers whose lease has run out.", ()),
+    "outbox_drainers_troubled": ("Drainers that wait for a broker or a database.", ()),
+    "outbox_shards_unowned": ("Shards without a drainer: their jobs do not leave.", ()),
+    "outbox_drainer_shards": ("Shards that a drainer owns.", ("host", "pid")),
+    "outbox_drainer_heartbeat_age_seconds": ("Since a drainer's heartbeat.", ("host", "pid")),
+    "outbox_published_jobs_total": ("Jobs that a drainer has published.", ("host", "pid")),
+    "outbox_expired_jobs_total": ("Jobs that a drainer dropped as expired.", ("host", "pid")),
+    "outbox_died_jobs_total": ("Jobs that a drainer gave up on.", ("host", "pid")),
+    "outbox_events_per_minute": ("Events of the last full minute, by outcome.", ("outcome",)),
+    "outbox_subscription_state": (
+        "1 for the state of a subscription: running, stopped, failing, paused, waiting.",
+        ("subscription", "state"),
+    ),
+    "outbox_subscription_behind_events": (
+        "Events that a subscription has not passed, as far as they were counted.",
+        ("subscription",),
+    ),
+    "outbox_subscription_oldest_seconds": (
+        "Age of the oldest event that a subscription has not passed.",
+        ("subscription",),
+    ),
+    "outbox_subscription_handled_events_total": (
+        "Events that a subscription has handled.",
+        ("subscription",),
+    ),
+    "outbox_subscription_parked_streams": (
+        "Streams that a subscription has set aside.",
+        ("subscription",),
+    ),
+    "outbox_gaps_open": ("Gaps of the logs that are open.", ()),
+}
+
+Sample = tuple[str, tuple[str, ...], float]
+
+
+class OutboxCollector(Collector):
+    """Collects the metrics of one outbox or several; register it once in a registry.
+
+    Args:
+        aliases: Database aliases. Default: the outbox's.
+    """
+
+    def __init__(self, *aliases: str) -> None:
+        self.aliases = aliases
+
+    def describe(self) -> list[Metric]:
+        """Return the metrics without a sample: registering asks no database."""
+        return list(_families().values())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        families = _families()
+        for alias in self.aliases or (outbox_alias(),):
+            for name, labels, value in self._ask(alias):
+                families[name].add_metric((alias, *labels), value)
+        yield from families.values()
+
+    def _ask(self, alias: str) -> list[Sample]:
+        using = alias if self.aliases else None
+        connection = connections[alias]
+        was_open = connection.connection is not None
+        try:
+            return [("outbox_up", (), 1.0), *_samples(facts(using=using))]
+        except django.db.Error as error:
+            logger.warning("Metrics could not be read database=%s error=%r", alias, error)
+            return [("outbox_up", (), 0.0)]
+        finally:
+            if not was_open:  # a thread of a metrics server has no request at whose end it closes
+                connection.close()
+
+
+def exposition(accept: str, *, using: str | None = None) -> tuple[bytes, str]:
+    """Return the metrics of an outbox as text.
+
+    Args:
+        accept: The header ``Accept`` of the request.
+        using: Database alias. Default: the outbox's.
+
+    Returns:
+        The text, and its content type.
+    """
+    registry = CollectorRegistry()
+    registry.register(OutboxCollector(*([using] if using else [])))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _families() -> dict[str, Any]:
+    return {
+        name: (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
+            name, text, labels=("database", *labels)
+        )
+        for name, (text, labels) in METRICS.items()
+    }
+
+
+def _samples(facts: Facts) -> Iterator[Sample]:
+    held, rate, delay = facts.held, facts.per_minute, facts.delay
+    yield "outbox_backlog_jobs", (), facts.backlog.rows
+    yield "outbox_oldest_ready_seconds", (), facts.backlog.oldest_seconds
+    for due, jobs in (("now", held.due), ("hour", held.within_the_hour), ("later", held.later)):
+        yield "outbox_held_jobs", (due,), jobs
+    for outcome in ("staged", "published", "expired", "dead"):
+        if (value := getattr(rate, outcome)) is not None:
+            yield "outbox_jobs_per_minute", (outcome,), value
+    for percentile, value in (("50", delay.p50), ("95", delay.p95), ("99", delay.p99)):
+        if value is not None:
+            yield "outbox_publish_delay_seconds", (percentile,), value
+    for error, jobs in facts.dead.by_error.items():
+        yield "outbox_dead_jobs", (error,), jobs
+    if others := facts.dead.jobs - sum(facts.dead.by_error.values()):
+        yield "outbox_dead_jobs", ("other",), others
+    for kind, count in facts.incidents.items():
+        yield "outbox_incidents", (kind,), count
+    yield "outbox_drainers", (), len(facts.alive)
+    yield "outbox_drainers_silent", (), len(facts.drainers) - len(facts.alive)
+    yield "outbox_drainers_troubled", (), sum(bool(each.trouble) for each in facts.alive)
+    yield "outbox_shards_unowned", (), facts.unowned_shards
+    for name, drainer in _by_process(facts.drainers).items():
+        yield "outbox_drainer_shards", name, drainer.shards
+        yield "outbox_drainer_heartbeat_age_seconds", name, drainer.silent_seconds
+        yield "outbox_published_jobs_total", name, drainer.published
+        yield "outbox_expired_jobs_total", name, drainer.expired
+        yield "outbox_died_jobs_total", name, drainer.dead
+    yield "outbox_events_per_minute", ("handled",), rate.handled
+    yield "outbox_events_per_minute", ("failed",), rate.failed
+    for each in facts.subscriptions:
+        yield "outbox_subscription_state", (each.name, each.state), 1
+        yield "outbox_subscription_behind_events", (each.name,), each.behind
+        yield "outbox_subscription_oldest_seconds", (each.name,), each.oldest_seconds
+        yield "outbox_subscription_handled_events_total", (each.name,), each.handled
+        yield "outbox_subscription_parked_streams", (each.name,), each.parked
+    yield "outbox_gaps_open", (), facts.gaps
+
+
+def _by_process(drainers: list[DrainerFacts]) -> dict[tuple[str, str], DrainerFacts]:
+    """Return the drainers by host and process id.
+
+    A container that was killed comes back with the same two while the row of the one before is
+    still there: the one with the later heartbeat counts.
+    """
+    by_age = sorted(drainers, key=lambda each: each.silent_seconds, reverse=True)
+    return {(each.host, str(each.pid)): each for each in by_age}

@@ -1,0 +1,91 @@
+"""Views for machines: ``health`` for checks from outside, ``metrics`` for Prometheus.
+
+Both tell numbers and never a payload, a name of a task's argument or an exception's words. They ask
+for no login: put them where only your network gets, or wrap them. The work of each is bounded, and
+they answer, too, where the database is away. Nobody may cache them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import django.db
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from .operations.facts import facts
+from .operations.problems import Limits, problems
+
+logger = logging.getLogger("outbox_app.views")
+
+View = Callable[..., HttpResponse]
+
+
+def without_transaction(view: View) -> View:
+    """Let a view begin where the database is away, with ``ATOMIC_REQUESTS`` too."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(alias)(view)
+    return view
+
+
+@without_transaction
+@never_cache
+@require_safe
+def health(
+    request: HttpRequest,
+    *,
+    max_age: float | None = None,
+    max_backlog: int | None = None,
+    max_dead: int | None = None,
+    using: str | None = None,
+) -> HttpResponse:
+    """Answer 200 where work is leaving, else 503, each with a little JSON.
+
+    Args:
+        request: GET or HEAD.
+        max_age: Also fail where the oldest ready job is older, in seconds.
+        max_backlog: Also fail where more jobs are ready.
+        max_dead: Also fail where more jobs are dead.
+        using: Database alias. Default: the outbox's.
+    """
+    limits = Limits(max_age=max_age, max_backlog=max_backlog, max_dead=max_dead)
+    try:
+        found = facts(using=using)
+    except django.db.Error as error:
+        logger.warning("Health could not be asked error=%r", error)
+        reason = {"code": "database", "text": "The database cannot be asked."}
+        return JsonResponse({"status": "unknown", "problems": [reason]}, status=503)
+    wrong = [{"code": each.code, "text": each.text} for each in problems(found, limits)]
+    told: dict[str, Any] = {
+        "status": "failing" if wrong else "ok",
+        "problems": wrong,
+        "backlog": found.backlog.rows,
+        "oldest_seconds": round(found.backlog.oldest_seconds, 3),
+        "dead": found.dead.jobs,
+        "drainers": len(found.alive),
+        "unowned_shards": found.unowned_shards,
+    }
+    return JsonResponse(told, status=503 if wrong else 200)
+
+
+@without_transaction
+@never_cache
+@require_safe
+def metrics(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
+    """Answer with the metrics of the outbox, in the format that the scraper asks for.
+
+    Args:
+        request: GET or HEAD.
+        using: Database alias. Default: the outbox's.
+    """
+    try:
+        from .metrics import exposition
+    except ImportError:
+        text = "Metrics need prometheus_client: pip install 'outbox-app[prometheus]'.\n"
+        return HttpResponse(text, status=501, content_type="text/plain; charset=utf-8")
+    content, content_type = exposition(request.headers.get("Accept", ""), using=using)
+    return HttpResponse(content, content_type=content_type)
