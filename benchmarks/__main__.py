@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.servers import MariaDB, PostgreSQL, Redis
 
-NAMES = ("drain", "log", "losses", "spark")
+NAMES = ("admin", "drain", "log", "losses", "spark")
 #: With room for the millions of rows of ``losses``.
 SERVERS = {
     "POSTGRES_URL": lambda: PostgreSQL(
@@ -57,11 +57,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios and raw rounds")
     parser.add_argument("--scale", type=float, default=1.0, help="losses: part of the time")
     parser.add_argument(
-        "--database", choices=("postgres", "mariadb"), default="postgres", help="losses: where"
+        "--database",
+        choices=("postgres", "mariadb"),
+        default="postgres",
+        help="admin, losses: where",
     )
     options = parser.parse_args()
-    if options.database != "postgres" and options.name != "losses":
-        parser.error("only losses runs on another database than PostgreSQL")
+    if options.database != "postgres" and options.name not in ("admin", "losses"):
+        parser.error("only admin and losses run on another database than PostgreSQL")
     return options
 
 

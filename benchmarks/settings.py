@@ -12,7 +12,35 @@ if "MARIADB_URL" in os.environ and "POSTGRES_URL" in os.environ:
 SECRET_KEY = "benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["outbox_app", "benchmarks"]
+INSTALLED_APPS = [
+    "outbox_app",
+    "benchmarks",
+    *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages")),
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+]
+# For ``benchmarks.admin``.
+ROOT_URLCONF = "benchmarks.urls"
+STATIC_URL = "static/"
+ALLOWED_HOSTS = ["testserver"]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+_PROCESSORS = ["auth.context_processors.auth", "messages.context_processors.messages"]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                *(f"django.contrib.{name}" for name in _PROCESSORS),
+            ]
+        },
+    }
+]
 
 
 def _database(name: str, url: str) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
-requeue and discard dead jobs, delete a staged one; pause, resume and replay subscriptions, release
-parked streams, skip gaps.
+requeue and discard dead jobs; cancel, release and bury staged ones; pause, resume and replay
+subscriptions, release parked streams, skip gaps.
 """
 
 from django.contrib import admin
@@ -22,7 +22,7 @@ from .dead import DeadJobAdmin
 from .drainer import DrainerAdmin, IncidentAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
-from .job import StagedJobAdmin
+from .staged import StagedJobAdmin
 from .statistic import StatisticAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 

@@ -2,7 +2,8 @@
 
 An action answers with a question: what it does, to which rows, and what has to be filled in. Only
 the answer to that does anything. Each needs its permission, and leaves one line in the admin's log
-with the outcome and the reason.
+with the outcome and the reason. What may take longer than a web server waits is done in slices:
+see ``progress``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.core.exceptions import BadRequest
 from django.db import models
@@ -24,11 +25,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..exceptions import OutboxError
-from ..log.logs import log_alias
-from ..models import Event
+from ..operations.slices import Slice
 from ..operations.status import LISTED
 from ..operations.text import one_line, shown
 from .base import OutboxAdmin
+from .window import number, window
 
 
 class Reason(forms.Form):
@@ -44,6 +45,18 @@ class RequiredReason(Reason):
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """How a decision is carried out in slices."""
+
+    #: As ``operations.dead.requeue_slice``, with the form's values before the rest.
+    act: Callable[..., Slice]
+    #: The column in whose order it goes through the rows.
+    order: str
+    #: Speaks of so many rows.
+    done: Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What can be done with rows, and how to speak of it."""
 
@@ -53,19 +66,24 @@ class Decision:
     label: Any
     effect: Any
     #: Given the rows, the form's values and the name of the person. Returns what was done.
-    operate: Callable[[Any, dict[str, Any], str], str]
+    operate: Callable[[Any, dict[str, Any], str], str] | None = None
     form: type[Reason] = Reason
+    #: Instead of ``operate``, where there may be many rows.
+    steps: Steps | None = None
+    #: Whether it takes something away for good.
+    destroys: bool = False
+
+    @property
+    def log_flag(self) -> int:
+        """What the admin's log calls it."""
+        return DELETION if self.destroys else CHANGE
 
 
 class AskingAdmin(OutboxAdmin):
-    """A list of the log's alias, with decisions for actions."""
+    """A list with decisions for actions."""
 
     decisions: ClassVar[tuple[Decision, ...]] = ()
     change_form_template = "admin/outbox_app/decisions.html"
-
-    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        """Rows on the alias of the log."""
-        return super().get_queryset(request).using(log_alias(Event))
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """Return the decisions that this person may take."""
@@ -104,23 +122,41 @@ class AskingAdmin(OutboxAdmin):
         """Ask, or do what was asked about."""
         confirmed = "confirmed" in request.POST
         form = decision.form(request.POST if confirmed else None)
+        if decision.steps and "state" in request.POST:
+            return self.go_on(request, rows, decision)
         if not confirmed or not form.is_valid():
-            return self._ask(request, rows, decision, form)
+            return self.ask(request, rows, decision, form)
+        if decision.steps:
+            return self.begin(request, rows, decision, form.cleaned_data)
         level = messages.SUCCESS
         try:
+            assert decision.operate, "a decision without steps"
             outcome = decision.operate(rows, form.cleaned_data, request.user.get_username())
         except OutboxError as error:
             level = messages.ERROR
             outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
-        self._log(request, rows, decision, outcome, form.cleaned_data["reason"])
+        log(request, rows, decision, outcome, form.cleaned_data["reason"])
         self.message_user(request, outcome, level)
         return None
 
-    def _ask(
+    def begin(self, request: HttpRequest, rows: Any, decision: Decision, values: Any) -> Any:
+        """Carry out the first slice of a decision."""
+        raise NotImplementedError
+
+    def go_on(self, request: HttpRequest, rows: Any, decision: Decision) -> Any:
+        """Carry out the next slice of a decision."""
+        raise NotImplementedError
+
+    def about(self, request: HttpRequest, preview: Preview, decision: Decision) -> dict[str, Any]:
+        """Return what a question says besides the rows, for its template."""
+        return {}
+
+    def ask(
         self, request: HttpRequest, rows: Any, decision: Decision, form: forms.Form
     ) -> TemplateResponse:
-        across = request.POST.get("select_across") == "1"
-        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        """Return the question."""
+        selection = Selection.of(request)
+        preview = self.preview(request, rows)
         context = {
             **self.admin_site.each_context(request),
             "title": decision.label,
@@ -128,35 +164,90 @@ class AskingAdmin(OutboxAdmin):
             "media": self.media,
             "decision": decision,
             "form": form,
-            "rows": [one_line(row, 200) for row in rows[:LISTED]],
-            "selected": selected[:1] if across else selected,
-            "select_across": across,
-            "checkbox_name": ACTION_CHECKBOX_NAME,
+            "rows": [one_line(row, 200) for row in preview.rows[:LISTED]],
+            **selection.context,
+            **self.about(request, preview, decision),
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/outbox_app/ask.html", context)
 
-    def _log(
-        self, request: HttpRequest, rows: Any, decision: Decision, outcome: str, reason: str
-    ) -> None:
-        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+    def preview(self, request: HttpRequest, rows: Any) -> Preview:
+        """Return those of the rows that a question looks at: all selected, or those in a window."""
+        if not Selection.of(request).across or self.window(request) is None:
+            return Preview(rows, complete=True)
+        newest = window(self.get_queryset(request))
+        return Preview(newest.rows(rows.order_by("-id")), complete=newest.is_all)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a question looks at."""
+
+    rows: Any
+    #: False: there are older rows, which may match too.
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows a decision is about."""
+
+    ids: list[str]
+    #: All that match the filter; the ids say nothing then.
+    across: bool
+    #: The filter.
+    query: str
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Selection:
+        """Return what a form has posted."""
         across = request.POST.get("select_across") == "1"
-        which = (request.GET.urlencode() or "-") if across else ", ".join(selected)
-        message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
-            "outcome": outcome,
-            "action": decision.action,
-            "rows": which,
-            "reason": reason or "-",
+        ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        return cls(ids[:1] if across else ids, across, request.GET.urlencode())
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What a template needs to post it again."""
+        return {
+            "selected": self.ids,
+            "select_across": self.across,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
         }
-        LogEntry.objects.create(
-            user_id=request.user.pk,  # type: ignore[misc]
-            content_type=get_content_type_for_model(rows.model),
-            # The page of a row shows its history by this.
-            object_id=selected[0] if len(selected) == 1 and not across else None,
-            object_repr=outcome[:200],
-            action_flag=CHANGE,
-            change_message=shown(message),
-        )
+
+    def __str__(self) -> str:
+        return (self.query or "-") if self.across else ", ".join(self.ids)
+
+
+def log(
+    request: HttpRequest,
+    rows: Any,
+    decision: Decision,
+    outcome: str,
+    reason: str,
+    entry: int | None = None,
+) -> int:
+    """Write a line of the admin's log, or write the line ``entry`` anew; return its id."""
+    selection = Selection.of(request)
+    message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
+        "outcome": outcome,
+        "action": decision.action,
+        "rows": selection,
+        "reason": reason or "-",
+    }
+    words = {"object_repr": outcome[:200], "change_message": shown(message)}
+    own = LogEntry.objects.filter(pk=entry or 0, user_id=request.user.pk)  # type: ignore[misc]
+    if entry is not None and own.update(**words):
+        return entry
+    single = len(selection.ids) == 1 and not selection.across
+    written = LogEntry.objects.create(
+        user_id=request.user.pk,  # type: ignore[misc]
+        content_type=get_content_type_for_model(rows.model),
+        # The page of a row shows its history by this.
+        object_id=selection.ids[0] if single else None,
+        action_flag=decision.log_flag,
+        **words,
+    )
+    return int(written.pk)
 
 
 def may(request: HttpRequest, decision: Decision) -> bool:
@@ -174,5 +265,4 @@ def _action(decision: Decision) -> Callable[[Any, HttpRequest, Any], Any]:
 def _possible(field: Any, id: str) -> bool:
     if isinstance(field, models.CharField):
         return 0 < len(id) <= (field.max_length or 0) and id.isprintable()
-    # The length first: Python refuses to read thousands of digits.
-    return id.isascii() and id.isdecimal() and len(id) <= 19 and int(id) < 2**63
+    return number(id) is not None

@@ -1,9 +1,9 @@
 """What all pages of the outbox have in common.
 
 Rows are read on the outbox's own alias, never written through a form, and shown with control
-characters as escapes. A list counts its rows up to ``MANY`` and no further, sorts by indexed
-columns only, and does not fetch messages. What a page shows of a row is a copy to look at: it is
-never saved.
+characters as escapes. A list looks at a window of ``MANY`` rows of its table (see ``window``),
+sorts by indexed columns only, and does not fetch messages. What a page shows of a row is a copy to
+look at: it is never saved.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..intake.rows import outbox_alias
+from ..log.logs import log_alias
+from ..models import Event
 from ..operations import status
 from ..operations.text import shown
+from .masking import masked_text
+from .window import Window, number, window
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -30,6 +34,12 @@ else:
 
 #: Columns of a message or an event: shown through ``payload`` only, and not fetched for a list.
 MESSAGE = ("body", "envelope", "data", "metadata")
+#: Columns of exceptions' words, which may quote anything.
+WORDS = ("error", "reason", "trouble", "detail")
+
+
+#: In the address of a list: where its window ends.
+BEFORE = "before"
 
 
 class BoundedPaginator(BasePaginator):
@@ -38,13 +48,21 @@ class BoundedPaginator(BasePaginator):
     @cached_property
     def count(self) -> int:
         """Rows, MANY at most."""
-        found = status.counted(self.object_list)  # type: ignore[arg-type]
-        self.is_cut = found > status.MANY
-        return min(found, status.MANY)
+        # In the order of the list: without one, PostgreSQL reads the table where many rows match.
+        rows: Any = self.object_list
+        return int(rows[: status.MANY].count())
 
 
 class HarmlessChangeList(ChangeList):
-    """A list of rows that are safe to show."""
+    """A list of rows that are safe to show, from a window of the table."""
+
+    window: Window | None = None
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """Leave out the end of the window, which is no filter."""
+        given = super().get_filters_params(params)
+        given.pop(BEFORE, None)
+        return given
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Leave the messages where they are."""
@@ -58,9 +76,31 @@ class HarmlessChangeList(ChangeList):
         return super().get_ordering_field(field_name) if field_name in allowed else None
 
     def get_results(self, request: HttpRequest) -> None:
-        """Make every row of the page harmless."""
+        """Look at the window only, and make every row of the page harmless."""
+        # Here, not in get_queryset: an action on all rows that match reaches those outside too.
+        model_admin: Any = self.model_admin
+        self.window = model_admin.window(request)
+        if self.window:
+            self.queryset = self.window.rows(self.queryset)
         super().get_results(request)
         self.result_list: Any = [harmless(row) for row in self.result_list]
+
+    @property
+    def older(self) -> str:
+        """The address of the window before this one."""
+        first = self.window.first if self.window else None
+        return "" if first is None else self.get_query_string({BEFORE: first})
+
+    @property
+    def newest(self) -> str:
+        """The address of the newest window, where this is not it."""
+        before = self.window.before if self.window else None
+        return "" if before is None else self.get_query_string(remove=[BEFORE])
+
+    @property
+    def most(self) -> int:
+        """Rows of a window, at most."""
+        return status.MANY
 
 
 class OutboxAdmin(ModelAdmin):
@@ -73,18 +113,32 @@ class OutboxAdmin(ModelAdmin):
     ordering: ClassVar[Any] = ("-id",)
     #: Where to look a row up by a column's whole value, for example by ``task_id``.
     searched_column = ""
+    #: Whether the rows are on the alias of the log, not on that of the jobs.
+    of_the_log: ClassVar[bool] = False
+    #: Codename of the permission to see what the rows carry. Empty: they carry nothing.
+    payload_permission: ClassVar[str] = ""
 
     class Media:
         css = {"all": ["outbox_app/admin.css"]}
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        """Rows on the alias of the outbox."""
-        return super().get_queryset(request).using(outbox_alias())
+        """Rows on their alias."""
+        alias = log_alias(Event) if self.of_the_log else outbox_alias()
+        return super().get_queryset(request).using(alias)
+
+    def window(self, request: HttpRequest) -> Window | None:
+        """Return what a list looks at; None where that is bounded anyway."""
+        if not isinstance(self.opts.pk, models.AutoField):
+            return None
+        return window(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row, harmless."""
+        """Return the row, harmless, with a note of whether this person may see what it carries."""
         row = super().get_object(request, object_id, from_field)
-        return row and harmless(row)
+        if row:
+            harmless(row)
+            row.may_be_seen = request.user.has_perm(f"outbox_app.{self.payload_permission}")
+        return row
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list that makes rows harmless."""
@@ -120,9 +174,19 @@ class OutboxAdmin(ModelAdmin):
 
 
 def harmless(row: models.Model) -> models.Model:
-    """Replace the row's text by text that can be shown. What the database holds is not touched."""
+    """Replace the row's text by text that can be shown. What the database holds is not touched.
+
+    In an exception's words sensitive values are masked, as far as they are seen.
+    """
     for field in row._meta.concrete_fields:
         value = row.__dict__.get(field.attname)
         if isinstance(value, str) and field.name not in MESSAGE:
-            row.__dict__[field.attname] = shown(value)
+            text = shown(value)
+            row.__dict__[field.attname] = masked_text(text) if field.name in WORDS else text
+            row.__dict__.setdefault("_given", {})[field.attname] = value
     return row
+
+
+def given(row: models.Model, name: str) -> Any:
+    """Return a column as the database holds it: for a look-up, not for a page."""
+    return row.__dict__.get("_given", {}).get(name, getattr(row, name))

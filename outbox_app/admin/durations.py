@@ -8,8 +8,15 @@ from __future__ import annotations
 from django.utils.translation import gettext as _
 
 
-def duration(seconds: float) -> str:
-    """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``."""
+def duration(seconds: float, *, fine: bool = False) -> str:
+    """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``.
+
+    Args:
+        seconds: How long.
+        fine: Show less than ten seconds in milliseconds.
+    """
+    if fine and seconds < 10:
+        return _("%(milliseconds).0f ms") % {"milliseconds": seconds * 1000}
     if seconds < 60:
         return _("%(seconds).0f s") % {"seconds": seconds}
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)

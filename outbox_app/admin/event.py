@@ -1,8 +1,9 @@
-"""Events, read-only: by stream, by message id, by type and topic among the newest.
+"""Events, read-only: by stream, by message id, by type and topic inside a window.
 
 The table may hold anything from nothing to billions of rows, so whatever is asked for is answered
-from an index: a stream and a message id have one; types and topics are looked for among the newest
-positions only, and the heading says so.
+from an index: a stream and a message id have one; types and topics are looked for in a window of
+positions, or of the stream's versions, and the page says so. From an event one goes to those before
+and after it in its stream. What it carries is shown to those who may see it.
 """
 
 from __future__ import annotations
@@ -12,54 +13,34 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin
-from django.db.models import Max, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..log.logs import log_alias
 from ..models import Event
-from ..operations.status import MANY
 from ..operations.text import one_line
-from .base import OutboxAdmin
-from .filters import ColumnFilter, column_filter
-from .job import block
+from .base import BEFORE, OutboxAdmin, given
+from .filters import column_filter
+from .job import carried
 from .payload import data_of
-
-
-class NewestFilter(ColumnFilter):
-    """Rows with one value in a column that has no index, among the newest positions."""
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        """Leave out what lies further back."""
-        rows = super().queryset(request, queryset)
-        if rows is None:
-            return None
-        newest = Event.objects.using(queryset.db).aggregate(last=Max("id"))["last"] or 0
-        return rows.filter(id__gt=newest - MANY)
-
-
-class TypeFilter(NewestFilter):
-    """By type."""
-
-    parameter_name = "type"
-    title = _("type, among the newest 100000 positions")
-
-
-class TopicFilter(NewestFilter):
-    """By topic."""
-
-    parameter_name = "topic"
-    title = _("topic, among the newest 100000 positions")
+from .window import Window, number, window
 
 
 class EventAdmin(OutboxAdmin):
     """What happened."""
 
     list_display = ["id", "type", "linked_stream", "version", "topic", "recorded_at", "message_id"]
-    list_filter = [TypeFilter, TopicFilter, column_filter("stream", _("stream"))]
+    list_filter = [
+        column_filter("type", _("type")),
+        column_filter("topic", _("topic")),
+        column_filter("stream", _("stream")),
+    ]
+    of_the_log = True
+    payload_permission = "view_payload_event"
     actions = None
     searched_column = "stream"
     search_help_text = _("The whole stream, or the whole message id.")
@@ -71,6 +52,7 @@ class EventAdmin(OutboxAdmin):
                     "type",
                     "linked_stream",
                     "version",
+                    "neighbours",
                     "topic",
                     "recorded_at",
                     "message_id",
@@ -82,26 +64,29 @@ class EventAdmin(OutboxAdmin):
         ),
         (_("Content"), {"fields": ["shown_data", "shown_metadata"]}),
     ]
-    readonly_fields = ["linked_stream", "shown_data", "shown_metadata"]
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Rows on the alias of the log."""
-        return super().get_queryset(request).using(log_alias(Event))
+    readonly_fields = ["linked_stream", "neighbours", "shown_data", "shown_metadata"]
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """The newest first; inside a stream by version, as its index has them."""
-        asked = request.GET.get("stream") or request.GET.get("q")
-        return ("-version",) if asked else ("-id",)
+        return ("-id",) if _asked_stream(request) is None else ("-version",)
+
+    def window(self, request: HttpRequest) -> Window | None:
+        """Look at positions, or at versions of the one stream that is asked for."""
+        stream = _asked_stream(request)
+        if stream is None:
+            return super().window(request)
+        table = self.get_queryset(request).filter(stream=stream)
+        return window(table, column="version", before=number(request.GET.get(BEFORE, "")))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Look for a message id where it is one, else for a stream."""
-        term = search_term.strip()
-        try:
-            return queryset.filter(message_id=UUID(term)), False
-        except ValueError:
-            return super().get_search_results(request, queryset, search_term)
+        message_id = _message_id(search_term.strip())
+        found = queryset.filter(message_id=message_id)
+        if message_id and found.exists():
+            return found, False
+        return super().get_search_results(request, queryset, search_term)
 
     @admin.display(description=_("stream"))
     def linked_stream(self, event: Event) -> SafeString:
@@ -110,16 +95,40 @@ class EventAdmin(OutboxAdmin):
         return format_html(
             '<a href="{}?{}">{}</a>',
             url,
-            urlencode({"stream": event.stream}),
+            urlencode({"stream": given(event, "stream")}),
             one_line(event.stream, 100),
         )
+
+    @admin.display(description=_("in its stream"))
+    def neighbours(self, event: Event) -> SafeString:
+        """Links to the events before and after it."""
+        rows = Event.objects.using(event._state.db).filter(stream=given(event, "stream"))
+        before = rows.filter(version__lt=event.version).order_by("-version")
+        after = rows.filter(version__gt=event.version).order_by("version")
+        links = [
+            (reverse("admin:outbox_app_event_change", args=[id]), words, version)
+            for words, found in ((gettext("before"), before), (gettext("after"), after))
+            for id, version in found.values_list("id", "version")[:1]
+        ]
+        return format_html_join(" | ", '<a href="{}">{}: {}</a>', links) or SafeString("-")
 
     @admin.display(description=_("data"))
     def shown_data(self, event: Event) -> SafeString:
         """What happened."""
-        return block(data_of(event.data))
+        return carried(self, event, data_of(event.data))
 
     @admin.display(description=_("metadata"))
     def shown_metadata(self, event: Event) -> SafeString:
         """Around it."""
-        return block(data_of(event.metadata))
+        return carried(self, event, data_of(event.metadata))
+
+
+def _asked_stream(request: HttpRequest) -> str | None:
+    return request.GET.get("stream") or request.GET.get("q", "").strip() or None
+
+
+def _message_id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

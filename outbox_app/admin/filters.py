@@ -15,8 +15,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..models import DatabaseNow
+from ..operations.staged import held_few
 from ..operations.text import one_line
+from .progress import asked_at
+from .window import number
 
 #: Rows in which the values to offer are looked for.
 NEWEST = 1000
@@ -66,10 +68,39 @@ class StateFilter(SimpleListFilter):
             case "ready":
                 return queryset.filter(available_at=None)
             case "held":
-                return queryset.held()
+                return _by_the_index(request, queryset, queryset.held())
             case "due":
-                return queryset.due()
+                due = queryset.filter(available_at__lte=asked_at(request))
+                return _by_the_index(request, queryset, due)
         return None
+
+
+def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
+    # A few held rows may lie below millions of ready ones, where no window of ids reaches.
+    ids = held_few(held)
+    if ids is None:
+        return held
+    request.outbox_few = True  # type: ignore[attr-defined]
+    return queryset.filter(id__in=ids)
+
+
+class ShardFilter(ColumnFilter):
+    """By shard: a number."""
+
+    parameter_name = "shard"
+    title = _("shard")
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Offer the shards of the newest rows."""
+        offered = [
+            (str(shard), str(shard)) for shard, _words in super().lookups(request, model_admin)
+        ]
+        return list(dict.fromkeys(offered))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        """Leave out nothing where it is no number."""
+        shard = number(self.value() or "")
+        return None if shard is None else queryset.filter(shard=shard)
 
 
 class AgeFilter(SimpleListFilter):
@@ -92,4 +123,4 @@ class AgeFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Rows that died at most so long ago."""
         age = self.ages.get(self.value() or "")
-        return age and queryset.filter(died_at__gte=DatabaseNow() - age[0])
+        return age and queryset.filter(died_at__gte=asked_at(request) - age[0])

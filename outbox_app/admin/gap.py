@@ -1,6 +1,8 @@
 """Gaps: what is missing, since when, how often it was looked for, and what was decided.
 
-Skipping one is a person's act, with a reason, and is recorded on the gap itself too.
+The page of a gap shows the evidence: the events at its two ends as they are in the log now, and how
+many have come in between. Skipping one is a person's act, with a reason, and is recorded on the gap
+itself too.
 """
 
 from __future__ import annotations
@@ -8,14 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import QuerySet
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.formats import localize
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from ..exceptions import NotSkippable
-from ..models import Gap
+from ..models import Event, Gap
+from ..operations import status
 from ..operations.gaps import skip_gap
 from ..operations.status import LISTED
-from ..operations.text import shown
+from ..operations.text import one_line, shown
 from .asking import AskingAdmin, Decision, RequiredReason
+from .base import given
 from .filters import column_filter
 
 
@@ -34,6 +44,7 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
 class GapAdmin(AskingAdmin):
     """Gaps that readers have noticed."""
 
+    of_the_log = True
     list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
                     "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
     list_filter = [
@@ -42,6 +53,9 @@ class GapAdmin(AskingAdmin):
         column_filter("subscription", gettext_lazy("subscription")),
     ]
     sortable_by = ["id"]
+    fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
+              "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
+    readonly_fields = ["found_by", "evidence"]
     decisions = (
         Decision(
             "skip_selected",
@@ -66,3 +80,38 @@ class GapAdmin(AskingAdmin):
     def short_reason(self, row: Gap) -> str:
         """The beginning of the reason."""
         return shown(row.reason, 120)
+
+    @admin.display(description=gettext_lazy("in the log now"))
+    def evidence(self, row: Gap) -> SafeString:
+        """What is before, inside and after it."""
+        if given(row, "log") != Event._meta.db_table:
+            return format_html("{}", gettext("It is a gap of another log."))
+        rows: QuerySet[Any] = Event.objects.using(row._state.db)
+        column = "id"
+        if row.kind == Gap.Kind.VERSION:
+            column, rows = "version", rows.filter(stream=given(row, "stream"))
+        before = rows.filter(**{f"{column}__lt": row.first}).order_by(f"-{column}")
+        inside = rows.filter(**{f"{column}__gte": row.first, f"{column}__lte": row.last})
+        after = rows.filter(**{f"{column}__gt": row.last}).order_by(column)
+        return format_html_join(
+            "",
+            "<p>{} {}</p>",
+            (
+                (gettext("Before:"), _event(before)),
+                (gettext("Inside:"), status.shown_count(status.counted(inside))),
+                (gettext("After:"), _event(after)),
+            ),
+        )
+
+
+def _event(rows: QuerySet[Any]) -> SafeString:
+    event = rows.defer("data", "metadata").first()
+    if event is None:
+        return format_html("{}", gettext("nothing"))
+    moment = event.recorded_at
+    return format_html(
+        '<a href="{}">{}</a>, {}',
+        reverse("admin:outbox_app_event_change", args=[event.pk]),
+        one_line(f"{event.pk}: {event}", 200),
+        localize(timezone.localtime(moment) if timezone.is_aware(moment) else moment),
+    )

@@ -1,7 +1,7 @@
-"""Staged jobs: a list, a page for each with its message, and cancelling one by deleting it.
+"""What the pages of staged and dead jobs have in common: the message, for those who may see it.
 
-Whoever may delete a staged job cancels it: it never leaves, unless a drainer had it in hand at that
-moment. There is no deleting of many at once.
+It is decoded where that is safe (see ``payload``), and sensitive values are masked for everybody
+(see ``masking``). Without the permission, the page says what the permission is called.
 """
 
 from __future__ import annotations
@@ -12,22 +12,32 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models.job import JobMessage
-from .base import ModelAdmin, OutboxAdmin
-from .filters import StateFilter, column_filter
+from .base import OutboxAdmin
 from .payload import Part, Payload, payload
+from .progress import ProgressAdmin
+from .window import Window
 
 #: The parts of a message, as fields of a page. Not named as columns: Django would take those.
-MESSAGE_FIELDS = ("due", "expires", "headers", "options", "content")
+MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
 
 
-class MessageFields(OutboxAdmin):
-    """A page that shows a job's message, decoded where that is safe."""
+class JobAdmin(ProgressAdmin):
+    """A list of jobs, and a page that shows a job's message."""
 
     searched_column = "task_id"
     search_help_text = _("The whole task id.")
+
+    def window(self, request: HttpRequest) -> Window | None:
+        """Look for a task id everywhere: it has an index."""
+        return None if request.GET.get("q", "").strip() else super().window(request)
+
+    def is_few(self, request: HttpRequest) -> bool:
+        """Say whether the rows are few, and found by an index."""
+        return super().is_few(request) or bool(request.GET.get("q", "").strip())
 
     @admin.display(description=_("due"))
     def due(self, job: JobMessage) -> str:
@@ -39,62 +49,33 @@ class MessageFields(OutboxAdmin):
         """When it is worth nothing any more."""
         return _payload(job).expires or "-"
 
+    @admin.display(description=_("trace"))
+    def trace(self, job: JobMessage) -> str:
+        """The trace it belongs to."""
+        return _payload(job).trace or "-"
+
     @admin.display(description=_("headers"))
     def headers(self, job: JobMessage) -> SafeString:
         """Headers of the message."""
-        return block(_payload(job).headers)
+        return carried(self, job, _payload(job).headers)
 
     @admin.display(description=_("route and properties"))
     def options(self, job: JobMessage) -> SafeString:
         """All that the message holds besides headers and body."""
-        return block(_payload(job).options)
+        return carried(self, job, _payload(job).options)
 
     @admin.display(description=_("body"))
     def content(self, job: JobMessage) -> SafeString:
         """Arguments of the task."""
-        return block(_payload(job).body)
+        return carried(self, job, _payload(job).body)
 
 
-class StagedJobAdmin(MessageFields):
-    """Jobs on their way to the broker."""
-
-    list_display = ["id", "task", "task_id", "queue", "ordering_key", "available_at", "staged_at"]
-    list_filter = [
-        StateFilter,
-        column_filter("task", _("task")),
-        column_filter("queue", _("queue")),
-    ]
-    sortable_by = ["id"]
-    actions = None
-    fieldsets = [
-        (
-            None,
-            {
-                "fields": [
-                    "task",
-                    "task_id",
-                    "queue",
-                    "ordering_key",
-                    "app",
-                    "shard",
-                    "staged_at",
-                    "available_at",
-                ]
-            },
-        ),
-        (_("Message"), {"fields": MESSAGE_FIELDS}),
-    ]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Cancelling takes the permission to delete."""
-        return ModelAdmin.has_delete_permission(self, request, obj)
-
-
-def _payload(job: JobMessage) -> Payload:
-    # Five fields of one page show parts of it.
-    if not hasattr(job, "_payload"):
-        job._payload = payload(job)  # type: ignore[attr-defined]
-    return job._payload  # type: ignore[attr-defined, no-any-return]
+def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
+    """Return a part of what a row carries, as HTML, for those who may see it."""
+    if getattr(row, "may_be_seen", False):
+        return block(part)
+    words = gettext("Hidden: it takes the permission outbox_app.%(permission)s.")
+    return format_html("<p>{}</p>", words % {"permission": model_admin.payload_permission})
 
 
 def block(part: Part) -> SafeString:
@@ -103,3 +84,10 @@ def block(part: Part) -> SafeString:
         return format_html("<p>{}</p>", part.note)
     note = format_html("<p>{}</p>", part.note) if part.note else ""
     return format_html('<div>{}<pre class="outbox-message">{}</pre></div>', note, part.text)
+
+
+def _payload(job: JobMessage) -> Payload:
+    # Six fields of one page show parts of it.
+    if not hasattr(job, "_payload"):
+        job._payload = payload(job)  # type: ignore[attr-defined]
+    return job._payload  # type: ignore[attr-defined, no-any-return]

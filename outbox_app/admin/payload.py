@@ -1,14 +1,16 @@
-"""A job's message, to look at.
+"""A job's message, to look at, with sensitive values masked.
 
 The envelope is our own JSON. The body is decoded only where it says it is JSON, plain or
 compressed by zlib; anything else (pickle, yaml, a compression we do not know) is shown as its type
 and size, and nothing of it is ever loaded. No input makes this raise: what is damaged is shown as
-it is. Large text is cut before it is worked on.
+it is, unless it names something sensitive: see ``masking``. Large text is cut before it is worked
+on.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ from django.utils.translation import gettext as _
 from ..models import StagedJob
 from ..models.job import JobMessage
 from ..operations.text import LIMIT, shown
+from .masking import masked, may_be_sensitive
 
 #: A body longer than this is not parsed, so it is shown as it was written. In characters.
 PARSED = 1024 * 1024
@@ -45,25 +48,34 @@ class Payload:
     options: Part
     due: str
     expires: str
+    #: The W3C ``traceparent``, where there is one.
+    trace: str
+
+
+#: A trace's id and its flags, nothing that a stranger could say in other words.
+TRACEPARENT = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 
 def payload(job: JobMessage) -> Payload:
     """Return the message of a job, staged or dead, for display."""
     envelope = _parsed(_text(job.envelope))  # whole, as our own parts are in it
     if not isinstance(envelope, dict):
-        damaged = Part(_("The envelope is damaged. It is shown as it is."), _cut(job.envelope))
+        damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
         body = Part(_opaque(_("of unknown type"), len(_bytes(job.body))))
-        return Payload(body, damaged, Part(""), "", "")
+        return Payload(body, damaged, Part(""), "", "", "")
     headers = envelope.pop("headers", {})
     times = headers if isinstance(headers, dict) else {}
     held = job.available_at if isinstance(job, StagedJob) else None
     due = times.get("eta") or held or ""
+    expires = envelope.get("expires") or times.get("expires") or ""
+    trace = str(times.get("traceparent") or "")
     return Payload(
         body=_body(_bytes(job.body), envelope, times),
         headers=_json(headers, ""),
         options=_json({name: value for name, value in envelope.items() if value}, ""),
         due=shown(due, 100),
-        expires=shown(envelope.get("expires") or times.get("expires") or "", 100),
+        expires=shown(expires, 100),
+        trace=trace if re.fullmatch(TRACEPARENT, trace) else "",
     )
 
 
@@ -88,7 +100,7 @@ def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Par
             return Part(f"{_opaque(f'{kind}, {compression}', len(body))} {error}")
     text = body[: PARSED + 1].decode(errors="backslashreplace")
     parsed = _parsed(text) if len(text) <= PARSED else _UNPARSED
-    return Part(note, _cut(text)) if parsed is _UNPARSED else _json(parsed, note)
+    return _as_it_is(note, text) if parsed is _UNPARSED else _json(parsed, note)
 
 
 _UNPARSED = object()
@@ -103,9 +115,20 @@ def _parsed(text: str) -> Any:
 
 def _json(value: Any, note: str) -> Part:
     try:
-        return Part(note, _cut(json.dumps(value, indent=2, ensure_ascii=False)))
+        hidden = _("Not shown: it may hold sensitive values.")
+        plain = masked(value, hidden=hidden)
+        return Part(note, _cut(json.dumps(plain, indent=2, ensure_ascii=False)))
     except RecursionError:
         return Part(f"{note} {_('Nested too deeply to be shown.')}")
+
+
+def _as_it_is(note: str, text: object) -> Part:
+    given = _text(text)
+    if may_be_sensitive(given[: LIMIT + 100]):
+        return Part(
+            f"{note} {_('Not shown: it is no JSON that can be masked, and may be sensitive.')}"
+        )
+    return Part(note, _cut(given))
 
 
 def _cut(text: object) -> str:

@@ -18,6 +18,7 @@ from ..operations.text import one_line
 from ..pipeline.statistic_names import NAMES
 from .base import HarmlessChangeList, OutboxAdmin
 from .filters import ColumnFilter, column_filter
+from .window import Window
 
 
 class NameFilter(ColumnFilter):
@@ -49,6 +50,10 @@ class StatisticAdmin(OutboxAdmin):
     list_display_links = None
     list_filter = [NameFilter, column_filter("source", _("source"))]
     actions = None
+
+    def window(self, request: HttpRequest) -> Window | None:
+        """With a name, the rows are in the order of their index."""
+        return None if request.GET.get("name") else super().window(request)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list that is sorted by an index."""

@@ -5,6 +5,7 @@ The figures of a list come from one look at all of its rows (``operations.lag``)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -22,8 +23,10 @@ from ..operations.places import parse_place
 from ..operations.text import shown
 from .asking import AskingAdmin, Decision, Reason, RequiredReason
 from .base import HarmlessChangeList
+from .blocking import may_read_queries
 from .durations import duration
 from .filters import column_filter
+from .masking import masked_text, words
 
 
 class Place(RequiredReason):
@@ -96,6 +99,7 @@ class SubscriptionChangeList(HarmlessChangeList):
 class SubscriptionAdmin(AskingAdmin):
     """Subscriptions that have run."""
 
+    of_the_log = True
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
     ordering = ("name",)
     fields = ["name", "state", "behind", "late", "partitions", "created_at", "error"]
@@ -147,7 +151,7 @@ class SubscriptionAdmin(AskingAdmin):
         if row:
             _measure([row])
             for each in row.lag.cursors:
-                each.cursor.error = shown(each.cursor.error, 1000)
+                each.cursor.error = shown(masked_text(each.cursor.error[:4000]), 1000)
         return row
 
     def changeform_view(
@@ -158,7 +162,7 @@ class SubscriptionAdmin(AskingAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
         """Add what is in flight."""
-        context = {**(extra_context or {}), "in_flight": in_flight()}
+        context = {**(extra_context or {}), "in_flight": _in_flight(request)}
         return super().changeform_view(request, object_id, form_url, context)
 
     @admin.display(description=gettext_lazy("state"))
@@ -189,12 +193,13 @@ class SubscriptionAdmin(AskingAdmin):
     @admin.display(description=gettext_lazy("error"))
     def error(self, row: Any) -> str:
         """Why it stands still."""
-        return shown(row.lag.error, 200) or "-"
+        return words(row.lag.error, 200) or "-"
 
 
 class ParkedStreamAdmin(AskingAdmin):
     """Streams that a subscription has set aside."""
 
+    of_the_log = True
     list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
                     "short_reason"]  # fmt: skip
     list_filter = [column_filter("subscription", gettext_lazy("subscription"))]
@@ -225,14 +230,18 @@ def _measure(rows: list[Any]) -> None:
         row.lag = lags.get(row.name) or lag.SubscriptionLag(row, declared=False)
 
 
-def in_flight() -> list[dict[str, Any]]:
-    """Return for the templates what is in flight on each log."""
+def _in_flight(request: HttpRequest) -> list[dict[str, Any]]:
+    """Return for the template what is in flight on each log."""
     found = lag.in_flight(using=log_alias(Event))
+    may_read = may_read_queries(request)
     return [
         {
             "log": table,
             "denied": holders.denied,
-            "holders": [shown(holder, 500) for holder in holders.holders],
+            "holders": [
+                shown(each if may_read else replace(each, query=_("hidden")), 500)
+                for each in holders.holders
+            ],
         }
         for table, holders in found.items()
         if holders.holders or holders.denied

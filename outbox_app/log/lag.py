@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import DatabaseError, connections, transaction
+from django.db.models import Model
 
-from ..models import EventLog
 from .cursor import PostgresState, Snapshot, State
 from .reader import LogReader
 from .sql import Filter
@@ -26,7 +26,7 @@ CHUNK = 100
 #: Transactions in flight that are listed.
 LISTED = 20
 #: What MySQL answers to who may not look.
-_DENIED = (1044, 1142, 1227)
+DENIED = (1044, 1142, 1227)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def behind(
     return found
 
 
-def holders(log: type[EventLog], *, using: str) -> Holders:
-    """Return which transactions are in flight that have written to a log.
+def holders(log: type[Model], *, using: str) -> Holders:
+    """Return which transactions are in flight that have written to a log, or to another table.
 
     On MySQL: that have written anything to its database. SQLite does not say.
     """
@@ -173,7 +173,7 @@ ORDER BY 4 DESC NULLS LAST LIMIT {LISTED}
 def _postgres_holders(table: str, using: str) -> Holders:
     with connections[using].cursor() as cursor:
         cursor.execute(_POSTGRES, [table])
-        found = [_holder(*row) for row in cursor.fetchall()]
+        found = [holder_of(*row) for row in cursor.fetchall()]
     hidden = any(holder.seconds is None for holder in found)
     return Holders(found, "Sessions of others: grant pg_read_all_stats." if hidden else "")
 
@@ -195,14 +195,15 @@ def _mysql_holders(using: str) -> Holders:
         # A savepoint where a transaction is open: it goes on.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(_MYSQL)
-            return Holders([_holder(*row) for row in cursor.fetchall()])
+            return Holders([holder_of(*row) for row in cursor.fetchall()])
     except DatabaseError as error:
-        if error.args and error.args[0] in _DENIED:
+        if error.args and error.args[0] in DENIED:
             return Holders([], "Transactions in flight: grant PROCESS.")
         raise
 
 
-def _holder(id: Any, prepared: Any, user: Any, seconds: Any, state: Any, query: Any) -> Holder:
+def holder_of(id: Any, prepared: Any, user: Any, seconds: Any, state: Any, query: Any) -> Holder:
+    """Return a row of what a server says of its transactions; any of it may be NULL."""
     return Holder(
         id=str(id),
         prepared=bool(prepared),

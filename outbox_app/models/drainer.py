@@ -36,6 +36,9 @@ class Drainer(models.Model):
         db_table = "outbox_drainer"
         verbose_name = _("drainer")
         verbose_name_plural = _("drainers")
+        permissions = [
+            ("view_query_drainer", _("Can see the queries of sessions that block work")),
+        ]
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"

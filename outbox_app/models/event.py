@@ -68,6 +68,8 @@ class Event(EventLog):
         db_table = "outbox_event"
         verbose_name = _("event")
         verbose_name_plural = _("events")
+        # Not inherited: a log of somebody's own has the permissions that its Meta names.
+        permissions = [("view_payload_event", _("Can see what events contain"))]
 
 
 class StreamHead(models.Model):

@@ -79,6 +79,12 @@ class StagedJob(JobMessage):
         db_table = "outbox_stagedjob"
         verbose_name = _("staged job")
         verbose_name_plural = _("staged jobs")
+        permissions = [
+            ("cancel_stagedjob", _("Can cancel staged jobs")),
+            ("release_stagedjob", _("Can release held jobs")),
+            ("bury_stagedjob", _("Can move staged jobs to dead")),
+            ("view_payload_stagedjob", _("Can see the messages of staged jobs")),
+        ]
         indexes = [
             # One index serves ready rows (NULL, in id order) and held ones (by time), app by app
             # and shard by shard: a million held rows cost the ready ones nothing.
@@ -121,8 +127,12 @@ class DeadJob(JobMessage):
         permissions = [
             ("requeue_deadjob", _("Can requeue dead jobs")),
             ("discard_deadjob", _("Can discard dead jobs")),
+            ("view_payload_deadjob", _("Can see the messages of dead jobs")),
         ]
         indexes = [
             models.Index(fields=["error", "task"], name="outbox_dead_error"),
             models.Index(fields=["ordering_key"], name="outbox_dead_key"),
+            # In this order they are requeued.
+            models.Index(fields=["staged_id"], name="outbox_dead_staged"),
+            models.Index(fields=["task_id"], name="outbox_dead_task_id"),
         ]

@@ -10,26 +10,26 @@ message with the same task id; the drain treats it as any other, so one that has
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Max, Min, Q, QuerySet
-from django.db.models.functions import Length
+from django.db.models import Max, Min, QuerySet
 
 from ..conf import settings
-from ..delivery.batch import BUDGET_BYTES
 from ..delivery.records import record_incident
 from ..intake.rows import Rows, shard_of
 from ..models import DatabaseNow, DeadJob, Incident, StagedJob
+from . import slices
+from .slices import BATCH_SIZE as BATCH_SIZE  # for the command
+from .slices import Slice, run_slice
 
 logger = logging.getLogger("outbox_app.dead")
 
-#: Rows of one transaction, at most. One that holds large messages ends earlier.
-BATCH_SIZE = 500
-#: Ids in memory at once.
-WINDOW = 50_000
+#: The column in whose order rows are decided on.
+ORDER = "staged_id"
 
 
 def find(
@@ -90,10 +90,9 @@ def requeue(
         InvalidJob: A message does not fit the database's packet any more. The batches before it are
             requeued.
     """
-    return sum(
-        _requeue_batch(ids, until=until, using=using, by=by)
-        for ids, until in _batches(jobs, using=using, batch_size=batch_size)
-    )
+    until = _newest(using)
+    act = partial(_requeue_batch, until=until, using=using, by=by)
+    return _all(jobs, act, using=using, until=until, batch_size=batch_size)
 
 
 def discard(
@@ -110,14 +109,59 @@ def discard(
     Returns:
         How many jobs were discarded, those left out that were gone by then.
     """
-    discarded = 0
-    for ids, _ in _batches(jobs, using=using, batch_size=batch_size):
-        with transaction.atomic(using=using):
-            locked = list(_locked(using).filter(pk__in=ids).values_list("pk", flat=True))
-            discarded += _delete(locked, using=using)
-    if discarded:
-        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, discarded, by)
+    act = partial(_discard_batch, using=using)
+    until = _newest(using)
+    discarded = _all(jobs, act, using=using, until=until, batch_size=batch_size)
+    _log_discarded(discarded, using=using, by=by)
     return discarded
+
+
+def requeue_slice(jobs: QuerySet[DeadJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+    """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        by: Who decided.
+        slice: See ``slices.run_slice``.
+    """
+    act = partial(_requeue_batch, until=until, using=jobs.db, by=by)
+    return run_slice(jobs, act, order=ORDER, until=until, **slice)
+
+
+def discard_slice(jobs: QuerySet[DeadJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+    """Delete dead jobs, as ``discard`` does, until the time of the slice is over.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        by: Who decided.
+        slice: See ``slices.run_slice``.
+    """
+    act = partial(_discard_batch, using=jobs.db)
+    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    _log_discarded(found.done, using=jobs.db, by=by)
+    return found
+
+
+def _all(
+    jobs: QuerySet[DeadJob],
+    act: Callable[[list[int]], int],
+    *,
+    using: str,
+    until: int,
+    batch_size: int,
+) -> int:
+    jobs = jobs.using(using)
+    few = jobs.order_by()[: slices.STEP + 1].count() <= slices.STEP
+    found = run_slice(jobs, act, order=ORDER, until=until, whole=few, batch_size=batch_size)
+    if found.error:
+        raise found.error
+    return found.done
+
+
+def _newest(using: str) -> int:
+    return DeadJob.objects.using(using).aggregate(last=Max("id"))["last"] or 0
 
 
 def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
@@ -148,28 +192,15 @@ def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
     return len(staged)
 
 
-def _batches(
-    jobs: QuerySet[DeadJob], *, using: str, batch_size: int
-) -> Iterator[tuple[list[int], int]]:
-    """Yield the ids of each batch, and the highest id that belongs to the call."""
-    until = DeadJob.objects.using(using).aggregate(last=Max("id"))["last"] or 0
-    waiting = jobs.using(using).filter(id__lte=until).order_by("staged_id", "id")
-    sizes = waiting.annotate(bytes=Length("body") + Length("envelope"))
-    window = list(sizes.values_list("staged_id", "id", "bytes")[:WINDOW])
-    while window:
-        ids: list[int] = []
-        weight = 0
-        for _, id, size in window:
-            if ids and (len(ids) >= batch_size or weight + size > BUDGET_BYTES):
-                yield ids, until
-                ids, weight = [], 0
-            ids.append(id)
-            weight += size
-        yield ids, until
-        # Not simply the first ones again: in a snapshot of the caller's, rows that somebody else
-        # has taken would never go away.
-        after = Q(staged_id__gt=window[-1][0]) | Q(staged_id=window[-1][0], id__gt=window[-1][1])
-        window = list(sizes.filter(after).values_list("staged_id", "id", "bytes")[:WINDOW])
+def _discard_batch(ids: list[int], *, using: str) -> int:
+    with transaction.atomic(using=using):
+        locked = list(_locked(using).filter(pk__in=ids).values_list("pk", flat=True))
+        return _delete(locked, using=using)
+
+
+def _log_discarded(count: int, *, using: str, by: str) -> None:
+    if count:
+        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, count, by)
 
 
 def _locked(using: str) -> QuerySet[DeadJob]:

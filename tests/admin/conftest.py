@@ -17,8 +17,19 @@ ROLES = {
     "viewer": VIEW,
     "requeuer": (*VIEW, "requeue_deadjob"),
     "discarder": (*VIEW, "discard_deadjob"),
-    "canceller": (*VIEW, "delete_stagedjob"),
-    "blind": ("requeue_deadjob", "discard_deadjob", "delete_stagedjob"),
+    "canceller": (*VIEW, "cancel_stagedjob"),
+    "releaser": (*VIEW, "release_stagedjob"),
+    "burier": (*VIEW, "bury_stagedjob"),
+    "blind": (
+        "requeue_deadjob",
+        "discard_deadjob",
+        "cancel_stagedjob",
+        "release_stagedjob",
+        "bury_stagedjob",
+        "delete_stagedjob",
+        "view_payload_stagedjob",
+        "view_payload_deadjob",
+    ),
     "superuser": None,
 }
 

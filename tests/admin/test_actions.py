@@ -24,7 +24,7 @@ def staged(alias):
 
 
 def confirm(client, url, question, **changed):
-    return client.post(url, {**hidden(question), "confirmed": "yes", **changed})
+    return client.post(url, {**hidden(question), "confirmed": "yes", "reason": "why", **changed})
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -125,7 +125,9 @@ def test_an_error_half_way_is_shown_and_logged(alias, superuser, monkeypatch):
     monkeypatch.setattr(dead, "record_incident", refuse)
     question = superuser.post(DEAD, selection("requeue_selected", job))
     answer = confirm(superuser, DEAD, question)
-    assert said(answer) == [r"Stopped half-way: too large \x1b for the packet"]
+    assert said(answer) == [
+        r"0 dead jobs were requeued. Stopped half-way: too large \x1b for the packet"
+    ]
     assert "Stopped half-way" in LogEntry.objects.get().get_change_message()
     assert left(alias) == [job.task_id]
 
@@ -134,10 +136,11 @@ def test_an_error_half_way_is_shown_and_logged(alias, superuser, monkeypatch):
 @pytest.mark.parametrize("id", ["x", "", "-1", "1.5", "1 OR 1=1", "9" * 5000, "٣", "\x00", 2**63])
 def test_forged_ids_are_refused(superuser, action, id):
     [job] = dead_jobs(using="default")
-    form = {"action": action, "_selected_action": [id], "until": job.pk, "confirmed": "yes"}
-    assert superuser.post(DEAD, form).status_code == 400
-    form = {"action": action, "_selected_action": [job.pk], "until": id, "confirmed": "yes"}
-    assert superuser.post(DEAD, form).status_code == 400
+    form = {"action": action, "confirmed": "yes", "reason": "why"}
+    forged = {**form, "_selected_action": [id], "until": job.pk}
+    assert superuser.post(DEAD, forged).status_code == 400
+    forged = {**form, "_selected_action": [job.pk], "until": id}
+    assert superuser.post(DEAD, forged).status_code == 400
     assert left("default") == [job.task_id]
 
 
@@ -145,22 +148,23 @@ def test_forged_ids_are_refused(superuser, action, id):
 def test_ids_of_no_row_touch_nothing(alias, superuser, id):
     [job] = dead_jobs(using=alias)
     form = {"action": "discard_selected", "_selected_action": [id], "confirmed": "yes"}
-    answer = superuser.post(DEAD, {**form, "until": 2**63 - 1})
+    answer = superuser.post(DEAD, {**form, "until": 2**63 - 1, "reason": "why"})
     assert said(answer) == ["0 dead jobs were discarded."]
     assert left(alias) == [job.task_id]
 
 
 def test_ids_of_jobs_that_the_filter_hides_touch_nothing(alias, superuser):
     [job] = dead_jobs(using=alias, task="a")
-    form = selection("discard_selected", job, confirmed="yes", until=job.pk)
-    superuser.post(f"{DEAD}?task=b", form)
+    form = selection("discard_selected", job, confirmed="yes", until=job.pk, reason="why")
+    answer = superuser.post(f"{DEAD}?task=b", form)
+    assert said(answer) == ["0 dead jobs were discarded."]
     assert left(alias) == [job.task_id]
 
 
 @pytest.mark.parametrize("action", ["delete_selected", "discard", "__class__", "response_action"])
 def test_actions_that_are_not_offered_are_not_done(superuser, action):
     [job] = dead_jobs(using="default")
-    form = {"confirmed": "yes", "post": "yes", "until": job.pk}
+    form = {"confirmed": "yes", "post": "yes", "until": job.pk, "reason": "why"}
     superuser.post(DEAD, selection(action, job, **form))
     assert left("default") == [job.task_id]
 
@@ -170,12 +174,3 @@ def test_staged_jobs_are_not_deleted_in_bulk(superuser):
     url = DEAD.replace("deadjob", "stagedjob")
     superuser.post(url, selection("delete_selected", job, post="yes"))
     assert StagedJob.objects.exists()
-
-
-def test_cancelling_a_staged_job_is_logged(alias, superuser):
-    job, other = staged_jobs(2, using=alias)
-    question = superuser.get(page(job, "delete"))
-    assert "cancels it" in text(question)
-    superuser.post(page(job, "delete"), {"post": "yes"})
-    assert staged(alias) == [other.task_id]
-    assert LogEntry.objects.get().is_deletion()

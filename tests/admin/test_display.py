@@ -55,10 +55,9 @@ def test_markup_in_every_column_is_escaped_on_every_page(alias, superuser):
         *(superuser.get(url) for url in (STAGED, DEAD, DRAINERS, INCIDENTS, OVERVIEW)),
         *(superuser.get(page(row)) for row in (staged, dead, other, worker, incident)),
         superuser.get(DEAD, {"task": SCRIPT, "q": SCRIPT}),
-        superuser.get(page(staged, "delete")),
         superuser.get(page(dead, "history")),
         superuser.post(DEAD, form),
-        superuser.post(page(staged, "delete"), {"post": "yes"}, follow=True),
+        superuser.post(STAGED, {"action": "cancel_selected", "_selected_action": staged.pk}),
     ):
         content = body(response)
         assert "<script>alert" not in content
@@ -80,7 +79,7 @@ def test_control_characters_are_shown_as_escapes_on_every_page(alias, superuser)
         *(superuser.get(url) for url in (STAGED, DEAD, DRAINERS, INCIDENTS, OVERVIEW)),
         *(superuser.get(page(row)) for row in (staged, dead, worker, incident)),
         superuser.post(DEAD, {"action": "discard_selected", "_selected_action": dead.pk}),
-        superuser.get(page(staged, "delete")),
+        superuser.post(STAGED, {"action": "cancel_selected", "_selected_action": staged.pk}),
     ):
         content = body(response)
         assert VISIBLE in content
@@ -186,8 +185,7 @@ def test_a_large_message_is_cut(alias, superuser, size):
     assert f"JSON, {len(content)} bytes." in shown
     assert shown.count("Cut: the first 10000 characters are shown.") == 2
     assert len(response.content) < 80_000
-    for url in (DEAD, OVERVIEW):
-        assert len(superuser.get(url).content) < 80_000
+    assert len(superuser.get(DEAD).content) < 80_000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import DeadJob, Incident, StagedJob
-from outbox_app.operations import dead
+from outbox_app.operations import dead, slices
 from outbox_app.operations.dead import discard, find, requeue
 from outbox_app.signals import incident_recorded
 
@@ -91,7 +91,7 @@ def test_jobs_come_back_in_the_order_in_which_they_were_staged(alias):
 
 @pytest.mark.django_db
 def test_windows_of_ids_follow_one_another(alias, monkeypatch):
-    monkeypatch.setattr(dead, "WINDOW", 3)
+    monkeypatch.setattr(slices, "STEP", 3)
     for number in range(10):
         dead_jobs(using=alias, staged_id=number // 4, task_id=f"id-{number}")
 
@@ -102,7 +102,7 @@ def test_windows_of_ids_follow_one_another(alias, monkeypatch):
 
 @pytest.mark.django_db
 def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch):
-    monkeypatch.setattr(dead, "BUDGET_BYTES", 2500)
+    monkeypatch.setattr(slices, "BUDGET_BYTES", 2500)
     dead_jobs(5, using=alias, body=b"x" * 1000, envelope="{}")
 
     assert requeue(everything(alias), using=alias) == 5
@@ -112,14 +112,14 @@ def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch):
 
 @pytest.mark.django_db
 def test_a_message_above_the_budget_goes_alone(alias, monkeypatch):
-    monkeypatch.setattr(dead, "BUDGET_BYTES", 10)
+    monkeypatch.setattr(slices, "BUDGET_BYTES", 10)
     dead_jobs(2, using=alias)
     assert requeue(everything(alias), using=alias) == 2
 
 
 @pytest.mark.django_db
 def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeypatch):
-    monkeypatch.setattr(dead, "WINDOW", 2)
+    monkeypatch.setattr(slices, "STEP", 2)
     for staged_id in range(-4, 0):  # lower than those that the requeued rows get
         dead_jobs(using=alias, staged_id=staged_id)
 

@@ -51,7 +51,7 @@ def rows_read(alias):
 
 
 @pytest.mark.parametrize("what", ["held", "of an app whose broker is away"])
-def test_a_turn_reads_as_much_as_without_them(alias, make_app, what):
+def test_a_turn_reads_as_much_as_without_them(alias, make_app, monkeypatch, what):
     app = make_app()
     note = app.task(name="note")(tasks.note)
     if what == "held":
@@ -62,6 +62,8 @@ def test_a_turn_reads_as_much_as_without_them(alias, make_app, what):
     drain = Drain(using=alias, lease_seconds=600)
     while drain.turn():
         pass
+    # Once a minute somebody counts what is held: tests/counters.
+    monkeypatch.setattr(drain._counters, "keep", lambda: None)
     with transaction.atomic(using=alias):
         for i in range(50):
             note.delay("", i)

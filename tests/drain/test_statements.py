@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("jobs", [10, 900])
-def test_a_batch_is_a_constant_number_of_statements(alias, make_app, jobs):
+def test_a_batch_is_a_constant_number_of_statements(alias, make_app, monkeypatch, jobs):
     app = make_app()
     note = app.task(name="note")(tasks.note)
     drain = Drain(using=alias, lease_seconds=600)
@@ -25,6 +25,8 @@ def test_a_batch_is_a_constant_number_of_statements(alias, make_app, jobs):
         stage_many((note.s("", i) for i in range(jobs)), using=alias)
     drain.turn()  # finds the app
     drained = drain.tally.published
+    # What a minute costs, whether there are jobs or not: tests/counters.
+    monkeypatch.setattr(drain._counters, "keep", lambda: None)
 
     with CaptureQueriesContext(connections[alias]) as statements:
         while drain.tally.published < jobs:

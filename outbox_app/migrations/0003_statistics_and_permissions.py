@@ -53,6 +53,57 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.AlterModelOptions(
+            name="stagedjob",
+            options={
+                "permissions": [
+                    ("cancel_stagedjob", "Can cancel staged jobs"),
+                    ("release_stagedjob", "Can release held jobs"),
+                    ("bury_stagedjob", "Can move staged jobs to dead"),
+                    ("view_payload_stagedjob", "Can see the messages of staged jobs"),
+                ],
+                "verbose_name": "staged job",
+                "verbose_name_plural": "staged jobs",
+            },
+        ),
+        migrations.AlterModelOptions(
+            name="deadjob",
+            options={
+                "permissions": [
+                    ("requeue_deadjob", "Can requeue dead jobs"),
+                    ("discard_deadjob", "Can discard dead jobs"),
+                    ("view_payload_deadjob", "Can see the messages of dead jobs"),
+                ],
+                "verbose_name": "dead job",
+                "verbose_name_plural": "dead jobs",
+            },
+        ),
+        migrations.AlterModelOptions(
+            name="event",
+            options={
+                "permissions": [("view_payload_event", "Can see what events contain")],
+                "verbose_name": "event",
+                "verbose_name_plural": "events",
+            },
+        ),
+        migrations.AlterModelOptions(
+            name="drainer",
+            options={
+                "permissions": [
+                    ("view_query_drainer", "Can see the queries of sessions that block work")
+                ],
+                "verbose_name": "drainer",
+                "verbose_name_plural": "drainers",
+            },
+        ),
+        migrations.AddIndex(
+            model_name="deadjob",
+            index=models.Index(fields=["staged_id"], name="outbox_dead_staged"),
+        ),
+        migrations.AddIndex(
+            model_name="deadjob",
+            index=models.Index(fields=["task_id"], name="outbox_dead_task_id"),
+        ),
         migrations.RunPython(
             compare_bytes("outbox_statistic"), migrations.RunPython.noop, atomic=False
         ),

@@ -1,0 +1,111 @@
+"""Sensitive values, masked even for those who may see messages: ``OUTBOX["SENSITIVE_KEYS"]``.
+
+A value is masked where the name of its key contains one of those words, at any depth of JSON. Case
+and separators do not count: ``api_key`` is ``apiKey`` and ``X-API-Key`` too. Where text is not JSON
+(a repr, a damaged body) nobody can tell keys from values, so text that contains such a word is not
+shown at all. What stands in an argument without a name cannot be known to be sensitive.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..conf import settings
+from ..operations.text import one_line
+
+#: What is shown instead of a value.
+MASK = "••••"
+#: Keys under which Celery keeps arguments as text.
+REPRS = ("argsrepr", "kwargsrepr", "args", "kwargs")
+
+
+def masked(value: Any, *, hidden: str = MASK) -> Any:
+    """Return JSON with sensitive values masked. The value itself is changed.
+
+    Without recursion: a stranger decides how deep it is.
+
+    Args:
+        value: What ``json.loads`` has returned.
+        hidden: Stands for a repr that contains a sensitive word.
+    """
+    words = _words()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            for key, inner in each.items():
+                if _is_sensitive(key, words):
+                    each[key] = MASK
+                elif isinstance(inner, str):
+                    if key in REPRS and _is_sensitive(_unescaped(inner), words):
+                        each[key] = hidden
+                else:
+                    waiting.append(inner)
+        elif isinstance(each, list):
+            if _is_pair(each) and _is_sensitive(each[0], words):
+                each[1] = MASK
+            waiting += [inner for inner in each if isinstance(inner, dict | list)]
+    return value
+
+
+def may_be_sensitive(text: str) -> bool:
+    """Say whether text that is no JSON contains a sensitive word, so that it cannot be shown."""
+    return _is_sensitive(_unescaped(text), _words())
+
+
+def masked_text(text: str) -> str:
+    """Return an exception's words with what follows a sensitive one masked, as far as it is seen.
+
+    ``password=x``, ``'token': 'x y'``, ``Authorization: Bearer x``. No promise: words are free.
+    """
+    names = "|".join(r"[\W_]?".join(map(re.escape, word)) for word in _words())
+    if not names:
+        return text
+    pattern = (
+        rf"(?P<key>(?:{names})[\w-]{{0,40}}['\"]?\s{{0,3}}[:=]\s{{0,3}})"
+        r"(?:\"[^\"]*\"?|'[^']*'?|(?:Bearer |Basic )?[^\s,;)}\]]+)"
+    )
+    return re.sub(pattern, rf"\g<key>{MASK}", text, flags=re.IGNORECASE)
+
+
+def words(text: str, limit: int) -> str:
+    """Return an exception's words, masked, on one line.
+
+    Args:
+        text: The words.
+        limit: Characters after which they are cut.
+    """
+    # Cut before as well: a pattern may take its time over a megabyte.
+    return one_line(masked_text(text[: 4 * limit]), limit)
+
+
+def _words() -> list[str]:
+    return [plain for word in settings().SENSITIVE_KEYS if (plain := _plain(word))]
+
+
+def _plain(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
+
+
+def _is_sensitive(name: Any, words: list[str]) -> bool:
+    plain = _plain(str(name))
+    return any(word in plain for word in words)
+
+
+def _is_pair(value: list[Any]) -> bool:
+    # A header, as HTTP libraries list them. A sentence in the first place is none.
+    return (
+        len(value) == 2
+        and isinstance(value[0], str)
+        and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
+    )
+
+
+def _unescaped(text: str) -> str:
+    r"""Return the text with ``\u0070`` as the letter it stands for."""
+    return re.sub(
+        r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))",
+        lambda found: chr(int(found[1] or found[2], 16)),
+        text,
+    )

@@ -1,0 +1,177 @@
+"""The sections of the overview: what was read, in words and numbers for its template.
+
+Text of strangers is cut, masked and made harmless here; the template escapes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from ..log.logs import log_alias
+from ..models import Event
+from ..models.statistic import label_of
+from ..operations import lag, minutes, status
+from ..operations.dead_matrix import WINDOWS, DeadMatrix, DeadRow
+from ..operations.text import one_line
+from .base import harmless
+from .charts import Line, chart, number
+from .durations import duration
+from .masking import words
+from .verdict import Seen
+
+
+def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the figures at the top: name, value, note, and the query of the list behind them."""
+    if seen.backlog:
+        oldest = duration(seen.backlog.oldest_seconds) if seen.backlog.rows else "-"
+        yield _("Ready to leave"), seen.backlog.shown, "", "stagedjob", "state=ready"
+        yield _("Age of the oldest"), oldest, "", "stagedjob", "state=ready"
+        delays = minutes.delays(using=using)
+        yield (
+            _("Staged to published"),
+            "-" if delays.p95 is None else duration(delays.p95, fine=True),
+            _("95th percentile of the last 5 minutes"),
+            "",
+            "",
+        )
+    yield _("Published a minute"), number(seen.published), _("last minute"), "drainer", ""
+    if seen.dead:
+        yield _("Dead"), status.shown_count(seen.dead.total), "", "deadjob", ""
+    if seen.lags is not None:
+        late = max((each.seconds for each in seen.lags), default=0.0)
+        yield _("Subscriptions behind"), duration(late), _("the latest"), "subscription", ""
+    if seen.gaps is not None:
+        yield _("Open gaps"), status.shown_count(seen.gaps), "", "gap", "state=open"
+
+
+def charts(using: str) -> list[SafeString]:
+    """Return the backlog and the rates, of the last hour and of the last day."""
+    drawn = []
+    for name, heading, span, step in (
+        ("hour", _("last hour"), 60, 1),
+        ("day", _("last day"), 24 * 60, 10),
+    ):
+        series = minutes.series(using=using, minutes=span + step, step=step)
+        # The current step is not over: its rates would look like a fall.
+        starts = series.starts[:-1]
+        rates = [
+            Line(_("staged, estimated"), series.staged[:-1], 2),
+            Line(_("published"), series.published[:-1], 1),
+            Line(_("dead"), series.dead[:-1], 3),
+        ]
+        drawn += [
+            chart(
+                f"outbox-backlog-{name}",
+                _("Ready jobs, %(span)s") % {"span": heading},
+                starts,
+                [Line(_("ready"), series.ready[:-1], 1)],
+            ),
+            chart(
+                f"outbox-rates-{name}",
+                _("Jobs a minute, %(span)s") % {"span": heading},
+                starts,
+                rates,
+            ),
+        ]
+    return drawn
+
+
+def held(jobs: status.Held) -> list[tuple[str, str]]:
+    """Return held jobs by when they are due."""
+    return [
+        (_("due now"), status.shown_count(jobs.due)),
+        (_("due within the hour"), status.shown_count(jobs.within_the_hour)),
+        (_("due later"), status.shown_count(jobs.later)),
+    ]
+
+
+def drainers(seen: Seen) -> list[dict[str, Any]]:
+    """Return who drains, and what each owns."""
+    return [
+        {
+            "status": row,
+            "drainer": harmless(row.drainer),
+            "owned": ranges(row.owned),
+            "rate": number(seen.rates.get(str(row.drainer.id), 0.0)),
+            "trouble": words(row.drainer.trouble, 200) or "-",
+        }
+        for row in seen.drainers
+    ]
+
+
+def ranges(shards: list[int]) -> str:
+    """Return numbers in ascending order for people: ``0-63, 70``."""
+    runs: list[list[int]] = []
+    for shard in shards:
+        if runs and shard == runs[-1][1] + 1:
+            runs[-1][1] = shard
+        else:
+            runs.append([shard, shard])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
+    """Return how subscriptions are doing."""
+    # The last full minute and the current one.
+    handled = minutes.handled(using=log_alias(Event), minutes=2)
+    return [
+        {
+            "name": one_line(each.name, 80),
+            "key": each.name,
+            "state": each.state,
+            "behind": each.shown,
+            "late": duration(each.seconds) if each.behind else "-",
+            "rate": number(handled.get(label_of(each.name), [0.0])[0]),
+            "parked": each.parked,
+            "gaps": each.gaps,
+            "error": words(each.error, 200),
+        }
+        for each in lags
+    ]
+
+
+def dead(matrix: DeadMatrix) -> dict[str, Any]:
+    """Return dead jobs by task and by error, with the query of each cell's list."""
+    return {
+        "windows": WINDOWS,
+        "groups": [
+            (_("Task"), [_dead_row(row, "task") for row in matrix.tasks]),
+            (_("Error"), [_dead_row(row, "error") for row in matrix.errors]),
+        ],
+        "complete": matrix.complete,
+    }
+
+
+def _dead_row(row: DeadRow, column: str) -> dict[str, Any]:
+    query = urlencode({column: row.name})
+    return {
+        "name": one_line(row.name, 100),
+        "cells": [
+            (count, f"{query}&died={window}")
+            for window, count in zip(WINDOWS, row.counts, strict=True)
+        ],
+        "total": row.total,
+        "query": query,
+        "reason": words(row.reason, 200),
+    }
+
+
+def listed(found: status.DeadGroups) -> dict[str, Any]:
+    """Return dead jobs by task and error for the template ``dead_groups.html``."""
+    rows = [
+        {
+            "count": group.count,
+            "task": one_line(group.task, 100),
+            "error": one_line(group.error, 100),
+            "reason": words(group.reason, 200),
+            "newest": group.newest,
+            "query": urlencode({"task": group.task, "error": group.error}),
+        }
+        for group in found.groups
+    ]
+    return {"rows": rows, "complete": found.complete}

@@ -1,0 +1,185 @@
+"""The backlog: staged jobs, what hinders them, and what a person can do about them.
+
+Cancel, release and move to dead are decisions on the selected rows or on all that match the filter,
+each with a permission of its own and a reason. A drainer may have a job in hand at that moment: it
+leaves all the same, and the question says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..models import DatabaseNow, Drainer, Lease, StagedJob
+from ..operations import staged
+from ..operations.slices import Slice
+from ..operations.text import shown
+from .asking import Decision, RequiredReason, Steps
+from .durations import duration
+from .filters import ShardFilter, StateFilter, column_filter
+from .job import MESSAGE_FIELDS, JobAdmin
+from .window import Window
+
+
+def _cancel(rows: Any, values: Any, **slice: Any) -> Slice:
+    return staged.cancel_slice(rows, **slice)
+
+
+def _release(rows: Any, values: Any, **slice: Any) -> Slice:
+    return staged.release_slice(rows, **slice)
+
+
+def _bury(rows: Any, values: Any, **slice: Any) -> Slice:
+    return staged.bury_slice(rows, reason=values["reason"], **slice)
+
+
+CANCEL = Decision(
+    "cancel_selected",
+    "cancel_stagedjob",
+    _("Cancel staged jobs"),
+    _(
+        "They are deleted and never sent. This cannot be undone. One that a drainer has in hand at "
+        "this moment leaves all the same."
+    ),
+    form=RequiredReason,
+    steps=Steps(
+        _cancel,
+        staged.ORDER,
+        lambda n: ngettext("%d staged job was cancelled.", "%d staged jobs were cancelled.", n) % n,
+    ),
+    destroys=True,
+)
+RELEASE = Decision(
+    "release_selected",
+    "release_stagedjob",
+    _("Release held jobs now"),
+    _(
+        "They leave with the next batches, and a worker runs them when it has them: the time that "
+        "they were to wait for is taken away. Those that are not held stay as they are."
+    ),
+    form=RequiredReason,
+    steps=Steps(
+        _release,
+        staged.ORDER,
+        lambda n: ngettext("%d held job was released.", "%d held jobs were released.", n) % n,
+    ),
+)
+BURY = Decision(
+    "bury_selected",
+    "bury_stagedjob",
+    _("Move staged jobs to dead"),
+    _(
+        "They do not leave; they wait among the dead jobs, with your reason, until they are "
+        "requeued or discarded. One that a drainer has in hand at this moment leaves all the same, "
+        "and may then be both published and dead: look before you requeue it. Where dead jobs "
+        "block their ordering key, the later jobs of its key die after it."
+    ),
+    form=RequiredReason,
+    steps=Steps(
+        _bury,
+        staged.ORDER,
+        lambda n: ngettext("%d job was moved to dead.", "%d jobs were moved to dead.", n) % n,
+    ),
+)
+
+
+class StagedJobAdmin(JobAdmin):
+    """Jobs on their way to the broker."""
+
+    list_display = ["id", "task", "task_id", "queue", "ordering_key", "available_at", "staged_at"]
+    list_filter = [
+        StateFilter,
+        column_filter("task", _("task")),
+        column_filter("queue", _("queue")),
+        column_filter("ordering_key", _("ordering key")),
+        ShardFilter,
+    ]
+    sortable_by = ["id"]
+    search_help_text = _(
+        "The whole task id. A job with an ordering key that is not among the newest rows is found "
+        "where its key is given too, as a filter."
+    )
+    payload_permission = "view_payload_stagedjob"
+    decisions = (CANCEL, RELEASE, BURY)
+    fieldsets = [
+        (
+            None,
+            {
+                "fields": [
+                    "hindrance",
+                    "task",
+                    "task_id",
+                    "queue",
+                    "ordering_key",
+                    "app",
+                    "shard",
+                    "staged_at",
+                    "available_at",
+                ]
+            },
+        ),
+        (_("Message"), {"fields": MESSAGE_FIELDS}),
+    ]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Look where a task id can be found: the table has no index of them."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        key = request.GET.get("ordering_key", "")
+        ids = staged.ids_of_task(term, using=queryset.db, ordering_key=key)
+        return queryset.filter(id__in=ids), False
+
+    def window(self, request: HttpRequest) -> Window | None:
+        """Held jobs that are few are found by their index."""
+        return None if _found_by_index(request) else super().window(request)
+
+    def is_few(self, request: HttpRequest) -> bool:
+        """Say whether the rows are few, and found by an index."""
+        return super().is_few(request) or _found_by_index(request)
+
+    @admin.display(description=_("what it waits for"))
+    def hindrance(self, job: StagedJob) -> str:
+        """Why it has not left."""
+        return hindrance(job)
+
+
+def hindrance(job: StagedJob) -> str:
+    """Return what keeps a staged job, as far as the database knows."""
+    using = job._state.db
+    held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
+    if job.available_at and held.exists():
+        moment = job.available_at.isoformat(sep=" ", timespec="seconds")
+        return gettext("It is held until %(moment)s.") % {"moment": moment}
+    lease = Lease.objects.using(using).filter(resource="jobs", part=job.shard)
+    owners = lease.exclude(owner=None).values("owner")
+    drainers = Drainer.objects.using(using).filter(id__in=owners)
+    row = drainers.annotate(now=DatabaseNow()).first()
+    if row is None:
+        return gettext("No drainer owns its shard, %(shard)d.") % {"shard": job.shard}
+    silent = (row.now - row.heartbeat_at).total_seconds()
+    name = shown(row, 100)
+    if silent > row.lease_seconds:
+        return gettext("%(drainer)s, which owns its shard, is silent for %(time)s.") % {
+            "drainer": name,
+            "time": duration(silent),
+        }
+    if row.trouble:
+        return gettext("%(drainer)s, which owns its shard, is in trouble: %(trouble)s") % {
+            "drainer": name,
+            "trouble": shown(row.trouble, 1000),
+        }
+    return gettext("Nothing that is known: %(drainer)s takes it with one of its next batches.") % {
+        "drainer": name
+    }
+
+
+def _found_by_index(request: HttpRequest) -> bool:
+    return bool(getattr(request, "outbox_few", False))

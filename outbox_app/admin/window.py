@@ -1,0 +1,68 @@
+"""How much of a table a list looks at: ``status.MANY`` rows, the newest or those before an id.
+
+A filter that matches few rows would make the database read the whole table. So the filter is
+applied inside a range of the primary key only, found by one look along the index, and the page says
+from where to where, with a link to what lies before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import QuerySet
+
+from ..operations import status
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A range of a column of integers, the primary key of most tables."""
+
+    column: str
+    #: The lowest value that is looked at. None: there is none below.
+    first: int | None
+    #: Above the highest that is looked at. None: there is none above.
+    before: int | None
+    #: The highest value, where PostgreSQL needs it to see how small the range is.
+    last: int | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing of the table is left out."""
+        return self.first is None and self.before is None
+
+    def rows(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return those of the rows that are in the window."""
+        if self.first is not None:
+            rows = rows.filter(**{f"{self.column}__gte": self.first})
+        if self.before is not None:
+            rows = rows.filter(**{f"{self.column}__lt": self.before})
+        if self.last is not None:
+            rows = rows.filter(**{f"{self.column}__lte": self.last})
+        return rows
+
+
+def window(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> Window:
+    """Return the newest rows of a table, or those before a value, ``status.MANY`` at most.
+
+    Args:
+        table: All rows; or those that an index leads to in the order of the column.
+        column: What they are numbered by.
+        before: Where the window ends.
+    """
+    rows = table if before is None else table.filter(**{f"{column}__lt": before})
+    values = rows.order_by(f"-{column}").values_list(column, flat=True)
+    edge = list(values[status.MANY - 1 : status.MANY + 1])
+    first = edge[0] if len(edge) == 2 else None
+    # What is numbered anew in each stream is all over the table, as the planner sees it.
+    last = None if column == "id" or first is None else values[0]
+    return Window(column, first, before, last)
+
+
+def number(text: str) -> int | None:
+    """Return the id that a text of strangers stands for, or None where no row can have it."""
+    # The length first: Python refuses to read thousands of digits.
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63:
+        return int(text)
+    return None

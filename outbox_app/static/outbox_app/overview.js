@@ -1,0 +1,51 @@
+/* Refreshes the overview: asks for the part that changes and puts it in place. Nothing is drawn
+   here. What a person is doing stays as it is: an open table, the focus, a selection of text. */
+
+"use strict";
+
+(() => {
+  const live = document.getElementById("outbox-live");
+  const bar = document.getElementById("outbox-refresh");
+  const said = document.getElementById("outbox-said");
+  const [wanted, note] = [bar.querySelector("input"), bar.querySelector("span")];
+  const seconds = Number(bar.dataset.seconds);
+
+  const verdict = () => live.querySelector(".outbox-verdict").textContent;
+  const details = () => [...live.querySelectorAll("details")];
+  const links = () => [...live.querySelectorAll("a, summary")];
+  const name = (node) => node.getAttribute("href") || node.closest("figure")?.getAttribute("aria-labelledby");
+
+  function replace(html) {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    if (!page.querySelector(".outbox-verdict")) throw new Error("no overview");
+    const before = verdict();
+    const open = details().map((each) => each.open);
+    const active = document.activeElement;
+    const focused = live.contains(active) ? name(active) : null;
+    // Several links may lead to one place.
+    const alike = () => links().filter((each) => name(each) === focused);
+    const which = alike().indexOf(active);
+    live.replaceChildren(...page.body.childNodes);
+    details().forEach((each, place) => { each.open = Boolean(open[place]); });
+    if (focused) (alike()[which] ?? alike()[0])?.focus({ preventScroll: true });
+    if (verdict() !== before) said.textContent = verdict();
+  }
+
+  async function refresh() {
+    const selecting = live.contains(document.getSelection().anchorNode) && String(document.getSelection());
+    if (!wanted.checked || document.hidden || selecting) return;
+    try {
+      const response = await fetch("?part=live", { redirect: "error" });
+      if (!response.ok) throw new Error(response.status);
+      replace(await response.text());
+      note.textContent = "";
+    } catch {
+      note.textContent = bar.dataset.failed;
+    }
+  }
+
+  // One look at a time: the next one is due so many seconds after the last has ended.
+  const loop = () => setTimeout(() => refresh().finally(loop), seconds * 1000);
+  bar.hidden = false;
+  loop();
+})();

@@ -1,0 +1,254 @@
+"""The backlog: found, explained, and decided on, whatever a drainer does at the same moment."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from outbox_app.delivery.drain import Drain
+from outbox_app.failpoints import set_failpoint
+from outbox_app.intake.rows import shard_of
+from outbox_app.models import DatabaseNow, DeadJob, Drainer, Lease, StagedJob
+from outbox_app.operations import slices, staged, status
+from outbox_app.operations.dead import find, requeue
+from outbox_app.signals import job_dead
+from tests import tasks
+from tests.dead.rows import message, staged_jobs
+from tests.dead.test_status import drainer, hold
+from tests.drain.test_main_path import received
+
+from .pages import STAGED, hidden, page, said, selection, text
+from .test_lists import listed, statements
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def left(alias):
+    return sorted(StagedJob.objects.using(alias).values_list("task_id", flat=True))
+
+
+def decide(client, action, *jobs, url=STAGED, reason="why", **fields):
+    question = client.post(url, selection(action, *jobs, **fields))
+    answer = {**hidden(question), "confirmed": "yes", "reason": reason}
+    return question, client.post(url, answer)
+
+
+def test_filters(alias, superuser):
+    staged_jobs(using=alias, task_id="1", queue="a", ordering_key="k", shard=5)
+    staged_jobs(using=alias, task_id="2", queue="b", task="t", shard=7)
+    for query, expected in (
+        ({"queue": "a"}, ["1"]),
+        ({"task": "t"}, ["2"]),
+        ({"ordering_key": "k"}, ["1"]),
+        ({"ordering_key": ""}, ["2"]),
+        ({"shard": "7"}, ["2"]),
+        ({"shard": "8"}, []),
+        ({"shard": "x"}, ["2", "1"]),
+        ({"shard": "9" * 30}, ["2", "1"]),
+        ({"shard": "99999999999"}, []),
+        ({"shard": "5", "queue": "b"}, []),
+    ):
+        assert listed(superuser.get(STAGED, query)) == expected, query
+
+
+def test_a_task_id_is_found_outside_the_window_through_its_shard(alias, superuser, monkeypatch):
+    monkeypatch.setattr(status, "MANY", 3)
+    [ready] = staged_jobs(using=alias, task_id="ready")
+    [held] = staged_jobs(using=alias, task_id="held")
+    hold(alias, held, minutes=5)
+    shard = shard_of("k", "")
+    staged_jobs(using=alias, task_id="keyed", ordering_key="k", shard=shard)
+    other = next(n for n in range(128) if n not in (ready.shard, held.shard, shard))
+    staged_jobs(4, using=alias, shard=other)
+    staged_jobs(using=alias, task_id="keyed and new", ordering_key="k", shard=shard)
+    for query, expected in (
+        ({"q": "ready"}, ["ready"]),
+        ({"q": "held"}, ["held"]),
+        ({"q": "keyed"}, []),
+        ({"q": "keyed", "ordering_key": "k"}, ["keyed"]),
+        ({"q": "keyed and new"}, ["keyed and new"]),
+        ({"q": "nobody"}, []),
+    ):
+        assert listed(superuser.get(STAGED, query)) == expected, query
+
+
+def test_a_few_held_jobs_are_found_below_many_ready_ones(alias, superuser, monkeypatch):
+    monkeypatch.setattr(status, "MANY", 3)
+    due, later = staged_jobs(2, using=alias)
+    hold(alias, due, minutes=-5)
+    hold(alias, later, minutes=5)
+    staged_jobs(4, using=alias)
+    assert listed(superuser.get(STAGED, {"state": "held"})) == [later.task_id, due.task_id]
+    assert listed(superuser.get(STAGED, {"state": "due"})) == [due.task_id]
+    monkeypatch.setattr(staged, "FEW", 1)
+    assert listed(superuser.get(STAGED, {"state": "held"})) == []
+    assert "Looked through the newest 3 rows" in text(superuser.get(STAGED, {"state": "held"}))
+
+
+def test_what_hinders_a_job(alias, superuser):
+    [job] = staged_jobs(using=alias)
+
+    def hindered():
+        return text(superuser.get(page(job))).partition("What it waits for: ")[2][:120]
+
+    assert hindered().startswith(f"No drainer owns its shard, {job.shard}.")
+    lease = Lease.objects.using(alias).create(resource="jobs", part=job.shard)
+    assert hindered().startswith("No drainer owns its shard")
+    row = drainer(alias)
+    lease.owner = row.pk
+    lease.save(using=alias)
+    assert hindered().startswith("Nothing that is known: ")
+    Drainer.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused")
+    assert "is in trouble: BrokerUnavailable: <b>refused" in hindered()
+    Drainer.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(minutes=5))
+    assert "is silent for 5 min." in hindered()
+    hold(alias, job, minutes=5)
+    assert hindered().startswith("It is held until 20")
+    hold(alias, job, minutes=-5)
+    assert "is silent for 5 min." in hindered()
+    assert len(statements(superuser, page(job), alias)) <= 5
+
+
+@pytest.mark.parametrize(("trace", "shown"), [(TRACE, True), ("00-abc", False), ({}, False)])
+def test_the_trace_is_shown_where_it_is_one(alias, superuser, trace, shown):
+    [job] = staged_jobs(using=alias, envelope=message(headers={"traceparent": trace}))
+    assert (f"Trace: {TRACE}" in text(superuser.get(page(job)))) == shown
+
+
+def test_cancel(alias, superuser):
+    job, other = staged_jobs(2, using=alias)
+    question, answer = decide(superuser, "cancel_selected", job)
+    assert "One that a drainer has in hand at this moment leaves all the same." in text(question)
+    assert said(answer) == ["1 staged job was cancelled."]
+    assert left(alias) == [other.task_id]
+
+
+def test_release(alias, superuser):
+    eta = "2099-01-02T03:04:05+00:00"
+    envelope = message(headers={"task": "t", "id": "x", "eta": eta, "lang": "py"})
+    held, other, ready = staged_jobs(3, using=alias, envelope=envelope)
+    hold(alias, held, days=5)
+    hold(alias, other, days=5)
+    _, answer = decide(superuser, "release_selected", held, ready)
+    assert said(answer) == ["1 held job was released."]
+    rows = {row.pk: row for row in StagedJob.objects.using(alias)}
+    assert rows[held.pk].available_at is None
+    assert rows[other.pk].available_at is not None
+    headers = json.loads(rows[held.pk].envelope)["headers"]
+    assert headers == {"task": "t", "id": "x", "eta": None, "lang": "py"}
+    assert rows[ready.pk].envelope == rows[other.pk].envelope == envelope
+
+
+@pytest.mark.parametrize("envelope", ["nonsense", "[]", "null", '{"headers": 5}', '{"a": 1}'])
+def test_a_damaged_job_is_released_as_it_is(alias, superuser, envelope):
+    [job] = staged_jobs(using=alias, envelope=envelope)
+    hold(alias, job, days=5)
+    decide(superuser, "release_selected", job)
+    row = StagedJob.objects.using(alias).get()
+    assert (row.available_at, row.envelope) == (None, envelope)
+
+
+def test_move_to_dead_and_back(alias, superuser):
+    job, other = staged_jobs(2, using=alias, ordering_key="k")
+    before = {row.pk: row.copied() for row in StagedJob.objects.using(alias)}
+    heard = []
+    job_dead.connect(lambda **given: heard.append(given), weak=False, dispatch_uid="heard")
+    try:
+        _, answer = decide(superuser, "bury_selected", job, reason="wrong <i>price")
+    finally:
+        job_dead.disconnect(dispatch_uid="heard")
+    assert said(answer) == ["1 job was moved to dead."]
+    assert left(alias) == [other.task_id]
+    row = DeadJob.objects.using(alias).get()
+    assert row.copied() == before[job.pk]
+    assert (row.staged_id, row.error) == (job.pk, "moved by a person")
+    assert row.staged_at is not None
+    assert row.reason == "wrong <i>price (<b>superuser</b>)"
+    assert [(each["using"], each["dead"].staged_id) for each in heard] == [(alias, job.pk)]
+    assert requeue(find(using=alias, error=staged.MOVED), using=alias) == 1
+    assert left(alias) == sorted([job.task_id, other.task_id])
+
+
+@pytest.mark.parametrize("between", [(slices, "_look"), (staged, "_rows")])
+@pytest.mark.parametrize("action", ["cancel_selected", "release_selected", "bury_selected"])
+def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
+    alias, superuser, monkeypatch, action, between
+):
+    """It goes between a look for it and the deed: it is not counted, and not dead."""
+    job, other = staged_jobs(2, using=alias)
+    hold(alias, job, days=5)
+    hold(alias, other, days=5)
+    question = superuser.post(STAGED, selection(action, job, other))
+    module, name = (slices, "_look") if action == "cancel_selected" else between
+    look = getattr(module, name)
+
+    def look_then_lose(*args, **kwargs):
+        found = list(look(*args, **kwargs))
+        StagedJob.objects.using(alias).filter(pk=job.pk).delete()
+        return found
+
+    monkeypatch.setattr(module, name, look_then_lose)
+    form = {**hidden(question), "confirmed": "yes", "reason": "why"}
+    assert said(superuser.post(STAGED, form))[-1].startswith("1 ")
+    assert job.task_id not in left(alias)
+    dead = DeadJob.objects.using(alias).values_list("task_id", flat=True)
+    assert list(dead) == ([other.task_id] if action == "bury_selected" else [])
+
+
+def test_a_job_that_is_not_moved_whole_stays(alias, superuser, monkeypatch):
+    """DELETE and INSERT are one transaction."""
+    [job] = staged_jobs(using=alias)
+
+    def fail(*args, **kwargs):
+        raise MemoryError
+
+    question = superuser.post(STAGED, selection("bury_selected", job))
+    monkeypatch.setattr("django.db.models.query.QuerySet.bulk_create", fail)
+    with pytest.raises(MemoryError):
+        superuser.post(STAGED, {**hidden(question), "confirmed": "yes", "reason": "why"})
+    monkeypatch.undo()
+    assert left(alias) == [job.task_id]
+    assert not DeadJob.objects.using(alias).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("decide", ["cancel", "bury"])
+def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, decide):
+    """The drainer finds nothing to delete then, and does not mind. What was moved stays dead."""
+    task = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        task.delay("", 1)
+    done = []
+
+    def act():
+        jobs = StagedJob.objects.using(alias).all()
+        if decide == "cancel":
+            done.append(staged.cancel_slice(jobs, until=10**9).done)
+        else:
+            done.append(staged.bury_slice(jobs, until=10**9, reason="why").done)
+
+    set_failpoint("published_not_deleted", act)
+    try:
+        Drain(using=alias).run(once=True)
+    finally:
+        set_failpoint("published_not_deleted", None)
+    assert done[0] == 1
+    assert len(received(task.app)) == 1
+    assert not StagedJob.objects.using(alias).exists()
+    assert DeadJob.objects.using(alias).count() == (1 if decide == "bury" else 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_released_job_leaves_and_runs_now(alias, make_app):
+    task = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        task.apply_async(("", 1), countdown=86400)
+    Drain(using=alias).run(once=True)
+    [job] = StagedJob.objects.using(alias).all()
+    assert staged.release_slice(StagedJob.objects.using(alias).all(), until=job.pk).done == 1
+    Drain(using=alias).run(once=True)
+    [message] = received(task.app)
+    assert message.headers["eta"] is None

@@ -1,0 +1,311 @@
+"""The overview from the address to the text: what it says, to whom, and at what cost."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.models import (
+    DatabaseNow,
+    DeadJob,
+    Drainer,
+    Gap,
+    Incident,
+    Lease,
+    StagedJob,
+    Statistic,
+    Subscription,
+)
+from tests.dead.rows import dead_jobs, staged_jobs
+from tests.dead.test_status import drainer, hold
+
+from .pages import OVERVIEW, body, text
+
+LIVE = f"{OVERVIEW}?part=live"
+
+
+def own(alias, *drainers, shards=128):
+    """Give the shards to drainers, evenly."""
+    Lease.objects.using(alias).all().delete()
+    Lease.objects.using(alias).bulk_create(
+        Lease(resource="jobs", part=part, owner=drainers[part % len(drainers)].pk)
+        for part in range(shards)
+    )
+
+
+def age(alias, job, **ago):
+    StagedJob.objects.using(alias).filter(pk=job.pk).update(
+        staged_at=DatabaseNow() - timedelta(**ago)
+    )
+
+
+def verdict(response):
+    return re.search(r'class="outbox-verdict outbox-(\w+)">([^<]*)<', body(response)).groups()
+
+
+def problems(response):
+    return re.findall(r'<li class="outbox-(\w+)">(?:<a href="([^"]*)">)?([^<]+)<', body(response))
+
+
+class TestVerdict:
+    def test_nothing_is_running(self, alias, superuser):
+        tone, words = verdict(superuser.get(OVERVIEW))
+        assert tone == "bad"
+        assert words == (
+            "Work is not leaving: no drainer is running. Start manage.py drain_outbox."
+        )
+
+    def test_nothing_is_waiting(self, alias, superuser):
+        own(alias, drainer(alias))
+        assert verdict(superuser.get(OVERVIEW)) == (
+            "good", "All staged work has left. Nothing is waiting.")  # fmt: skip
+
+    def test_work_is_leaving(self, alias, superuser):
+        own(alias, drainer(alias))
+        staged_jobs(using=alias)
+        tone, words = verdict(superuser.get(OVERVIEW))
+        assert tone == "good"
+        assert words.startswith("Work is leaving. The oldest ready job waits ")
+
+    def test_work_is_late_and_nothing_leaves(self, alias, superuser):
+        own(alias, drainer(alias))
+        job, *_ = staged_jobs(3, using=alias)
+        age(alias, job, minutes=185)
+        assert verdict(superuser.get(OVERVIEW)) == (
+            "bad", "Work is not leaving: 3 jobs are ready, the oldest for 3 h 5 min.")  # fmt: skip
+
+    def test_a_held_job_is_not_late(self, alias, superuser):
+        own(alias, drainer(alias))
+        [job] = staged_jobs(using=alias)
+        age(alias, job, minutes=185)
+        hold(alias, job, days=1)
+        assert verdict(superuser.get(OVERVIEW))[0] == "good"
+
+
+class TestProblems:
+    def test_all_is_well(self, alias, superuser):
+        own(alias, drainer(alias))
+        found = [
+            each for each in problems(superuser.get(OVERVIEW)) if "No process runs" not in each[2]
+        ]
+        assert found == []
+
+    def test_what_needs_somebody_is_named_with_a_link_that_leads_there(self, alias, superuser):
+        own(alias, drainer(alias), shards=120)
+        drainer(alias, silent=99)
+        drainer(alias, trouble="BrokerUnavailable: refused")
+        dead_jobs(2, using=alias)
+        Subscription.objects.using(alias).create(name="mail & co", paused=True)
+        Gap.objects.using(alias).create(kind="version", log="outbox_event", stream="s", first=2,
+                                        last=3)  # fmt: skip
+        found = {words: (tone, link) for tone, link, words in problems(superuser.get(OVERVIEW))}
+        told = "\n".join(found)
+        assert "8 shards have no owner" in told
+        assert "is silent beyond its lease." in told
+        assert "is in trouble: BrokerUnavailable: refused" in told
+        assert found["2 jobs have died in the last hour."][0] == "warning"
+        assert found["1 gap is open."][0] == "warning"
+        for _tone, link in found.values():
+            assert superuser.get(link.replace("&amp;", "&")).status_code == 200, link
+
+
+class TestSections:
+    def test_dead_jobs_are_a_matrix_whose_cells_are_links(self, alias, superuser):
+        dead_jobs(3, using=alias, task="shop & co", error="kombu.E", reason="NO_ROUTE")
+        [old] = dead_jobs(1, using=alias, task="shop & co", error="kombu.F")
+        DeadJob.objects.using(alias).filter(pk=old.pk).update(
+            died_at=DatabaseNow() - timedelta(hours=30)
+        )
+        page = superuser.get(OVERVIEW)
+        assert "shop & co 3 3 3 4 4 4" in text(page)
+        assert "kombu.E 3 3 3 3 3 3 NO_ROUTE" in text(page)
+        assert "kombu.F 0 0 0 1 1 1" in text(page)
+        links = re.findall(r'href="([^"]*task=shop[^"]*)">(\d+)<', body(page))
+        assert len(links) == 6
+        for link, count in links:
+            there = superuser.get(link.replace("&amp;", "&"))
+            assert len(re.findall('class="field-task_id', body(there))) == int(count)
+
+    def test_drainers_with_what_they_own(self, alias, superuser):
+        own(alias, drainer(alias, published=1234), shards=100)
+        shown = text(superuser.get(OVERVIEW))
+        assert "web-1 7 100 (0-99)" in shown
+        assert "1,234" in shown or "1234" in shown
+        assert "Without an owner 28 (100-127)" in shown
+
+    def test_what_each_drainer_owns_is_told_in_ranges(self, alias, superuser):
+        own(alias, drainer(alias), drainer(alias), shards=4)
+        Lease.objects.using(alias).filter(part=1).delete()
+        shown = text(superuser.get(OVERVIEW))
+        assert "web-1 7 2 (0, 2)" in shown
+        assert "web-1 7 1 (3)" in shown
+        assert "Without an owner 125 (1, 4-127)" in shown
+
+    def test_subscriptions_with_what_they_handle(self, alias, superuser):
+        Subscription.objects.using(alias).create(name="mail & co", paused=True)
+        now = DatabaseNow()
+        [minute] = Subscription.objects.using(alias).annotate(now=now).values_list("now", flat=True)
+        for ago in range(-1, 3):
+            Statistic.objects.using(alias).create(
+                source="x",
+                minute=minute.replace(second=0, microsecond=0) - timedelta(minutes=ago),
+                name="handled",
+                dimension="subscription",
+                label="mail & co",
+                value=77,
+            )
+        assert "mail & co paused 0 - 77 0 0 -" in text(superuser.get(OVERVIEW))
+
+    def test_held_jobs_by_when_they_are_due(self, alias, superuser):
+        jobs = staged_jobs(4, using=alias)
+        hold(alias, jobs[1], minutes=-1)
+        hold(alias, jobs[2], minutes=9)
+        hold(alias, jobs[3], days=9)
+        assert "due now 1 due within the hour 1 due later 1" in text(superuser.get(OVERVIEW))
+
+    def test_gaps_and_incidents(self, alias, superuser):
+        Gap.objects.using(alias).create(
+            kind="version", log="outbox_event", stream="order-7", first=2, last=3, attempts=5
+        )
+        Incident.objects.using(alias).create(
+            kind="takeover", first_id=5, last_id=77777, shards=[1, 2, 3], detail="after the lease"
+        )
+        shown = text(superuser.get(OVERVIEW))
+        assert "order-7 2-3: open an audit 5" in shown
+        assert "shards taken over from a dead drainer 5 - 77777 3 after the lease" in shown
+
+    def test_charts_are_drawn(self, alias, superuser):
+        page = body(superuser.get(OVERVIEW))
+        captions = re.findall(r"<figcaption[^>]*>([^<]*)<", page)
+        assert captions == ["Ready jobs, last hour", "Jobs a minute, last hour",
+                            "Ready jobs, last day", "Jobs a minute, last day"]  # fmt: skip
+        ids = re.findall(r'\bid="([^"]*)"', page)
+        assert len(ids) == len(set(ids))
+
+    def test_figures_of_the_last_minutes_come_from_the_counters(self, alias, superuser):
+        worker = drainer(alias)
+        own(alias, worker)
+        now = DatabaseNow()
+        [(minute,)] = Drainer.objects.using(alias).annotate(now=now).values_list("now")
+        minute = minute.replace(second=0, microsecond=0)
+        for ago in range(-1, 30):  # the next one may have begun by now
+            for name, value in {"published": 120, "dead": 7, "ready": 4321}.items():
+                Statistic.objects.using(alias).create(
+                    source=str(worker.pk), minute=minute - timedelta(minutes=ago), name=name,
+                    value=value)  # fmt: skip
+        page = body(superuser.get(OVERVIEW))
+        charts = re.findall(r"<figcaption[^>]*>([^<]*)<.*?<tbody>(.*?)</tbody>", page, re.DOTALL)
+        hour = {caption: re.findall(r"<td>([^<]*)</td>", table) for caption, table in charts}
+        assert hour["Ready jobs, last hour"][:30] == ["4,321"] * 29 + ["?"]
+        assert hour["Jobs a minute, last hour"][1:60:3] == ["120"] * 20
+        assert hour["Jobs a minute, last hour"][2:60:3] == ["7"] * 20
+        assert hour["Ready jobs, last day"][1] == "4,321", "of ten minutes the highest"
+        assert re.search(r"Published a minute (1[2-9]\d|2[0-4]\d) ", text(superuser.get(OVERVIEW)))
+        assert re.search(
+            r"web-1 7 128 \(0-127\) [\d.]+ s ago (1[2-9]\d|2[0-4]\d) ",
+            text(superuser.get(OVERVIEW)),
+        )
+
+
+class TestLivePart:
+    def test_it_is_the_part_that_changes(self, alias, superuser):
+        live, whole = superuser.get(LIVE), body(superuser.get(OVERVIEW))
+        assert "<html" not in body(live)
+        assert "no-store" in live.headers["Cache-Control"]
+        headings = r"<(?:caption|figcaption|dt)[^>]*>(.*)<"
+        assert re.findall(headings, body(live)) == re.findall(headings, whole)
+        assert body(live).rstrip()[-60:] in whole
+        staged_jobs(3, using=alias)
+        assert "Ready to leave 3" in text(superuser.get(LIVE))
+
+    @pytest.mark.parametrize("role", ["anonymous", "staff"])
+    def test_it_is_for_those_who_may_see_the_page(self, log_in, role):
+        assert log_in(role).get(LIVE).status_code == (302 if role == "anonymous" else 403)
+
+    def test_both_take_no_post(self, superuser):
+        assert superuser.post(OVERVIEW).status_code == superuser.post(LIVE).status_code == 405
+
+
+def test_one_sees_what_one_may_view(log_in):
+    staged_jobs(using="default")
+    dead_jobs(using="default")
+    alone = text(log_in("staff", permissions=["view_drainer"]).get(OVERVIEW))
+    assert "Drainers" in alone
+    for words in ("Ready to leave", "Ready jobs", "Dead", "Subscriptions", "gaps", "incidents"):
+        assert words not in alone
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_queries_of_others_take_a_permission(log_in, may):
+    """A session that writes staged jobs and does not commit, on PostgreSQL."""
+    pytest.importorskip("psycopg")
+    permissions = ["view_drainer", "view_stagedjob", *(["view_query_drainer"] if may else [])]
+    client = log_in("staff", permissions=permissions)
+    if "postgres" not in connections:
+        pytest.skip("POSTGRES_URL is not set")
+    from django.conf import settings as django_settings
+    from django.test import override_settings
+
+    outbox = {**django_settings.OUTBOX, "DATABASE": "postgres"}
+    other = connections.create_connection("postgres")
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("DELETE FROM outbox_stagedjob WHERE id = 0 /* secret */")
+        with override_settings(OUTBOX=outbox):
+            shown = text(client.get(OVERVIEW))
+    finally:
+        other.close()
+    assert "In flight on outbox_stagedjob" in shown
+    assert "idle in transaction" in shown
+    assert ("/* secret */" in shown) == may
+
+
+def test_the_number_of_statements_does_not_depend_on_the_rows(alias, superuser):
+    def statements():
+        with CaptureQueriesContext(connections[alias]) as queries:
+            superuser.get(OVERVIEW)
+        return len([each for each in queries if "SAVEPOINT" not in each["sql"]])
+
+    for rows in (1, 30):
+        for number in range(rows):
+            dead_jobs(2, using=alias, task=f"t{number}", error=f"e{number}")
+            staged_jobs(2, using=alias)
+            drainer(alias)
+            Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=2)
+            Gap.objects.using(alias).create(
+                kind="version", log="outbox_event", stream=f"s{rows}-{number}", first=2, last=3
+            )
+            Subscription.objects.using(alias).create(name=f"s{rows}-{number}")
+        if rows == 1:
+            before = statements()
+    assert statements() == before <= 45
+
+
+def test_what_errors_quote_is_masked(alias, superuser):
+    words = "refused: password=hunter2 for amqp"
+    own(alias, drainer(alias, trouble=words))
+    dead_jobs(using=alias, error="E", reason=words)
+    page = text(superuser.get(OVERVIEW))
+    assert page.count("refused: password=•••• for amqp") == 4
+    assert "hunter2" not in page
+
+
+def test_what_strangers_wrote_is_shown_as_text(alias, superuser):
+    evil = "<script>alert(1)</script>\x1b[31m\u202e"
+    drainer(alias, trouble=evil)
+    Drainer.objects.using(alias).update(host=evil)
+    dead_jobs(using=alias, task=evil, error=evil, reason=evil)
+    Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=2, detail=evil)
+    Gap.objects.using(alias).create(kind="version", log="outbox_event", stream=evil, first=2,
+                                    last=3)  # fmt: skip
+    Subscription.objects.using(alias).create(name=evil[:70], paused=True)
+    page = body(superuser.get(OVERVIEW))
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(1)") >= 6
+    assert "\x1b" not in page
+    assert "\u202e" not in page

@@ -1,0 +1,248 @@
+"""Decisions on many rows: in slices that a web server waits for, whole batches, one honest line."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.utils.dateparse import parse_datetime
+
+from outbox_app.admin import progress
+from outbox_app.exceptions import InvalidJob
+from outbox_app.models import DatabaseNow, DeadJob, StagedJob
+from outbox_app.operations import dead, slices
+from tests.dead.rows import dead_jobs, staged_jobs
+
+from .pages import DEAD, STAGED, body, hidden, said, selection, text
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A slice is one batch of two rows, or one look at three."""
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    monkeypatch.setattr(slices, "STEP", 3)
+    monkeypatch.setattr(slices, "BATCH_SIZE", 2)
+
+
+def left(alias, model=DeadJob):
+    return sorted(model.objects.using(alias).values_list("task_id", flat=True))
+
+
+def begin(client, url, action, *jobs, across=True, reason="why"):
+    fields = {"select_across": 1} if across else {}
+    question = client.post(url, selection(action, *jobs, **fields))
+    return client.post(url, {**hidden(question), "confirmed": "yes", "reason": reason})
+
+
+def finish(client, url, answer):
+    """Press Continue until it is done; return the last answer and how often it was pressed."""
+    for pressed in range(100):
+        if answer.status_code == 302:
+            return answer, pressed
+        answer = client.post(url, hidden(answer))
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("action", ["requeue_selected", "discard_selected"])
+def test_many_rows_take_many_slices_and_one_line_in_the_log(alias, superuser, action):
+    jobs = dead_jobs(7, using=alias, task="a")
+    dead_jobs(1, using=alias, task="b", task_id="other")
+    url = f"{DEAD}?task=a"
+    done = "requeued" if action == "requeue_selected" else "discarded"
+
+    answer = begin(superuser, url, action, jobs[0], reason="<b>repaired")
+
+    assert f"2 dead jobs were {done}. Left: 5." in text(answer)
+    assert len(left(alias)) == 6
+    entry = LogEntry.objects.get()
+    assert entry.object_repr == f"2 dead jobs were {done}. Not finished."
+    answer, pressed = finish(superuser, url, answer)
+    assert pressed >= 3
+    assert said(answer)[-1] == f"7 dead jobs were {done}."
+    assert answer.url == url
+    assert left(alias) == ["other"]
+    expected = [job.task_id for job in jobs] if done == "requeued" else []
+    staged = StagedJob.objects.using(alias).order_by("id").values_list("task_id", flat=True)
+    assert list(staged) == expected
+    entry = LogEntry.objects.get()
+    assert entry.get_change_message() == (
+        f"7 dead jobs were {done}. Action: {action}. Rows: task=a. Reason: <b>repaired"
+    )
+
+
+def test_who_closes_the_page_leaves_whole_batches_and_a_line_that_says_so(alias, superuser):
+    jobs = dead_jobs(5, using=alias)
+    begin(superuser, DEAD, "requeue_selected", jobs[0])
+    assert left(alias) == sorted(job.task_id for job in jobs[2:])
+    assert left(alias, StagedJob) == sorted(job.task_id for job in jobs[:2])
+    assert "Not finished." in LogEntry.objects.get().get_change_message()
+
+    answer, _ = finish(superuser, DEAD, begin(superuser, DEAD, "requeue_selected", jobs[2]))
+    assert said(answer)[-1] == "3 dead jobs were requeued."
+    assert left(alias) == []
+
+
+def test_a_line_is_there_before_the_first_batch(alias, superuser, monkeypatch):
+    [job] = dead_jobs(using=alias)
+
+    def die(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(dead, "run_slice", die)
+    with pytest.raises(MemoryError):
+        begin(superuser, DEAD, "requeue_selected", job)
+    assert "Begun, and not finished." in LogEntry.objects.get().get_change_message()
+
+
+def test_the_page_works_without_javascript_and_goes_on_by_itself_with_it(alias, superuser):
+    jobs = dead_jobs(7, using=alias)
+    answer = begin(superuser, DEAD, "discard_selected", jobs[0])
+    content = body(answer)
+    assert '<form method="post" id="outbox-continue">' in content
+    assert '<script src="/static/outbox_app/continue.js" defer></script>' in content
+    assert '<input type="submit" value="Continue">' in content
+    [shown] = re.findall(r'<progress max="100" value="(\d+)">', content)
+    assert 0 < int(shown) < 100
+    assert "csrfmiddlewaretoken" in content
+
+
+def test_selected_rows_are_sliced_too(alias, superuser):
+    jobs = dead_jobs(5, using=alias)
+    answer = begin(superuser, DEAD, "discard_selected", *jobs[:4], across=False)
+    assert len(left(alias)) == 3
+    answer, _ = finish(superuser, DEAD, answer)
+    assert left(alias) == [jobs[4].task_id]
+    assert said(answer)[-1] == "4 dead jobs were discarded."
+
+
+def test_rows_that_come_meanwhile_are_left_alone(alias, superuser):
+    jobs = dead_jobs(3, using=alias)
+    answer = begin(superuser, DEAD, "discard_selected", jobs[0])
+    # Lower and higher in the order in which rows are taken.
+    late = dead_jobs(2, using=alias, staged_id=0) + dead_jobs(2, using=alias, staged_id=10**9)
+    finish(superuser, DEAD, answer)
+    assert left(alias) == sorted(job.task_id for job in late)
+
+
+def test_rows_do_not_grow_out_of_a_filter_by_age(alias, superuser):
+    """What died within the last hour when it was asked about did so for the whole decision."""
+    jobs = dead_jobs(4, using=alias)
+    url = f"{DEAD}?died=1h"
+    answer = begin(superuser, url, "discard_selected", jobs[0])
+    asked = parse_datetime(hidden(answer)["asked"][0])
+    rows = DeadJob.objects.using(alias)
+    rows.update(died_at=DatabaseNow() - timedelta(minutes=61))
+    finish(superuser, url, superuser.post(url, hidden(answer)))
+    assert len(left(alias)) == 2  # had died earlier, as the question sees it
+
+    earlier = {"asked": (asked - timedelta(minutes=5)).isoformat()}
+    form = selection("discard_selected", jobs[2], until=jobs[3].pk, confirmed="yes", reason="why")
+    finish(superuser, url, superuser.post(url, {**form, **earlier, "select_across": 1}))
+    assert left(alias) == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["", "x", "2026-01-01", "9999-99-99T00:00", "0001-01-01T00:00:00+00:00"]
+)
+def test_a_forged_time_is_no_time(alias, superuser, asked):
+    jobs = dead_jobs(2, using=alias)
+    url = f"{DEAD}?died=1h"
+    form = selection("discard_selected", jobs[0], until=jobs[1].pk, confirmed="yes", reason="why")
+    finish(superuser, url, superuser.post(url, {**form, "asked": asked, "select_across": 1}))
+    assert left(alias) == []
+
+
+def test_what_could_not_be_done_stops_it_with_what_was_done(alias, superuser, monkeypatch):
+    jobs = dead_jobs(5, using=alias)
+    answer = begin(superuser, DEAD, "requeue_selected", jobs[0])
+
+    def refuse(*args, **kwargs):
+        raise InvalidJob("too large")
+
+    monkeypatch.setattr(dead, "record_incident", refuse)
+    answer = superuser.post(DEAD, hidden(answer))
+    words = "2 dead jobs were requeued. Stopped half-way: too large"
+    assert said(answer)[-1] == words
+    assert words in LogEntry.objects.get().get_change_message()
+    assert len(left(alias)) == 3
+
+
+@pytest.mark.parametrize("forge", ["damaged", "person", "action", "rows", "filter", "old"])
+def test_the_form_of_a_page_holds_for_one_person_and_one_decision(
+    alias, log_in, superuser, monkeypatch, forge
+):
+    jobs = dead_jobs(7, using=alias)
+    form = hidden(begin(superuser, DEAD, "requeue_selected", jobs[0]))
+    client, url = superuser, DEAD
+    match forge:
+        case "damaged":
+            form["state"] = form["state"][0][:-1] + "x"
+        case "person":
+            client = log_in("requeuer", permissions=["discard_deadjob"])
+        case "action":
+            form["action"] = "discard_selected"
+        case "rows":
+            form["_selected_action"] = [jobs[6].pk]
+        case "filter":
+            url = f"{DEAD}?task=shop.send"
+        case "old":
+            monkeypatch.setattr(progress, "MAX_AGE", -1)
+    before = left(alias)
+    assert client.post(url, form).status_code == 400
+    assert left(alias) == before
+
+
+def test_who_loses_the_permission_does_not_go_on(alias, log_in):
+    jobs = dead_jobs(5, using=alias)
+    client = log_in("requeuer")
+    form = hidden(begin(client, DEAD, "requeue_selected", jobs[0]))
+    from django.contrib.auth.models import User
+
+    User.objects.get().user_permissions.filter(codename="requeue_deadjob").delete()
+    client.post(DEAD, form)
+    assert len(left(alias)) == 3
+
+
+@pytest.mark.parametrize("staged_ids", [range(8), [1, 1, 1, 1, 1, 2, 2], range(-4, 3)])
+def test_no_row_lies_between_two_slices(alias, superuser, staged_ids):
+    jobs = [dead_jobs(using=alias, staged_id=staged_id)[0] for staged_id in staged_ids]
+    answer, _ = finish(superuser, DEAD, begin(superuser, DEAD, "discard_selected", jobs[0]))
+    assert said(answer)[-1] == f"{len(jobs)} dead jobs were discarded."
+    assert left(alias) == []
+
+
+@pytest.mark.parametrize("tasks", ["abbabbabb", "bbbbbbbaa", "abababab", "bbb"])
+def test_nor_between_two_looks(alias, superuser, tasks):
+    for staged_id, task in enumerate(tasks):
+        [job] = dead_jobs(using=alias, staged_id=staged_id, task=task)
+    url = f"{DEAD}?task=a"
+    answer, _ = finish(superuser, url, begin(superuser, url, "discard_selected", job))
+    assert said(answer)[-1].startswith(f"{tasks.count('a')} dead job")
+    assert len(left(alias)) == tasks.count("b")
+
+
+def test_staged_jobs_are_decided_on_in_slices_too(alias, superuser):
+    jobs = staged_jobs(5, using=alias, task="a")
+    [other] = staged_jobs(using=alias, task="b")
+    url = f"{STAGED}?task=a"
+    answer, pressed = finish(superuser, url, begin(superuser, url, "cancel_selected", jobs[0]))
+    assert pressed >= 2
+    assert said(answer)[-1] == "5 staged jobs were cancelled."
+    assert left(alias, StagedJob) == [other.task_id]
+    assert LogEntry.objects.get().is_deletion()
+
+
+def test_a_slice_ends_when_its_time_is_over(alias):
+    """Not before: with time enough one slice does it all."""
+    dead_jobs(7, using=alias)
+    rows = DeadJob.objects.using(alias)
+    times = iter([0, 1, 2, 3, 99, 99])
+    options = {"order": "staged_id", "until": 10**9, "clock": lambda: next(times)}
+    found = slices.run_slice(rows.all(), len, seconds=3, **options)
+    assert found.done < 7
+    assert found.after is not None
+    options["clock"] = lambda: 0
+    found = slices.run_slice(rows.all(), len, seconds=3, **options)
+    assert (found.done, found.after) == (7, None)
