@@ -85,13 +85,21 @@ class AskingAdmin(OutboxAdmin):
     decisions: ClassVar[tuple[Decision, ...]] = ()
     change_form_template = "admin/outbox_app/decisions.html"
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the decisions that this person may take."""
-        return {
-            each.action: (_action(each), each.action, each.label)
-            for each in self.decisions
-            if may(request, each)
-        }
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.actions = [_action(each) for each in self.decisions]
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """Return the decisions that this person may take.
+
+        Args:
+            request: Whose.
+            action_location: Where they are offered, from Django 6.1 on.
+        """
+        where = {} if action_location is None else {"action_location": action_location}
+        allowed = {each.action for each in self.decisions if may(request, each)}
+        found = super().get_actions(request, **where).items()
+        return {name: action for name, action in found if name in allowed}
 
     def response_action(
         self, request: HttpRequest, queryset: models.QuerySet[Any], *args: Any, **kwargs: Any
@@ -218,26 +226,9 @@ class Selection:
         return (self.query or "-") if self.across else ", ".join(self.ids)
 
 
-def log(
-    request: HttpRequest,
-    rows: Any,
-    decision: Decision,
-    outcome: str,
-    reason: str,
-    entry: int | None = None,
-) -> int:
-    """Write a line of the admin's log, or write the line ``entry`` anew; return its id."""
+def log(request: HttpRequest, rows: Any, decision: Decision, outcome: str, reason: str) -> int:
+    """Write a line of the admin's log; return its id."""
     selection = Selection.of(request)
-    message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
-        "outcome": outcome,
-        "action": decision.action,
-        "rows": selection,
-        "reason": reason or "-",
-    }
-    words = {"object_repr": outcome[:200], "change_message": shown(message)}
-    own = LogEntry.objects.filter(pk=entry or 0, user_id=request.user.pk)  # type: ignore[misc]
-    if entry is not None and own.update(**words):
-        return entry
     single = len(selection.ids) == 1 and not selection.across
     written = LogEntry.objects.create(
         user_id=request.user.pk,  # type: ignore[misc]
@@ -245,9 +236,31 @@ def log(
         # The page of a row shows its history by this.
         object_id=selection.ids[0] if single else None,
         action_flag=decision.log_flag,
-        **words,
+        **_words(request, decision, outcome, reason),
     )
     return int(written.pk)
+
+
+def log_anew(
+    request: HttpRequest, decision: Decision, outcome: str, reason: str, *, entry: int, before: str
+) -> bool:
+    """Write the line ``entry`` anew, if it still has the outcome ``before``; say whether it had."""
+    lines = LogEntry.objects.filter(
+        pk=entry,
+        user_id=request.user.pk,  # type: ignore[misc]
+        object_repr=before[:200],
+    )
+    return bool(lines.update(**_words(request, decision, outcome, reason)))
+
+
+def _words(request: HttpRequest, decision: Decision, outcome: str, reason: str) -> dict[str, str]:
+    message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
+        "outcome": outcome,
+        "action": decision.action,
+        "rows": Selection.of(request),
+        "reason": reason or "-",
+    }
+    return {"object_repr": outcome[:200], "change_message": shown(message)}
 
 
 def may(request: HttpRequest, decision: Decision) -> bool:
@@ -259,6 +272,9 @@ def _action(decision: Decision) -> Callable[[Any, HttpRequest, Any], Any]:
     def act(model_admin: Any, request: HttpRequest, rows: Any) -> Any:
         return model_admin.decide(request, rows, decision)
 
+    # As Django asks of an action.
+    act.__name__ = decision.action
+    act.short_description = decision.label  # type: ignore[attr-defined]
     return act
 
 

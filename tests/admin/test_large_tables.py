@@ -20,7 +20,7 @@ from outbox_app.operations import status
 
 from .pages import DEAD, STAGED, hidden, page, selection
 
-ROWS = int(os.environ.get("ADMIN_ROWS", "300000"))
+ROWS = int(os.environ.get("ADMIN_ROWS", "80000"))
 EVENTS = reverse("admin:outbox_app_event_changelist")
 BITMAP = "Bitmap Index Scan"
 LARGE = ("outbox_stagedjob", "outbox_deadjob", "outbox_event")
