@@ -12,10 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo up test lint docs bench venv system clean
+.PHONY: help demo up test lint docs screenshots bench venv system clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: $(VENV)/.example ## show that nothing is lost and nothing leaks; needs no server
 	$(BIN)/python -m example_project.demo $(ARGS)
@@ -35,6 +35,9 @@ lint: venv ## format, lint, types, import contracts, migrations
 
 docs: venv ## build the documentation, warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+
+screenshots: venv ## take the pictures of the admin in the documentation
+	SCREENSHOTS=docs/images/admin CI=true $(BIN)/python -m pytest tests/browser/test_screenshots.py -k pictures_of
 
 bench: ARGS ?= drain
 bench: venv ## measure on private servers

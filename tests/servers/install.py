@@ -1,4 +1,4 @@
-"""Installs the Debian packages that the test servers need.
+"""Installs the Debian packages that the test servers and the browser tests need.
 
 A package counts as missing when the program or file that we use of it cannot be found, so
 that a server which was installed by other means is left alone. As root the missing packages
@@ -108,6 +108,7 @@ _PRESENT: dict[str, Callable[[], bool]] = {
     "redis-server": _program("redis-server"),
     "rabbitmq-server": lambda: find_rabbitmq_program("rabbitmq-server") is not None,
     "pgbouncer": _program("pgbouncer"),
+    "chromium": _program("chromium"),
     "faketime": _program("faketime"),
     "openjdk-17-jre-headless": _program("java"),
     "libmariadb-dev": _program("mariadb_config"),

@@ -1,0 +1,18 @@
+"""Settings of the example project as the browser tests run it.
+
+Everything is as in the example, but for three things: each page comes with a strict content
+security policy, there are subscriptions in trouble to look at, and the host has a name of its own,
+as the pictures in the documentation show it.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from example_project.settings import *  # noqa: F403
+from example_project.settings import INSTALLED_APPS, MIDDLEWARE
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.browser"]
+MIDDLEWARE = ["tests.browser.policy.StrictPolicy", *MIDDLEWARE]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+socket.gethostname = lambda: "shop-1"

@@ -1,0 +1,243 @@
+"""Who may open what: every address of our admin, every role, every method.
+
+The addresses come from ``admin.site.urls``: one that is new fails here until it has its row. A role
+is what somebody may do besides entering the admin: nothing, look at one kind of row, one action
+alone, everything. Nothing that is asked here changes a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import URLPattern, reverse
+from django.utils.timezone import now
+
+from outbox_app.models import (
+    DeadJob,
+    Drainer,
+    Event,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Statistic,
+    Subscription,
+)
+from tests.dead.rows import dead_jobs, staged_jobs
+from tests.dead.test_status import drainer
+
+MODELS = (
+    DeadJob,
+    Drainer,
+    Event,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Statistic,
+    Subscription,
+)
+METHODS = ("get", "head", "post", "put", "delete")
+SEEN, LOGIN, FORBIDDEN, METHOD = 200, 302, 403, 405
+#: A permission that nobody has, the superuser neither.
+NOBODY = ""
+
+
+class Row(NamedTuple):
+    """Which permission opens an address, and what a POST without content gets of whoever has it."""
+
+    permission: str
+    post: int = SEEN
+
+
+def _rows_of(model: str) -> dict[str, Row]:
+    seen = f"view_{model}"
+    return {
+        f"outbox_app_{model}_changelist": Row(seen),
+        f"outbox_app_{model}_add": Row(NOBODY),
+        f"outbox_app_{model}_history": Row(seen),
+        f"outbox_app_{model}_delete": Row(NOBODY),
+        # Nobody edits.
+        f"outbox_app_{model}_change": Row(seen, FORBIDDEN),
+    }
+
+
+MATRIX: dict[str, Row] = {
+    **{name: row for model in MODELS for name, row in _rows_of(model._meta.model_name).items()},
+    "outbox_app_overview": Row("view_drainer", METHOD),
+}
+#: Which permission offers which action of a list.
+ACTIONS = {
+    "deadjob": {"requeue_selected": "requeue_deadjob", "discard_selected": "discard_deadjob"},
+    "stagedjob": {
+        "cancel_selected": "cancel_stagedjob",
+        "release_selected": "release_stagedjob",
+        "bury_selected": "bury_stagedjob",
+    },
+    "gap": {"skip_selected": "skip_gap"},
+    "parkedstream": {"release_selected": "replay_subscription"},
+    "subscription": {
+        "pause_selected": "pause_subscription",
+        "resume_selected": "pause_subscription",
+        "replay_selected": "replay_subscription",
+        "release_selected": "replay_subscription",
+    },
+}
+#: What somebody may do, by role. None: everything.
+ROLES: dict[str, tuple[str, ...] | None] = {
+    "staff": (),
+    **{f"views {model._meta.model_name}": (f"view_{model._meta.model_name}",) for model in MODELS},
+    **{name: (name,) for model in MODELS for name, _ in model._meta.permissions},
+    # Django's own: who may change may look, and nothing else comes of these.
+    "writer": tuple(f"{verb}_{model._meta.model_name}" for model in MODELS
+                    for verb in ("add", "delete") if verb in model._meta.default_permissions),
+    "superuser": None,
+}  # fmt: skip
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Refusals by the hundred are what is asked for here."""
+    caplog.set_level(logging.CRITICAL, "django.request")
+    caplog.set_level(logging.CRITICAL, "django.security")
+
+
+@pytest.fixture
+def one_of_each() -> dict[str, Any]:
+    """A row of each model, by its name."""
+    rows = (
+        staged_jobs(using="default")[0],
+        dead_jobs(using="default")[0],
+        drainer("default"),
+        Incident.objects.create(kind="unknown", first_id=1, last_id=2),
+        Event.objects.create(stream="s", version=1, type="made", slice=1),
+        Subscription.objects.create(name="one"),
+        ParkedStream.objects.create(subscription="one", partition=0, log="outbox_event",
+                                    stream="s", version=1, position=1),
+        Gap.objects.create(kind="version", subscription="one", log="outbox_event", stream="s",
+                           first=1, last=1),
+        Statistic.objects.create(source="x", minute=now(), name="published", value=1),
+    )  # fmt: skip
+    return {row._meta.model_name: row for row in rows}
+
+
+def test_every_address_has_its_row_in_the_matrix() -> None:
+    assert {pattern.name for pattern in _ours()} == set(MATRIX)
+
+
+def test_every_model_and_action_has_its_row() -> None:
+    registered = {m for m in admin.site._registry if m._meta.app_label == "outbox_app"}
+    assert registered == set(MODELS)
+    assert set(ACTIONS) <= {model._meta.model_name for model in MODELS}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_pages_open_to_whom_they_should(one_of_each: dict[str, Any], role: str) -> None:
+    client = _logged_in(role)
+    token = _token(client)
+    before = _everything()
+    found, expected = {}, {}
+    for pattern in _ours():
+        row, url = MATRIX[pattern.name], _address(pattern, one_of_each)
+        may = row.permission and (ROLES[role] is None or row.permission in ROLES[role])
+        for method in METHODS:
+            response = getattr(client, method)(url, headers={"X-CSRFToken": token})
+            found[pattern.name, method] = response.status_code
+            expected[pattern.name, method] = _expected(row, method) if may else FORBIDDEN
+    wrong = {
+        key: (status, expected[key])
+        for key, status in found.items()
+        if status not in _all(expected[key])
+    }
+    assert not wrong
+    assert _everything() == before
+
+
+def test_a_stranger_is_asked_to_log_in(one_of_each: dict[str, Any]) -> None:
+    client = Client()
+    for pattern in _ours():
+        url = _address(pattern, one_of_each)
+        for method in METHODS:
+            response = getattr(client, method)(url)
+            assert response.status_code == LOGIN, (method, url)
+            assert response.url.startswith(reverse("admin:login")), (method, url)
+
+
+@pytest.mark.parametrize("method", METHODS[2:])
+def test_nothing_is_taken_without_a_token(one_of_each: dict[str, Any], method: str) -> None:
+    client = _logged_in("superuser", enforce_csrf_checks=True)
+    for pattern in _ours():
+        response = getattr(client, method)(_address(pattern, one_of_each))
+        assert response.status_code in (FORBIDDEN, METHOD), pattern.name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_actions_are_offered_to_whom_they_should(rf: Any, role: str) -> None:
+    request = rf.get("/")
+    request.user = _user(role)
+    for model in MODELS:
+        table = ACTIONS.get(model._meta.model_name, {})
+        offered = set(admin.site._registry[model].get_actions(request))
+        may = ROLES[role]
+        assert offered == {a for a, permission in table.items() if may is None or permission in may}
+
+
+def _ours() -> list[URLPattern]:
+    found = []
+    for outer in admin.site.urls[0]:
+        for inner in getattr(outer, "url_patterns", []):
+            # Django's own, for each model: it leads to the page of a row.
+            is_old_address = inner.name is None and str(inner.pattern) == "<path:object_id>/"
+            if "outbox_app/" in str(outer.pattern) and not is_old_address:
+                found.append(inner)
+    return found
+
+
+def _address(pattern: URLPattern, rows: dict[str, Any]) -> str:
+    if not pattern.pattern.converters:
+        return reverse(f"admin:{pattern.name}")
+    model = pattern.name.removeprefix("outbox_app_").partition("_")[0]
+    return reverse(f"admin:{pattern.name}", args=[rows[model].pk])
+
+
+def _expected(row: Row, method: str) -> int:
+    if method == "post":
+        return row.post
+    if row.post == METHOD and method not in ("get", "head"):
+        return METHOD
+    return SEEN
+
+
+def _all(status: int) -> tuple[int, ...]:
+    # A view that takes GET only may say so before it asks who is there.
+    return (status, METHOD) if status == FORBIDDEN else (status,)
+
+
+def _user(role: str) -> User:
+    may = ROLES[role]
+    user = User.objects.create_user(role[:150], is_staff=True, is_superuser=may is None)
+    rights = Permission.objects.filter(content_type__app_label="outbox_app", codename__in=may or ())
+    assert len(rights) == len(may or ())
+    user.user_permissions.set(rights)
+    return user
+
+
+def _logged_in(role: str, **options: Any) -> Client:
+    client = Client(**options)
+    client.force_login(_user(role))
+    return client
+
+
+def _token(client: Client) -> str:
+    return client.get(reverse("admin:index")).context["csrf_token"]
+
+
+def _everything() -> list[list[Any]]:
+    return [list(model.objects.order_by("pk").values()) for model in MODELS]

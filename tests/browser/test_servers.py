@@ -1,0 +1,92 @@
+"""The same pages on PostgreSQL and MariaDB, and what only these can tell: who makes others wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.conftest import VARIABLES, _service
+
+from . import data, prepared
+from .conftest import session
+from .project import Project
+from .survey import survey
+from .test_actions import DEAD, decide, said
+from .test_pages import OVERVIEW, opened
+from .window import Browser
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, chromium: Browser) -> Iterator[Project]:
+    """The example on a server, in a database of its own."""
+    url = _service(VARIABLES[request.param])
+    name = f"browser_{os.getpid()}"
+    with _database(request.param, url, name):
+        project = Project(tmp_path, {"DATABASE_URL": urlunsplit(urlsplit(url)._replace(path=name))})
+        try:
+            project.ask(prepared.prepare)
+            project.start()
+            project.ask(prepared.settle)
+            yield project
+        finally:
+            project.stop()
+
+
+def test_pages_decisions_and_who_keeps_work_waiting(served: Project, chromium: Browser) -> None:
+    with session(served, chromium) as (page, trouble):
+        found = chromium.run(survey, page, served.ask(data.addresses))
+        chromium.run(_look_and_decide, served, page)
+    assert not trouble, "\n".join(trouble)
+    assert {name: each.status for name, each in found.items() if each.status != 200} == {}
+    assert {name: each.flaws for name, each in found.items() if each.flaws} == {}
+
+
+def _look_and_decide(project: Project, page: Page) -> None:
+    project.ask(data.begin)
+    try:
+        opened(page, OVERVIEW)
+        blocking = page.get_by_role("table", name="What blocks")
+        expect(blocking.get_by_text("outbox_event").first).to_be_visible()
+    finally:
+        project.ask(data.roll_back)
+    task_id = project.ask(data.kill_order_anew)
+    decide(page, "deadjob", "requeue_selected", task_id)
+    said(page, "1 dead job was requeued.")
+    project.ask(data.wait_for, "shop.Execution", task_id=task_id, state="SUCCESS")
+    assert not project.ask(data.rows, DEAD, "pk", task_id=task_id)
+
+
+@contextlib.contextmanager
+def _database(server: str, url: str, name: str) -> Iterator[None]:
+    with contextlib.closing(_connect(server, url)) as connection:
+        cursor = connection.cursor()
+        charset = " CHARACTER SET utf8mb4" if server == "mariadb" else ""
+        cursor.execute(f"CREATE DATABASE {name}{charset}")
+        try:
+            yield
+        finally:
+            force = " WITH (FORCE)" if server == "postgres" else ""
+            cursor.execute(f"DROP DATABASE {name}{force}")
+
+
+def _connect(server: str, url: str) -> Any:
+    if server == "postgres":
+        import psycopg
+
+        return psycopg.connect(url, autocommit=True)
+    import MySQLdb
+
+    parts = urlsplit(url)
+    return MySQLdb.connect(
+        host=parts.hostname, port=parts.port or 3306, user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""), autocommit=True,
+    )  # fmt: skip
