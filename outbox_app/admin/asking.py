@@ -32,16 +32,23 @@ from .base import OutboxAdmin
 from .window import number, window
 
 
+class _Wide(forms.TextInput):
+    def __init__(self, attrs: Any = None) -> None:
+        super().__init__({"class": "outbox-reason", **(attrs or {})})
+
+
 class Reason(forms.Form):
     """Why, for those who ask later."""
 
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=1000, required=False)
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"), max_length=1000, required=False, widget=_Wide
+    )
 
 
 class RequiredReason(Reason):
     """Why: without it nothing is done."""
 
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=1000)
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=1000, widget=_Wide)
 
 
 @dataclass(frozen=True, slots=True)

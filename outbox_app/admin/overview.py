@@ -55,7 +55,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "refresh": REFRESH,
         "now": timezone.now(),
         "verdict": verdict(seen),
-        "problems": list(problems(seen)),
+        "problems": sorted(problems(seen), key=lambda each: each.tone != "bad"),
         "figures": list(sections.figures(seen, using)),
         "blocking": blocking(request, seen),
         "drainers": sections.drainers(seen),

@@ -96,7 +96,7 @@ def verdict(seen: Seen) -> Verdict:
 
 
 def problems(seen: Seen) -> Iterator[Problem]:
-    """Yield what needs a person, the gravest first."""
+    """Yield what needs a person."""
     yield from _of_drainers(seen)
     if seen.lags is not None:
         yield from _of_subscriptions(seen.lags)

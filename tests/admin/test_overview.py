@@ -102,7 +102,10 @@ class TestProblems:
         Subscription.objects.using(alias).create(name="mail & co", paused=True)
         Gap.objects.using(alias).create(kind="version", log="outbox_event", stream="s", first=2,
                                         last=3)  # fmt: skip
-        found = {words: (tone, link) for tone, link, words in problems(superuser.get(OVERVIEW))}
+        listed = problems(superuser.get(OVERVIEW))
+        tones = [tone for tone, *_ in listed]
+        assert tones == sorted(tones), "bad ones before warnings"
+        found = {words: (tone, link) for tone, link, words in listed}
         told = "\n".join(found)
         assert "8 shards have no owner" in told
         assert "is silent beyond its lease." in told
