@@ -1,6 +1,6 @@
 """URLs of the example: the shop at the root, the admin (with the outbox in it) under ``admin/``.
 
-``outbox/health/`` is for a load balancer, ``outbox/metrics/`` for Prometheus.
+``outbox/health/`` is for a check from outside, ``outbox/metrics/`` for Prometheus.
 """
 
 from django.contrib import admin

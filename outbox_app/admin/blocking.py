@@ -37,6 +37,8 @@ def blocking(request: HttpRequest, seen: Seen) -> list[Blocker]:
     """Return what blocks, as far as this person may see it."""
     may_read = may_read_queries(request)
     rows: dict[str, Blocker] = {}
+    for drainer in _drainers(seen):
+        rows[f"{drainer.what} {drainer.who}"] = drainer
     for table, found in seen.in_flight.items():
         effect = (
             _("Its jobs leave when it commits; others do not wait.")
@@ -56,6 +58,20 @@ def blocking(request: HttpRequest, seen: Seen) -> list[Blocker]:
 def may_read_queries(request: HttpRequest) -> bool:
     """Say whether this person may see the queries of other sessions."""
     return request.user.has_perm("outbox_app.view_query_drainer")
+
+
+def _drainers(seen: Seen) -> Iterator[Blocker]:
+    for each in seen.drainers:
+        if each.is_silent or each.drainer.trouble:
+            yield Blocker(
+                _("Drainer silent") if each.is_silent else _("Drainer in trouble"),
+                one_line(each.drainer, 100),
+                duration(each.silent_seconds) if each.is_silent else "-",
+                words(each.drainer.trouble, 200),
+                _("The jobs of its shards wait."),
+            )
+    if not seen.drainers:
+        yield Blocker(_("No drainer"), "", "-", "", _("All jobs wait."))
 
 
 def _subscriptions(seen: Seen) -> Iterator[Blocker]:

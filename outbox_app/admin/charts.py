@@ -126,7 +126,7 @@ def _runs(values: Sequence[float | None], top: float) -> Iterator[str]:
         ]
         if len(points) == 1:
             x, y = points[0]
-            points = [(x - 1, y), (x + 1, y)]
+            points = [(x - 3, y), (x + 3, y)]
         yield " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 

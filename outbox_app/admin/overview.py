@@ -63,8 +63,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "unowned_ranges": sections.ranges(seen.unowned),
         "may_view_subscriptions": seen.lags is not None,
     }
-    if seen.held:
-        context["charts"] = sections.charts(using)
+    if seen.backlog and seen.held:
+        context["charts"] = sections.charts(using, now=seen.backlog.rows)
         context["held"] = sections.held(seen.held)
     if seen.lags:
         context["subscriptions"] = sections.subscriptions(seen.lags)

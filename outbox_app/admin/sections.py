@@ -49,8 +49,13 @@ def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
         yield _("Open gaps"), status.shown_count(seen.gaps), "", "gap", "state=open"
 
 
-def charts(using: str) -> list[SafeString]:
-    """Return the backlog and the rates, of the last hour and of the last day."""
+def charts(using: str, *, now: int) -> list[SafeString]:
+    """Return the backlog and the rates, of the last hour and of the last day.
+
+    Args:
+        using: Database alias.
+        now: Ready jobs at this moment.
+    """
     drawn = []
     for name, heading, span, step in (
         ("hour", _("last hour"), 60, 1),
@@ -59,17 +64,24 @@ def charts(using: str) -> list[SafeString]:
         series = minutes.series(using=using, minutes=span + step, step=step)
         # The current step is not over: its rates would look like a fall.
         starts = series.starts[:-1]
+        # Where nobody took a sample and nothing was counted, nobody was there to count.
+        taken = [
+            ready is not None or bool(published or dead)
+            for ready, published, dead in zip(
+                series.ready, series.published, series.dead, strict=True
+            )
+        ][:-1]
         rates = [
             Line(_("staged, estimated"), series.staged[:-1], 2),
-            Line(_("published"), series.published[:-1], 1),
-            Line(_("dead"), series.dead[:-1], 3),
+            Line(_("published"), _known(series.published, taken), 1),
+            Line(_("dead"), _known(series.dead, taken), 3),
         ]
         drawn += [
             chart(
                 f"outbox-backlog-{name}",
                 _("Ready jobs, %(span)s") % {"span": heading},
-                starts,
-                [Line(_("ready"), series.ready[:-1], 1)],
+                series.starts,
+                [Line(_("ready"), [*series.ready[:-1], now], 1)],
             ),
             chart(
                 f"outbox-rates-{name}",
@@ -79,6 +91,12 @@ def charts(using: str) -> list[SafeString]:
             ),
         ]
     return drawn
+
+
+def _known(values: list[float], taken: list[bool]) -> list[float | None]:
+    return [
+        value if known else None for value, known in zip(values[: len(taken)], taken, strict=True)
+    ]
 
 
 def held(jobs: status.Held) -> list[tuple[str, str]]:

@@ -35,7 +35,6 @@ class Place(RequiredReason):
     place = forms.CharField(
         label=gettext_lazy("From"),
         max_length=40,
-        initial="beginning",
         help_text=gettext_lazy("beginning, now, a position, or a time as 2026-01-31T12:00"),
     )
     field_order = ("place", "reason")
@@ -126,8 +125,9 @@ class SubscriptionAdmin(AskingAdmin):
             gettext_lazy("Replay subscriptions"),
             gettext_lazy(
                 "Their handlers get the events from a place in the log on, those again that they "
-                "have handled. What they have done is not undone. From a later place than where "
-                "they stand, what lies between is passed over."
+                "have handled. What they have done is not undone: a view that counts would count "
+                "twice; manage.py outbox_rebuild makes such a view anew. From a later place than "
+                "where they stand, what lies between is passed over."
             ),
             _replay,
             Place,

@@ -74,7 +74,7 @@ class Problem:
 def verdict(seen: Seen) -> Verdict:
     """Say whether work is leaving."""
     backlog = seen.backlog
-    if not seen.drainers:
+    if all(each.is_silent for each in seen.drainers):
         return Verdict(
             "bad", _("Work is not leaving: no drainer is running. Start manage.py drain_outbox.")
         )
@@ -122,7 +122,10 @@ def _of_drainers(seen: Seen) -> Iterator[Problem]:
     for row in seen.drainers:
         name = one_line(row.drainer, 100)
         if row.is_silent:
-            text = _("%(drainer)s is silent beyond its lease.") % {"drainer": name}
+            text = _(
+                "%(drainer)s is silent beyond its lease: its jobs wait until another drainer takes "
+                "its shards. Start one, or this one again."
+            ) % {"drainer": name}
             yield Problem("bad", text, _list("drainer"))
         if row.drainer.trouble:
             text = _("%(drainer)s is in trouble: %(trouble)s") % {
@@ -148,7 +151,7 @@ def _of_subscriptions(lags: list[lag.SubscriptionLag]) -> Iterator[Problem]:
             }
             yield Problem("bad", text, _row("subscription", each.name))
         elif each.state == "paused" and each.behind:
-            text = _("%(name)s is paused, %(behind)s events behind.") % {
+            text = _("%(name)s is paused; events behind: %(behind)s.") % {
                 "name": one_line(each.name, 80),
                 "behind": each.shown,
             }

@@ -13,7 +13,7 @@ from django.core import checks
 from .aliases import check_aliases, check_business, check_connections
 from .apps import check_apps
 from .brokers import check_brokers
-from .databases import check_databases
+from .databases import check_databases, check_sqlite
 from .logs import check_log_tables, check_logs
 from .models import check_models
 from .servers import check_servers
@@ -35,7 +35,7 @@ ALWAYS = (
 DEPLOY = (check_business, check_connections, check_brokers)
 #: These connect.
 DATABASE = (check_databases, check_log_tables)
-DEPLOY_DATABASE = (check_sessions, check_servers)
+DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)
 
 
 def register() -> None:

@@ -1,22 +1,26 @@
 """What the drain writes besides deleting rows: dead jobs and incidents.
 
 A row moves to the dead table in one transaction, and only if it was still there: of two drainers
-that hold it, one moves it. Incidents are only added; people read them, the drain never does.
+that hold it, one moves it. Incidents are for people: the drain adds them, and never reads any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Max, Min
 
 from ..conf import settings
 from ..exceptions import KeyBlocked
-from ..models import DeadJob, Incident, StagedJob
+from ..models import DatabaseNow, DeadJob, Incident, StagedJob
 from ..signals import incident_recorded, job_dead
 from .batch import Row
 from .trouble import readable
+
+#: Batches that a person requeues within so long of the first are one decision.
+SAME_DECISION = timedelta(hours=1)
 
 
 def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -86,6 +90,41 @@ def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -
         last_id=ids["last"],
         drainer=owner,
         detail=f"Taken over by {by} after the lease of drainer {owner} had run out.",
+    )
+
+
+def record_requeue(
+    *, using: str, shards: Sequence[int], first_id: int, last_id: int, by: str
+) -> None:
+    """Write down that a person has requeued jobs, in the transaction that does it.
+
+    A person who requeues a hundred thousand does so in many batches: those that follow one another
+    within ``SAME_DECISION`` are one incident, unless another has come between.
+    """
+    detail = readable("Dead jobs requeued" + (f" by {by}." if by else "."))
+    newest = Incident.objects.using(using).order_by("-id").first()
+    if newest and newest.kind == Incident.Kind.REQUEUE and newest.detail == detail:
+        # No lock: of two who requeue at the same moment, the second finds another range, and
+        # records its own.
+        same = Incident.objects.using(using).filter(
+            pk=newest.pk,
+            first_id=newest.first_id,
+            last_id=newest.last_id,
+            created_at__gte=DatabaseNow() - SAME_DECISION,
+        )
+        if same.update(
+            first_id=min(first_id, newest.first_id),
+            last_id=max(last_id, newest.last_id),
+            shards=sorted({*shards, *newest.shards}),
+        ):
+            return
+    record_incident(
+        Incident.Kind.REQUEUE,
+        using=using,
+        shards=shards,
+        first_id=first_id,
+        last_id=last_id,
+        detail=detail,
     )
 
 

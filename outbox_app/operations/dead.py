@@ -19,9 +19,9 @@ from django.db import transaction
 from django.db.models import Max, Min, QuerySet
 
 from ..conf import settings
-from ..delivery.records import record_incident
+from ..delivery.records import record_requeue
 from ..intake.rows import Rows, shard_of
-from ..models import DatabaseNow, DeadJob, Incident, StagedJob
+from ..models import DatabaseNow, DeadJob, StagedJob
 from . import slices
 from .slices import BATCH_SIZE as BATCH_SIZE  # for the command
 from .slices import Slice, run_slice
@@ -72,7 +72,7 @@ def find(
 def requeue(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
-    """Stage dead jobs again. Each batch is one incident: its jobs may have been published before.
+    """Stage dead jobs again. That is an incident: they may have been published before.
 
     Where a dead job blocks its ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of that
     key come back with it, in one transaction: left behind, they would block it.
@@ -181,13 +181,12 @@ def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
             rows.add(job, using=using)
         rows.write()  # wakes the drainers after the commit
         first_id, last_id = _written(staged, using=using)
-        record_incident(
-            Incident.Kind.REQUEUE,
+        record_requeue(
             using=using,
             shards=sorted({job.shard for job in staged}),
             first_id=first_id,
             last_id=last_id,
-            detail=f"{len(staged)} dead jobs requeued" + (f" by {by}." if by else "."),
+            by=by,
         )
     return len(staged)
 

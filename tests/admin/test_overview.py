@@ -59,6 +59,14 @@ class TestVerdict:
             "Work is not leaving: no drainer is running. Start manage.py drain_outbox."
         )
 
+    def test_all_are_silent(self, alias, superuser):
+        silent = drainer(alias, silent=99)
+        own(alias, silent)
+        page = superuser.get(OVERVIEW)
+        assert verdict(page)[0] == "bad"
+        assert "no drainer is running" in verdict(page)[1]
+        assert re.search(r"Drainer silent web-1:7 1 min .*The jobs of its shards wait", text(page))
+
     def test_nothing_is_waiting(self, alias, superuser):
         own(alias, drainer(alias))
         assert verdict(superuser.get(OVERVIEW)) == (
@@ -108,7 +116,7 @@ class TestProblems:
         found = {words: (tone, link) for tone, link, words in listed}
         told = "\n".join(found)
         assert "8 shards have no owner" in told
-        assert "is silent beyond its lease." in told
+        assert "is silent beyond its lease: its jobs wait" in told
         assert "is in trouble: BrokerUnavailable: refused" in told
         assert found["2 jobs have died in the last hour."][0] == "warning"
         assert found["1 gap is open."][0] == "warning"
@@ -203,9 +211,10 @@ class TestSections:
         page = body(superuser.get(OVERVIEW))
         charts = re.findall(r"<figcaption[^>]*>([^<]*)<.*?<tbody>(.*?)</tbody>", page, re.DOTALL)
         hour = {caption: re.findall(r"<td>([^<]*)</td>", table) for caption, table in charts}
-        assert hour["Ready jobs, last hour"][:30] == ["4,321"] * 29 + ["?"]
+        assert hour["Ready jobs, last hour"][:30] == ["0", *["4,321"] * 29]
         assert hour["Jobs a minute, last hour"][1:60:3] == ["120"] * 20
         assert hour["Jobs a minute, last hour"][2:60:3] == ["7"] * 20
+        assert hour["Jobs a minute, last hour"][-2:] == ["?", "?"], "nobody was there to count"
         assert hour["Ready jobs, last day"][1] == "4,321", "of ten minutes the highest"
         assert re.search(r"Published a minute (1[2-9]\d|2[0-4]\d) ", text(superuser.get(OVERVIEW)))
         assert re.search(
@@ -294,7 +303,7 @@ def test_what_errors_quote_is_masked(alias, superuser):
     own(alias, drainer(alias, trouble=words))
     dead_jobs(using=alias, error="E", reason=words)
     page = text(superuser.get(OVERVIEW))
-    assert page.count("refused: password=•••• for amqp") == 4
+    assert page.count("refused: password=•••• for amqp") == 5
     assert "hunter2" not in page
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from django.core.checks import Tags, run_checks
+from django.core.checks.registry import registry
 from django.db import connections
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from outbox_app import stage
-from outbox_app.checks.databases import ROWS, check_databases
+from outbox_app.checks.databases import ROWS, check_databases, check_sqlite
 from outbox_app.models import StagedJob
 from tests import tasks
 
@@ -118,19 +119,28 @@ class TestSQLite:
         settings = {**connections["default"].settings_dict, "NAME": str(tmp_path / "db.sqlite3")}
         connection = DatabaseWrapper({**settings, "OPTIONS": {}}, alias="plain")
         connection.cursor().execute("CREATE TABLE outbox_stagedjob (id integer)")
-        monkeypatch.setattr("outbox_app.checks.databases._check_tasks", lambda alias: [])
         monkeypatch.setattr("outbox_app.checks.databases.connections", {"plain": connection})
         yield connection
         connection.close()
 
     def test_defaults_of_django(self, connection):
-        assert ids(check_databases(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
+        assert ids(check_sqlite(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
+
+    def test_nobody_is_kept_from_migrating(self, connection, monkeypatch):
+        """``migrate`` runs the checks of databases, but not those of a deployment."""
+        monkeypatch.setattr("outbox_app.checks.databases._check_tasks", lambda alias: [])
+        monkeypatch.setattr("outbox_app.checks.databases._check_primary", lambda alias: [])
+        assert check_databases(databases=["plain"]) == []
+        kept = {each.__wrapped__ for each in registry.get_checks(include_deployment_checks=False)
+                if hasattr(each, "__wrapped__")}  # fmt: skip
+        assert check_databases in kept
+        assert check_sqlite not in kept
 
     def test_wal_and_immediate(self, connection):
         connection.cursor().execute("PRAGMA journal_mode = WAL")
         connection.transaction_mode = "IMMEDIATE"
-        assert check_databases(databases=["plain"]) == []
+        assert check_sqlite(databases=["plain"]) == []
 
     def test_in_memory(self, connection, monkeypatch):
         monkeypatch.setattr(connection, "is_in_memory_db", lambda: True)
-        assert check_databases(databases=["plain"]) == []
+        assert check_sqlite(databases=["plain"]) == []

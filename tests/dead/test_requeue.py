@@ -1,4 +1,4 @@
-"""Dead jobs come back once, in order, with the same message, and each batch is an incident."""
+"""Dead jobs come back once, in order, with the same message, and that is an incident."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.delivery import records
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.operations import dead, slices
@@ -46,8 +48,48 @@ def test_a_requeued_job_is_the_same_message_in_a_new_row(alias):
     assert row.available_at is None
 
 
+@pytest.fixture
+def one_each(monkeypatch):
+    """Each batch is an incident of its own, as if an hour lay between them."""
+    monkeypatch.setattr(records, "SAME_DECISION", timedelta(-1))
+
+
 @pytest.mark.django_db
-def test_each_batch_is_recorded_as_an_incident_with_its_ids_and_shards(alias):
+def test_the_batches_of_a_decision_are_one_incident(alias):
+    dead_jobs(5, using=alias)
+    requeue(everything(alias), using=alias, batch_size=2, by="ann")
+    rows = staged(alias)
+    incident = Incident.objects.using(alias).get()
+    assert (incident.first_id, incident.last_id) == (rows[0].pk, rows[-1].pk)
+    assert incident.shards == sorted({row.shard for row in rows})
+
+    dead_jobs(1, using=alias)
+    requeue(everything(alias), using=alias, by="bob")
+    dead_jobs(1, using=alias)
+    requeue(everything(alias), using=alias, by="ann")
+    details = Incident.objects.using(alias).order_by("id").values_list("detail", flat=True)
+    assert [each[-5:] for each in details] == [" ann.", " bob.", " ann."]
+
+
+@pytest.mark.django_db
+def test_a_decision_that_another_has_widened_meanwhile_gets_an_incident_of_its_own(
+    alias, monkeypatch
+):
+    dead_jobs(1, using=alias)
+    requeue(everything(alias), using=alias)
+    first = Incident.objects.using(alias).get()
+    stale = type(first).objects.using(alias).get()
+    Incident.objects.using(alias).filter(pk=first.pk).update(last_id=first.last_id + 7)
+    monkeypatch.setattr(QuerySet, "first", lambda self: stale)
+    values = {"using": alias, "shards": [1], "first_id": 100, "last_id": 200, "by": ""}
+    records.record_requeue(**values)
+    monkeypatch.undo()
+    found = Incident.objects.using(alias).order_by("id").values_list("first_id", "last_id")
+    assert list(found) == [(first.first_id, first.last_id + 7), (100, 200)]
+
+
+@pytest.mark.django_db
+def test_each_batch_is_recorded_as_an_incident_with_its_ids_and_shards(alias, one_each):
     dead_jobs(5, using=alias)
 
     assert requeue(everything(alias), using=alias, batch_size=2, by="ann") == 5
@@ -60,8 +102,7 @@ def test_each_batch_is_recorded_as_an_incident_with_its_ids_and_shards(alias):
         ("requeue", rows[4].pk, rows[4].pk),
     ]
     assert incidents[0].shards == sorted({rows[0].shard, rows[1].shard})
-    assert "2 dead jobs" in incidents[0].detail
-    assert "ann" in incidents[0].detail
+    assert incidents[0].detail == "Dead jobs requeued by ann."
 
 
 @pytest.mark.django_db
@@ -101,7 +142,7 @@ def test_windows_of_ids_follow_one_another(alias, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch):
+def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch, one_each):
     monkeypatch.setattr(slices, "BUDGET_BYTES", 2500)
     dead_jobs(5, using=alias, body=b"x" * 1000, envelope="{}")
 
@@ -118,7 +159,7 @@ def test_a_message_above_the_budget_goes_alone(alias, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeypatch):
+def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeypatch, one_each):
     monkeypatch.setattr(slices, "STEP", 2)
     for staged_id in range(-4, 0):  # lower than those that the requeued rows get
         dead_jobs(using=alias, staged_id=staged_id)
@@ -157,13 +198,13 @@ def test_a_batch_that_fails_leaves_its_jobs_dead_and_the_others_requeued(alias, 
     dead_jobs(2, using=alias)
     [last] = dead_jobs(using=alias)
 
-    def refuse(kind, *, first_id, last_id, **kwargs):
+    def refuse(*, first_id, last_id, **kwargs):
         if first_id == last_id:
             raise InvalidJob("too large for the packet")
-        return record(kind, first_id=first_id, last_id=last_id, **kwargs)
+        return record(first_id=first_id, last_id=last_id, **kwargs)
 
-    record = dead.record_incident
-    monkeypatch.setattr(dead, "record_incident", refuse)
+    record = dead.record_requeue
+    monkeypatch.setattr(dead, "record_requeue", refuse)
     with pytest.raises(InvalidJob):
         requeue(everything(alias), using=alias, batch_size=2)
 
