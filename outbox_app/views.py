@@ -57,7 +57,8 @@ def health(
         found = facts(using=using)
     except django.db.Error as error:
         logger.warning("Health could not be asked error=%r", error)
-        reason = {"code": "database", "text": "The database cannot be asked."}
+        text = "The database cannot be asked, or has no tables of the outbox."
+        reason = {"code": "database", "text": text}
         return JsonResponse({"status": "unknown", "problems": [reason]}, status=503)
     wrong = [{"code": each.code, "text": each.text} for each in problems(found, limits)]
     told: dict[str, Any] = {

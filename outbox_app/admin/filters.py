@@ -44,6 +44,8 @@ class ColumnFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         """Compare the whole value."""
         asked = self.value()
+        if asked is not None and "\x00" in asked:  # which PostgreSQL refuses to compare
+            return queryset.none()
         return None if asked is None else queryset.filter(**{self.parameter_name: asked})
 
 

@@ -33,11 +33,11 @@ class JobAdmin(ProgressAdmin):
 
     def window(self, request: HttpRequest) -> Window | None:
         """Look for a task id everywhere: it has an index."""
-        return None if request.GET.get("q", "").strip() else super().window(request)
+        return None if _is_searched(request) else super().window(request)
 
     def is_few(self, request: HttpRequest) -> bool:
         """Say whether the rows are few, and found by an index."""
-        return super().is_few(request) or bool(request.GET.get("q", "").strip())
+        return super().is_few(request) or _is_searched(request)
 
     @admin.display(description=_("due"))
     def due(self, job: JobMessage) -> str:
@@ -84,6 +84,12 @@ def block(part: Part) -> SafeString:
         return format_html("<p>{}</p>", part.note)
     note = format_html("<p>{}</p>", part.note) if part.note else ""
     return format_html('<div>{}<pre class="outbox-message">{}</pre></div>', note, part.text)
+
+
+def _is_searched(request: HttpRequest) -> bool:
+    # With a NUL Django refuses the search, and the list is that of all rows.
+    term = request.GET.get("q", "").strip()
+    return bool(term) and "\x00" not in term
 
 
 def _payload(job: JobMessage) -> Payload:

@@ -2,8 +2,9 @@
 
 A value is masked where the name of its key contains one of those words, at any depth of JSON. Case
 and separators do not count: ``api_key`` is ``apiKey`` and ``X-API-Key`` too. Where text is not JSON
-(a repr, a damaged body) nobody can tell keys from values, so text that contains such a word is not
-shown at all. What stands in an argument without a name cannot be known to be sensitive.
+(a repr, a damaged body) or is JSON inside a text, nobody tells keys from values: text that contains
+such a word is not shown at all. What stands in an argument without a name cannot be known to be
+sensitive.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
 
     Args:
         value: What ``json.loads`` has returned.
-        hidden: Stands for a repr that contains a sensitive word.
+        hidden: Stands for a repr, or JSON in a text, that contains a sensitive word.
     """
     words = _words()
     waiting = [value]
@@ -38,14 +39,20 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
                 if _is_sensitive(key, words):
                     each[key] = MASK
                 elif isinstance(inner, str):
-                    if key in REPRS and _is_sensitive(_unescaped(inner), words):
+                    if (key in REPRS or _is_nested(inner)) and _is_sensitive(
+                        _unescaped(inner), words
+                    ):
                         each[key] = hidden
                 else:
                     waiting.append(inner)
         elif isinstance(each, list):
             if _is_pair(each) and _is_sensitive(each[0], words):
                 each[1] = MASK
-            waiting += [inner for inner in each if isinstance(inner, dict | list)]
+            for place, inner in enumerate(each):
+                if isinstance(inner, dict | list):
+                    waiting.append(inner)
+                elif _is_nested(inner) and _is_sensitive(_unescaped(inner), words):
+                    each[place] = hidden
     return value
 
 
@@ -100,6 +107,11 @@ def _is_pair(value: list[Any]) -> bool:
         and isinstance(value[0], str)
         and bool(re.fullmatch(r"[\w.-]{1,60}", value[0]))
     )
+
+
+def _is_nested(value: Any) -> bool:
+    # JSON in a text, as of a webhook, or a repr.
+    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
 
 
 def _unescaped(text: str) -> str:

@@ -3,7 +3,8 @@
 Each POST works for ``SECONDS`` and answers with a page that says how far it is; its form posts the
 next slice, by itself where there is JavaScript. How far it is travels in the form, signed: it holds
 for one person, one decision and one selection. The line in the admin's log is written before the
-first slice and again after each, so whoever stops half-way leaves a line that says so. Only rows
+first slice and again after each, so whoever stops half-way leaves a line that says so. A form that
+is posted twice does nothing twice, and leaves a line of its own where it did something. Only rows
 that were there when the question was asked are taken.
 """
 
@@ -27,9 +28,9 @@ from django.utils.translation import gettext as _
 
 from ..models import DatabaseNow
 from ..operations import status
-from ..operations.slices import START, up_to
+from ..operations.slices import START, Slice, up_to
 from ..operations.text import shown
-from .asking import AskingAdmin, Decision, Preview, Selection, log, may
+from .asking import AskingAdmin, Decision, Preview, Selection, log, log_anew, may
 from .window import number
 
 #: How long a POST works.
@@ -49,8 +50,9 @@ class State:
     reason: str
     #: The highest id that it is about.
     until: int
-    #: The line in the admin's log.
+    #: The line in the admin's log, and what its outcome is by now.
     entry: int
+    noted: str
     #: Lowest and highest value of the column when it began.
     first: int = 0
     last: int = 0
@@ -112,7 +114,7 @@ class ProgressAdmin(AskingAdmin):
         order = decision.steps.order
         ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))
         span = (ends["first"] or 0, ends["last"] or 0)
-        state = State(user, decision.action, selection, reason, until, entry, *span)
+        state = State(user, decision.action, selection, reason, until, entry, outcome, *span)
         return self._slice(request, rows, decision, state)
 
     def go_on(self, request: HttpRequest, rows: Any, decision: Decision) -> Any:
@@ -144,18 +146,18 @@ class ProgressAdmin(AskingAdmin):
             whole=self.is_few(request),
         )
         state = replace(state, done=state.done + found.done, after=found.after or 0)
-        outcome = steps.done(state.done)
-        level = messages.SUCCESS
-        if found.error:
-            level = messages.ERROR
-            error = shown(found.error, 1000)
-            outcome = _("%(done)s Stopped half-way: %(error)s") % {"done": outcome, "error": error}
-        going_on = found.after is not None and not found.error
-        note = _("%(done)s Not finished.") % {"done": outcome} if going_on else outcome
-        log(request, rows, decision, note, state.reason, state.entry)
-        if going_on:
-            return self._page(request, rows, decision, state, outcome)
-        self.message_user(request, outcome, level)
+        outcome, note = _said(decision, found, state.done)
+        before, reason = state.noted, state.reason
+        if not log_anew(request, decision, note, reason, entry=state.entry, before=before):
+            # Another post of this form has written there: both count what they did themselves.
+            outcome, note = _said(decision, found, found.done)
+            state = replace(state, done=found.done)
+            if found.done or found.error:
+                entry = log(request, rows, decision, note, reason)
+                state = replace(state, entry=entry)
+        if _goes_on(found):
+            return self._page(request, rows, decision, replace(state, noted=note), outcome)
+        self.message_user(request, outcome, messages.ERROR if found.error else messages.SUCCESS)
         return None
 
     def _page(
@@ -180,6 +182,20 @@ class ProgressAdmin(AskingAdmin):
         return TemplateResponse(request, "admin/outbox_app/progress.html", context)
 
 
+def _goes_on(found: Slice) -> bool:
+    return found.after is not None and not found.error
+
+
+def _said(decision: Decision, found: Slice, done: int) -> tuple[str, str]:
+    """Return what is said of a decision after a slice, and what the admin's log says."""
+    assert decision.steps
+    outcome = decision.steps.done(done)
+    if found.error:
+        error = shown(found.error, 1000)
+        outcome = _("%(done)s Stopped half-way: %(error)s") % {"done": outcome, "error": error}
+    return outcome, _("%(done)s Not finished.") % {"done": outcome} if _goes_on(found) else outcome
+
+
 def left(rows: Any, order: str, state: State) -> str:
     """Return how many rows are left, as far as ``status.MANY`` rows of the table tell."""
     after = {f"{order}__gt": state.after}
@@ -202,6 +218,7 @@ def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
         moment = parse_datetime(request.POST.get("asked", ""))
     except ValueError:
         moment = None
-    if moment and timezone.is_aware(moment) == settings.USE_TZ and moment.year > 2000:
+    # Not at the end of time, where no zone can be taken off.
+    if moment and timezone.is_aware(moment) == settings.USE_TZ and 2000 < moment.year < 9999:
         return moment
     return DatabaseNow()

@@ -50,7 +50,9 @@ def oldest_seconds(apps: list[str], *, using: str) -> float:
         .values_list("staged_at", "now")
         .first()
     )
-    return max(0.0, (oldest[1] - oldest[0]).total_seconds()) if oldest else 0.0
+    if oldest is None or oldest[0] is None:  # None: a hand has written what is no time
+        return 0.0
+    return max(0.0, (oldest[1] - oldest[0]).total_seconds())
 
 
 def _first_of_each_shard(ready: QuerySet[StagedJob], apps: list[str]) -> list[int]:

@@ -125,9 +125,11 @@ class Counters:
         key = now.replace(second=0, microsecond=0), str(membership.id)
         if key not in self._minutes:
             # Minutes stay for a while after they were written: a clock that is put back goes on
-            # with the figures that are there.
-            while len(self._minutes) >= KEPT:
-                del self._minutes[next(iter(self._minutes))]
+            # with the figures that are there. Whole minutes go: a process may have many sources.
+            begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
+            if key[0] not in begun and len(begun) >= KEPT:
+                for old in [each for each in self._minutes if each[0] == begun[0]]:
+                    del self._minutes[old]
             self._minutes[key] = Minute(key[0])
         return self._minutes[key]
 

@@ -274,6 +274,8 @@ class Drain:
             )
         if outcome.expired:
             jobs_expired.send_robust(Drain, using=self.using, jobs=outcome.expired)
+        with self._watchdog.elsewhere():
+            outcome.make_spans()
 
     def _may_send(self) -> None:
         if self._stop.is_set_for(FINISH_SECONDS):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol
 
-import django.db
 from django.db.models import Max
 
 from ..models import StagedJob
@@ -117,7 +116,7 @@ class DrainCounters:
             for name, value in self._samples().items():
                 minute.put(name, value)
             prune_if_worth_it(minute.begins, using=self.using)
-        except django.db.Error as error:
+        except Exception as error:  # of any kind: what a hand has written may be unreadable
             self._trouble.note(error)
         else:
             self._trouble.over()

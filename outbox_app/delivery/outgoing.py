@@ -6,7 +6,7 @@ database's clock, as held ones are held by it: a drainer whose host has a wrong 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -36,6 +36,8 @@ class Outcome:
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
+    #: For when the rows are settled: see ``tracing``.
+    make_spans: Callable[[], None] = lambda: None
     #: By ordering key, the id of the first row that was refused.
     _dead_keys: dict[str, int] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -151,7 +152,8 @@ class Publisher:
                 self._careful = False
         except Exception as error:
             outcome.error = error
-        trace_batch(prepared, outcome, began=began, ended=time.time_ns())
+        ended = time.time_ns()
+        outcome.make_spans = partial(trace_batch, prepared, outcome, began=began, ended=ended)
         announce(prepared, outcome.accepted)
         self._send_events(prepared, outcome)
         return outcome

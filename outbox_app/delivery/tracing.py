@@ -3,7 +3,8 @@
 A job's headers carry the context of the request that staged it. Where this process has a tracer
 provider and that trace is sampled, the publish becomes a span there, a child of what staged the
 job; the message itself is not touched, so the worker's span has the same parent. The spans are
-made when all is over, of a part of the batch at most, and whatever fails here stops nothing.
+made when all is over and the rows are deleted, of a part of the batch at most and for a second at
+most: whatever fails or is slow here stops nothing, and sends nothing twice.
 Without a provider this costs a look-up a batch; the extra ``opentelemetry`` need not be installed.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ logger = logging.getLogger("outbox_app.drain")
 MAX_SPANS = 100
 #: Jobs of one batch whose context is looked at, at most.
 MAX_LOOKS = 1000
+#: Seconds after which a batch gets no more spans: an exporter may take its time over each.
+MAX_SECONDS = 1.0
 
 
 def trace_batch(prepared: Sequence[Prepared], outcome: Outcome, *, began: int, ended: int) -> None:
@@ -35,10 +39,12 @@ def trace_batch(prepared: Sequence[Prepared], outcome: Outcome, *, began: int, e
     """
     # Where nothing has imported the API, nobody has given it a provider.
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if trace is None:
         return
     try:
-        _make_spans(trace, prepared, outcome, began, ended)
+        # The first look at the provider may make one, as the environment says.
+        if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            _make_spans(trace, prepared, outcome, began, ended)
     except Exception as error:  # samplers, processors and exporters are anybody's code
         logger.warning("Tracing a batch failed error=%r", error)
 
@@ -48,7 +54,7 @@ def _make_spans(
 ) -> None:
     tracer = trace.get_tracer("outbox_app")
     errors = _errors(outcome)
-    made = 0
+    made, until = 0, time.monotonic() + MAX_SECONDS
     for item, context in _traced(trace, prepared[:MAX_LOOKS]):
         if item.row.id not in errors:
             continue  # it was not sent
@@ -65,7 +71,7 @@ def _make_spans(
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
         span.end(ended)
         made += 1
-        if made == MAX_SPANS:
+        if made == MAX_SPANS or time.monotonic() >= until:
             return
 
 

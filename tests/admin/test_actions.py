@@ -122,7 +122,7 @@ def test_an_error_half_way_is_shown_and_logged(alias, superuser, monkeypatch):
     def refuse(*args, **kwargs):
         raise InvalidJob("too large \x1b for the packet")
 
-    monkeypatch.setattr(dead, "record_incident", refuse)
+    monkeypatch.setattr(dead, "record_requeue", refuse)
     question = superuser.post(DEAD, selection("requeue_selected", job))
     answer = confirm(superuser, DEAD, question)
     assert said(answer) == [

@@ -87,6 +87,13 @@ def test_a_task_id_is_found_by_its_whole_value(alias, superuser):
         assert listed(superuser.get(url, {"q": "\x00"})) != []  # refused: the list is unfiltered
 
 
+@pytest.mark.parametrize(("term", "bounded"), [("", True), ("\x00", True), ("x", False)])
+def test_a_search_that_is_refused_looks_at_a_window(alias, superuser, term, bounded):
+    dead_jobs(using=alias)
+    window = superuser.get(DEAD, {"q": term}).context["cl"].window
+    assert (window is not None) == bounded
+
+
 def test_dead_jobs_are_filtered(alias, superuser):
     dead_jobs(using=alias, task_id="1", task="a", error="E", queue="q")
     rows = DeadJob.objects.using(alias)
@@ -122,6 +129,12 @@ def test_staged_jobs_are_filtered_by_state(alias, superuser):
 )
 def test_lookups_that_are_not_offered_are_refused(superuser, query):
     assert superuser.get(f"{DEAD}?{query}").status_code == 400
+
+
+@pytest.mark.parametrize("name", ["task", "queue", "ordering_key"])
+def test_no_row_has_what_no_database_can_compare(alias, superuser, name):
+    staged_jobs(using=alias)
+    assert listed(superuser.get(STAGED, {name: "\x00"})) == []
 
 
 @pytest.mark.parametrize("query", ["p=99999", "p=x", "o=99.-1.x", "all=", "_popup=1", "e=1"])

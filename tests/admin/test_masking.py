@@ -67,6 +67,16 @@ def test_others_are_not(key):
     assert masked(json.loads(json.dumps(given))) == given
 
 
+@pytest.mark.parametrize("key", ["password", "p\\u0061ssword"])
+def test_json_in_a_text_is_not_shown_where_it_may_be_sensitive(alias, superuser, key):
+    text_of_json = f' {{"{key}": "{SECRET}"}}'
+    given = [[text_of_json, f"[{text_of_json}]"], {"data": text_of_json, "ok": '{"a": 1}'}, {}]
+    shown = text(superuser.get(page(job(alias, body=json.dumps(given).encode()))))
+    assert SECRET not in shown
+    assert shown.count("Not shown: it may hold sensitive values.") == 3
+    assert r'"ok": "{\"a\": 1}"' in shown
+
+
 def test_depth_is_no_way_around():
     deep = leaf = {}
     for _ in range(50_000):

@@ -144,7 +144,15 @@ def test_rows_do_not_grow_out_of_a_filter_by_age(alias, superuser):
 
 
 @pytest.mark.parametrize(
-    "asked", ["", "x", "2026-01-01", "9999-99-99T00:00", "0001-01-01T00:00:00+00:00"]
+    "asked",
+    [
+        "",
+        "x",
+        "2026-01-01",
+        "9999-99-99T00:00",
+        "0001-01-01T00:00:00+00:00",
+        "9999-12-31T23:59:59-23:59",
+    ],
 )
 def test_a_forged_time_is_no_time(alias, superuser, asked):
     jobs = dead_jobs(2, using=alias)
@@ -154,6 +162,27 @@ def test_a_forged_time_is_no_time(alias, superuser, asked):
     assert left(alias) == []
 
 
+def test_a_form_that_is_posted_again_leaves_the_line_of_the_first(alias, superuser):
+    jobs = dead_jobs(5, using=alias)
+    answer = begin(superuser, DEAD, "discard_selected", jobs[0])
+    finish(superuser, DEAD, superuser.post(DEAD, hidden(answer)))
+    assert left(alias) == []
+    again, _ = finish(superuser, DEAD, superuser.post(DEAD, hidden(answer)))  # Back, and Continue
+    assert said(again)[-1] == "0 dead jobs were discarded."
+    assert LogEntry.objects.get().object_repr == "5 dead jobs were discarded."
+
+
+def test_forms_that_are_posted_twice_count_every_row_once(alias, superuser):
+    jobs = dead_jobs(9, using=alias)
+    form = hidden(begin(superuser, DEAD, "discard_selected", jobs[0]))
+    answers = [superuser.post(DEAD, form) for _ in range(2)]
+    for answer in answers:
+        finish(superuser, DEAD, answer)
+    counts = [int(entry.object_repr.split()[0]) for entry in LogEntry.objects.all()]
+    assert len(counts) == 2
+    assert sum(counts) == 9
+
+
 def test_what_could_not_be_done_stops_it_with_what_was_done(alias, superuser, monkeypatch):
     jobs = dead_jobs(5, using=alias)
     answer = begin(superuser, DEAD, "requeue_selected", jobs[0])
@@ -161,7 +190,7 @@ def test_what_could_not_be_done_stops_it_with_what_was_done(alias, superuser, mo
     def refuse(*args, **kwargs):
         raise InvalidJob("too large")
 
-    monkeypatch.setattr(dead, "record_incident", refuse)
+    monkeypatch.setattr(dead, "record_requeue", refuse)
     answer = superuser.post(DEAD, hidden(answer))
     words = "2 dead jobs were requeued. Stopped half-way: too large"
     assert said(answer)[-1] == words

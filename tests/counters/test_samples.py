@@ -114,6 +114,25 @@ def test_a_sample_is_a_bounded_number_of_statements(alias, sampler, jobs):
     assert not statements.captured_queries  # until the next minute
 
 
+@pytest.mark.parametrize("written", ["nonsense", "0000-00-00 00:00:00", "infinity"])
+def test_a_row_without_a_readable_time_stops_no_drainer(alias, stage, sampler, written):
+    stage(3)
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        if connection.vendor == "mysql":
+            cursor.execute("SELECT @@sql_mode")
+            [mode] = cursor.fetchone()
+            cursor.execute("SET sql_mode = ''")
+        value = "infinity" if connection.vendor == "postgresql" else written
+        cursor.execute("UPDATE outbox_stagedjob SET staged_at = %s", [value])
+        if connection.vendor == "mysql":
+            cursor.execute("SET sql_mode = %s", [mode])
+    minute_of(sampler, 5)
+    while sampler.tally.done < 3:
+        sampler.turn()
+    assert not sampler.trouble
+
+
 def test_a_sample_that_fails_disturbs_nothing(alias, stage, sampler, caplog):
     def refuse(execute, sql, *args):
         if "COUNT(" in sql:

@@ -148,6 +148,21 @@ def test_memory_is_bounded_while_the_database_is_away(alias, written, membership
     assert list(begun) == [ago(-minute) for minute in range(30, counters.KEPT + 30)]
 
 
+def test_a_process_with_many_sources_loses_no_figure(alias, written, clock):
+    """A runner of many subscriptions has a source for each."""
+    sources = [Membership(using=alias, lease_seconds=10, clock=clock) for _ in range(150)]
+    for minute in range(2):
+        clock.seconds = minute * 60
+        for _ in range(2):
+            for each in sources:
+                each._same_moment = NOW, 0.0
+                written.of(each).add("handled", 1, dimension="subscription", label="a")
+    written.write()
+    rows = Statistic.objects.using(alias)
+    assert rows.count() == 2 * len(sources)
+    assert set(rows.values_list("value", flat=True)) == {2}
+
+
 def test_a_long_label_is_cut(alias, written, membership):
     written.of(membership).add("handled", 1, dimension="subscription", label="x" * 900)
     written.write()

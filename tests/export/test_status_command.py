@@ -201,6 +201,14 @@ def test_a_database_that_is_away_is_one_sentence(database, variables):
         assert not done.stdout
 
 
+@pytest.mark.parametrize("outbox", [{"UNKNOWN": 1}, "no dictionary"])
+def test_wrong_settings_are_one_sentence(settings, outbox):
+    settings.OUTBOX = outbox
+    with pytest.raises(CommandError, match="The setting OUTBOX ") as caught:
+        call_command("outbox_status")
+    assert caught.value.returncode == 2
+
+
 def test_missing_tables_are_told(tmp_path):
     done = process(OUTBOX_ALIAS="default", SQLITE_FILE=str(tmp_path / "new.sqlite3"))
     assert done.returncode == 2

@@ -123,3 +123,18 @@ def test_what_fails_while_tracing_stops_no_publish(alias, traced):
     assert told["tally"] == {"published": 1, "dead": 0}
     failed = "outbox_app.drain: Tracing a batch failed error=RuntimeError('broken')"
     assert failed in told["logged"]
+
+
+@only_here
+def test_spans_that_take_their_time_hold_no_row_and_are_cut(alias, traced):
+    told = traced("slow")
+    assert told["tally"] == {"published": 3, "dead": 0}
+    assert told["left"] == [0]  # one span, when all rows were deleted
+
+
+@only_here
+def test_a_provider_that_cannot_be_made_stops_no_publish(alias, traced):
+    told = traced("unprovided")
+    assert told["tally"] == {"published": 1, "dead": 0}
+    [line] = [line for line in told["logged"] if "Tracing a batch failed" in line]
+    assert line.startswith("outbox_app.drain: ")

@@ -189,6 +189,43 @@ def broken() -> dict[str, Any]:
     return {"tally": drained()}
 
 
+def slow() -> dict[str, Any]:
+    """A processor that takes a whole batch's time over one span, and looks at the rows."""
+    from outbox_app.delivery import tracing
+    from outbox_app.models import StagedJob
+
+    left: list[int] = []
+
+    class Slow(SpanProcessor):
+        def on_end(self, span: Any) -> None:
+            left.append(StagedJob.objects.using(ALIAS).count())
+
+    app = make_app("memory://")
+
+    @app.task(name="shop.note")
+    def task(number: int) -> None: ...
+
+    request(lambda: [task.delay(number) for number in range(3)])
+    tracing.MAX_SECONDS = 0
+    trace.get_tracer_provider().add_span_processor(Slow())
+    return {"tally": drained(), "left": left}
+
+
+def unprovided() -> dict[str, Any]:
+    """The environment names a provider that is not installed: asking for it raises."""
+    from outbox_app import stage
+
+    app = make_app("memory://")
+
+    @app.task(name="shop.note")
+    def task(number: int) -> None: ...
+
+    request(lambda: stage(task, (1,)))
+    trace._TRACER_PROVIDER = None
+    os.environ["OTEL_PYTHON_TRACER_PROVIDER"] = "nowhere"
+    return {"tally": drained()}
+
+
 def spans() -> list[dict[str, Any]]:
     return list(map(shown, exporter.get_finished_spans()))
 
@@ -207,7 +244,7 @@ def shown(span: Any) -> dict[str, Any]:
     }
 
 
-SCENARIOS = {each.__name__: each for each in (whole_way, bounds, blocked, broken)}
+SCENARIOS = {each.__name__: each for each in (whole_way, bounds, blocked, broken, slow, unprovided)}
 
 
 def main() -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import django.db
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
@@ -93,7 +94,10 @@ class Command(TeachingCommand):
 
     def handle(self, *, database: str | None, **options: Any) -> None:
         """Show it, and end with the exit code."""
-        using = database or outbox_alias()
+        try:
+            using = database or outbox_alias()
+        except ImproperlyConfigured as error:  # 1 would say that it was asked
+            raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
         if using not in connections:
             known = ", ".join(connections)
             raise CommandError(
