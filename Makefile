@@ -63,5 +63,5 @@ $(VENV)/.example: setup.cfg $(VENV)/.created
 	@touch $@
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system
-	$(PIP) --editable '.[postgres,mysql,redis,spark,example,docs,bench,test]'
+	$(PIP) --editable '.[postgres,mysql,redis,prometheus,opentelemetry,spark,example,docs,bench,test]'
 	@touch $@ $(VENV)/.example
