@@ -45,12 +45,16 @@ BEFORE = "before"
 class BoundedPaginator(BasePaginator):
     """Counts up to ``MANY`` rows; what lies behind them is reached by a filter."""
 
+    is_cut = False
+
     @cached_property
     def count(self) -> int:
         """Rows, MANY at most."""
         # In the order of the list: without one, PostgreSQL reads the table where many rows match.
         rows: Any = self.object_list
-        return int(rows[: status.MANY].count())
+        found = int(rows[: status.MANY + 1].count())
+        self.is_cut = found > status.MANY
+        return min(found, status.MANY)
 
 
 class HarmlessChangeList(ChangeList):

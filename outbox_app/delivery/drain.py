@@ -40,6 +40,7 @@ from .lane import Lane, staging_apps
 from .lease import Membership
 from .outgoing import Outcome
 from .records import bury, bury_blocked, record_takeover
+from .tracing import trace_batch
 from .trouble import Trouble
 from .waiting import Stop, waiter
 from .watchdog import Watchdog
@@ -275,7 +276,7 @@ class Drain:
         if outcome.expired:
             jobs_expired.send_robust(Drain, using=self.using, jobs=outcome.expired)
         with self._watchdog.elsewhere():
-            outcome.make_spans()
+            trace_batch(outcome)
 
     def _may_send(self) -> None:
         if self._stop.is_set_for(FINISH_SECONDS):

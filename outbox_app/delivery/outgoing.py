@@ -6,7 +6,7 @@ database's clock, as held ones are held by it: a drainer whose host has a wrong 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -36,8 +36,10 @@ class Outcome:
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
-    #: For when the rows are settled: see ``tracing``.
-    make_spans: Callable[[], None] = lambda: None
+    #: What was to be published, and when, in nanoseconds since 1970: see ``tracing``.
+    prepared: list[Prepared] = field(default_factory=list)
+    began: int = 0
+    ended: int = 0
     #: By ordering key, the id of the first row that was refused.
     _dead_keys: dict[str, int] = field(default_factory=dict)
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -36,7 +35,6 @@ from .brokers import (
     transport_options,
 )
 from .outgoing import Outcome, Prepared, announce, prepare
-from .tracing import trace_batch
 
 logger = logging.getLogger("outbox_app.drain")
 
@@ -137,13 +135,11 @@ class Publisher:
             The outcome of every row that was sent. Whatever failed is in there, never raised: what
             the broker has taken by then has to be settled.
         """
-        outcome = Outcome()
-        prepared: list[Prepared] = []
-        began = time.time_ns()
+        outcome = Outcome(began=time.time_ns())
         try:
             self.open(may_send)
-            prepared = prepare(rows, self.app, now=now, outcome=outcome)
-            ready = self._declare(prepared, outcome, may_send)
+            outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
+            ready = self._declare(outcome.prepared, outcome, may_send)
             self.open(may_send)
             if self.producer.supports_batch_publish and not self._careful:
                 self._publish_batch(ready, outcome, may_send)
@@ -152,10 +148,9 @@ class Publisher:
                 self._careful = False
         except Exception as error:
             outcome.error = error
-        ended = time.time_ns()
-        outcome.make_spans = partial(trace_batch, prepared, outcome, began=began, ended=ended)
-        announce(prepared, outcome.accepted)
-        self._send_events(prepared, outcome)
+        outcome.ended = time.time_ns()
+        announce(outcome.prepared, outcome.accepted)
+        self._send_events(outcome.prepared, outcome)
         return outcome
 
     def _declare(

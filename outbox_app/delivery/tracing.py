@@ -29,13 +29,11 @@ MAX_LOOKS = 1000
 MAX_SECONDS = 1.0
 
 
-def trace_batch(prepared: Sequence[Prepared], outcome: Outcome, *, began: int, ended: int) -> None:
-    """Make the spans of a batch.
+def trace_batch(outcome: Outcome) -> None:
+    """Make the spans of a batch, once its rows are settled.
 
     Args:
-        prepared: The rows that were to be published.
-        outcome: What became of them.
-        began, ended: When, in nanoseconds since 1970.
+        outcome: What was to be published, when, and what became of it.
     """
     # Where nothing has imported the API, nobody has given it a provider.
     trace = sys.modules.get("opentelemetry.trace")
@@ -44,18 +42,16 @@ def trace_batch(prepared: Sequence[Prepared], outcome: Outcome, *, began: int, e
     try:
         # The first look at the provider may make one, as the environment says.
         if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            _make_spans(trace, prepared, outcome, began, ended)
+            _make_spans(trace, outcome)
     except Exception as error:  # samplers, processors and exporters are anybody's code
         logger.warning("Tracing a batch failed error=%r", error)
 
 
-def _make_spans(
-    trace: Any, prepared: Sequence[Prepared], outcome: Outcome, began: int, ended: int
-) -> None:
+def _make_spans(trace: Any, outcome: Outcome) -> None:
     tracer = trace.get_tracer("outbox_app")
     errors = _errors(outcome)
     made, until = 0, time.monotonic() + MAX_SECONDS
-    for item, context in _traced(trace, prepared[:MAX_LOOKS]):
+    for item, context in _traced(trace, outcome.prepared[:MAX_LOOKS]):
         if item.row.id not in errors:
             continue  # it was not sent
         error = errors[item.row.id]
@@ -63,13 +59,13 @@ def _make_spans(
             "outbox publish",
             context=context,
             kind=trace.SpanKind.PRODUCER,
-            attributes=_attributes(item.row, len(prepared)),
-            start_time=began,
+            attributes=_attributes(item.row, len(outcome.prepared)),
+            start_time=outcome.began,
         )
         if error is not None:
             # Not its words: they may hold an address or a part of the message.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
-        span.end(ended)
+        span.end(outcome.ended)
         made += 1
         if made == MAX_SPANS or time.monotonic() >= until:
             return

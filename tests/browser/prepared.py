@@ -18,7 +18,7 @@ from outbox_app import publish
 from outbox_app.models import Event, Gap, Incident, Statistic, Subscription
 
 from .data import MINUTE, die, gap, hold, wait_for
-from .subscribers import POISON
+from .poison import POISON
 
 ORDERS = 12
 #: Dead jobs: task, error, reason, how many, and how many minutes ago the newest of them died.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from outbox_app import subscriber
 
-#: The stream that ``invoice-mails`` cannot handle.
-POISON = "order-1042"
+from .poison import POISON
 
 
 @subscriber("warehouse-export", types=["order.placed"])

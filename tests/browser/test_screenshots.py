@@ -17,8 +17,8 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from . import data
+from .poison import POISON
 from .project import ROOT, Project
-from .subscribers import POISON
 from .test_pages import OVERVIEW, opened
 
 IMAGES = ROOT / "docs" / "images" / "admin"

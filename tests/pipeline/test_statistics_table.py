@@ -255,7 +255,8 @@ class TestAdmin:
         assert len(after) == len(before) <= 5
         assert all("LIMIT" in sql for sql in after)
         monkeypatch.setattr(status, "MANY", 120)
-        assert "more than 120" in " ".join(client.get(LIST, query).content.decode().split())
+        cut = "more than 120" if "name" in query else "Looked through the newest 120 rows"
+        assert cut in " ".join(client.get(LIST, query).content.decode().split())
 
     @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
     def test_a_name_is_read_by_the_index(self, alias, client):
@@ -274,7 +275,8 @@ class TestAdmin:
         assert "outbox_statistic_figure" in since.explain()
         with CaptureQueriesContext(connections[alias]) as queries:
             client.get(LIST, {"name": NAMES[1]})
-        [listed] = [q["sql"] for q in queries if "ORDER BY" in q["sql"] and NAMES[1] in q["sql"]]
+        of_name = [q["sql"] for q in queries if "ORDER BY" in q["sql"] and NAMES[1] in q["sql"]]
+        [listed] = [sql for sql in of_name if "written_at" in sql]
         with connections[alias].cursor() as cursor:
             cursor.execute(f"EXPLAIN {listed}")
             plan = str(cursor.fetchall())
