@@ -7,20 +7,16 @@ that hold it, one moves it. Incidents are for people: the drain adds them, and n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Max, Min
 
 from ..conf import settings
 from ..exceptions import KeyBlocked
-from ..models import DatabaseNow, DeadJob, Incident, StagedJob
+from ..models import DeadJob, Incident, StagedJob
 from ..signals import incident_recorded, job_dead
 from .batch import Row
 from .trouble import readable
-
-#: Batches that a person requeues within so long of the first are one decision.
-SAME_DECISION = timedelta(hours=1)
 
 
 def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -94,38 +90,41 @@ def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -
 
 
 def record_requeue(
-    *, using: str, shards: Sequence[int], first_id: int, last_id: int, by: str
-) -> None:
+    *,
+    using: str,
+    shards: Sequence[int],
+    first_id: int,
+    last_id: int,
+    by: str,
+    same_as: int | None = None,
+) -> int:
     """Write down that a person has requeued jobs, in the transaction that does it.
 
-    A person who requeues a hundred thousand does so in many batches: those that follow one another
-    within ``SAME_DECISION`` are one incident, unless another has come between.
+    Args:
+        using: Database alias.
+        shards, first_id, last_id: Of the new rows.
+        by: Who decided.
+        same_as: The incident of the batch before, where both are one call: it is widened.
+
+    Returns:
+        The id of the incident.
     """
-    detail = readable("Dead jobs requeued" + (f" by {by}." if by else "."))
-    newest = Incident.objects.using(using).order_by("-id").first()
-    if newest and newest.kind == Incident.Kind.REQUEUE and newest.detail == detail:
-        # No lock: of two who requeue at the same moment, the second finds another range, and
-        # records its own.
-        same = Incident.objects.using(using).filter(
-            pk=newest.pk,
-            first_id=newest.first_id,
-            last_id=newest.last_id,
-            created_at__gte=DatabaseNow() - SAME_DECISION,
-        )
-        if same.update(
-            first_id=min(first_id, newest.first_id),
-            last_id=max(last_id, newest.last_id),
-            shards=sorted({*shards, *newest.shards}),
-        ):
-            return
-    record_incident(
+    before = Incident.objects.using(using).filter(pk=same_as).first() if same_as else None
+    if before:
+        before.first_id = min(first_id, before.first_id)
+        before.last_id = max(last_id, before.last_id)
+        before.shards = sorted({*shards, *before.shards})
+        before.save(using=using, update_fields=["first_id", "last_id", "shards"])
+        return before.pk
+    incident = record_incident(
         Incident.Kind.REQUEUE,
         using=using,
         shards=shards,
         first_id=first_id,
         last_id=last_id,
-        detail=detail,
+        detail="Dead jobs requeued" + (f" by {by}." if by else "."),
     )
+    return incident.pk
 
 
 def record_incident(

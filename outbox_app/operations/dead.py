@@ -91,7 +91,7 @@ def requeue(
             requeued.
     """
     until = _newest(using)
-    act = partial(_requeue_batch, until=until, using=using, by=by)
+    act = partial(_requeue_batch, until=until, using=using, by=by, incidents=[])
     return _all(jobs, act, using=using, until=until, batch_size=batch_size)
 
 
@@ -125,7 +125,7 @@ def requeue_slice(jobs: QuerySet[DeadJob], *, until: int, by: str = "", **slice:
         by: Who decided.
         slice: See ``slices.run_slice``.
     """
-    act = partial(_requeue_batch, until=until, using=jobs.db, by=by)
+    act = partial(_requeue_batch, until=until, using=jobs.db, by=by, incidents=[])
     return run_slice(jobs, act, order=ORDER, until=until, **slice)
 
 
@@ -164,7 +164,7 @@ def _newest(using: str) -> int:
     return DeadJob.objects.using(using).aggregate(last=Max("id"))["last"] or 0
 
 
-def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
+def _requeue_batch(ids: list[int], *, until: int, using: str, by: str, incidents: list[int]) -> int:
     with transaction.atomic(using=using):
         jobs = list(_locked(using).filter(pk__in=ids))
         if settings().DEAD_KEY == "block":
@@ -181,13 +181,15 @@ def _requeue_batch(ids: list[int], *, until: int, using: str, by: str) -> int:
             rows.add(job, using=using)
         rows.write()  # wakes the drainers after the commit
         first_id, last_id = _written(staged, using=using)
-        record_requeue(
+        incident = record_requeue(
             using=using,
             shards=sorted({job.shard for job in staged}),
             first_id=first_id,
             last_id=last_id,
             by=by,
+            same_as=incidents[-1] if incidents else None,
         )
+    incidents.append(incident)  # not before it is committed
     return len(staged)
 
 
