@@ -57,7 +57,7 @@ def test_charts_say_what_they_show(page: Page) -> None:
     expect(chart).to_have_accessible_name(re.compile(r"now \d+.*at most [\d,]+"))
     figure = page.get_by_role("figure", name="Ready jobs, last hour")
     figure.get_by_text("As a table").click()
-    expect(figure.get_by_role("row")).to_have_count(61)
+    expect(figure.get_by_role("row")).to_have_count(62)
 
 
 @pytest.mark.parametrize(
