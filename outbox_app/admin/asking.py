@@ -137,30 +137,22 @@ class AskingAdmin(OutboxAdmin):
         """Ask, or do what was asked about."""
         confirmed = "confirmed" in request.POST
         form = decision.form(request.POST if confirmed else None)
-        if decision.steps and "state" in request.POST:
-            return self.go_on(request, rows, decision)
         if not confirmed or not form.is_valid():
             return self.ask(request, rows, decision, form)
-        if decision.steps:
-            return self.begin(request, rows, decision, form.cleaned_data)
+        return self.carry_out(request, rows, decision, form.cleaned_data)
+
+    def carry_out(self, request: HttpRequest, rows: Any, decision: Decision, values: Any) -> Any:
+        """Do what was asked about, and say what was done."""
         level = messages.SUCCESS
         try:
             assert decision.operate, "a decision without steps"
-            outcome = decision.operate(rows, form.cleaned_data, request.user.get_username())
+            outcome = decision.operate(rows, values, request.user.get_username())
         except OutboxError as error:
             level = messages.ERROR
             outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
-        log(request, rows, decision, outcome, form.cleaned_data["reason"])
+        log(request, rows, decision, outcome, values["reason"])
         self.message_user(request, outcome, level)
         return None
-
-    def begin(self, request: HttpRequest, rows: Any, decision: Decision, values: Any) -> Any:
-        """Carry out the first slice of a decision."""
-        raise NotImplementedError
-
-    def go_on(self, request: HttpRequest, rows: Any, decision: Decision) -> Any:
-        """Carry out the next slice of a decision."""
-        raise NotImplementedError
 
     def about(self, request: HttpRequest, preview: Preview, decision: Decision) -> dict[str, Any]:
         """Return what a question says besides the rows, for its template."""

@@ -97,7 +97,13 @@ class ProgressAdmin(AskingAdmin):
             "asked": now.isoformat() if now else "",
         }
 
-    def begin(self, request: HttpRequest, rows: Any, decision: Decision, values: Any) -> Any:
+    def decide(self, request: HttpRequest, rows: Any, decision: Decision) -> Any:
+        """Ask, begin, or go on."""
+        if "state" in request.POST:
+            return self.go_on(request, rows, decision)
+        return super().decide(request, rows, decision)
+
+    def carry_out(self, request: HttpRequest, rows: Any, decision: Decision, values: Any) -> Any:
         """Carry out the first slice.
 
         Raises:
