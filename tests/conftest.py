@@ -10,6 +10,7 @@ A service that is not there skips the test on a laptop and fails it in CI.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
@@ -19,6 +20,8 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connections
 
+from tests import emptying
+
 if TYPE_CHECKING:
     from pytest_django.fixtures import Settings
 
@@ -26,6 +29,24 @@ if TYPE_CHECKING:
 
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
 VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tests_end_by_themselves() -> None:
+    """See ``tests.emptying``."""
+    emptying.replace_teardown()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(time_left: float, django_db_setup: None) -> None:
+    """pytest-django's, outside of the first test's time limit: if it fails, every test does."""
+    signal.setitimer(signal.ITIMER_REAL, time_left)
+
+
+@pytest.fixture(scope="session")
+def time_left() -> float:
+    """Seconds that are left of the time limit of the test that is being set up, which stops."""
+    return signal.setitimer(signal.ITIMER_REAL, 0)[0]
 
 
 @pytest.fixture(params=[pytest.param(alias, id=name) for name, alias in ALIASES.items()])
