@@ -1,8 +1,10 @@
 """Changing the number of a subscription's partitions, without an event lost or handled twice.
 
 From K to a multiple of K, each new partition begins where the one that it is cut out of stands:
-``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place at which all the
-old partitions have arrived; until they have, the change is refused, and nothing is handled.
+``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place that each of the
+old partitions has reached and none has passed. The end of the log is read first, as a window cannot
+be opened in a transaction that holds locks, and proved to be that place once the cursors are
+locked: otherwise the change is refused, and nothing was moved.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from ..failpoints import failpoint
 from ..log.newevent import slice_of
 from ..log.reader import LogReader
 from ..models import Cursor, ParkedStream, Subscription
@@ -44,14 +47,19 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     }
     try:
         ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}
+        failpoint("ends_read")
         with transaction.atomic(using=using):
             row = rows.select_for_update().get()
             if row.partitions == wanted:
                 return
             if wanted % row.partitions and not merge:
                 raise PartitionsDiffer.between(name, row.partitions, wanted)
+            # From here on no page of the old partitions commits, whichever code handles it.
             cursors = list(
-                Cursor.objects.using(using).select_for_update().filter(subscription=name)
+                Cursor.objects.using(using)
+                .select_for_update()
+                .filter(subscription=name)
+                .order_by("pk")
             )
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
             for cursor in cursors:
@@ -88,14 +96,15 @@ def _cut(
         return
     else:
         for part, cursor in parts.items():
-            if _has_unread(reader, cursor.state, end, before, part, using=using):
-                raise PartitionsDiffer.between(
-                    subscriber.name,
-                    before,
-                    wanted,
-                    f"Partition {part} is behind in {reader.table}, so there is no place at which "
-                    f"all of them stand: let {before} of them catch up.",
-                )
+            why = ""
+            if _lie_between(reader, cursor.state, end, before, part, using=using):
+                why = f"is behind in {reader.table}: let all {before} catch up"
+            elif _lie_between(reader, end, cursor.state, before, part, using=using):
+                # Set back to the end that was read, it would handle those events again.
+                why = f"has handled events of {reader.table} meanwhile that others may not have"
+            if why:
+                why = f"There is no place at which all partitions stand. Partition {part} {why}."
+                raise PartitionsDiffer.between(subscriber.name, before, wanted, why)
         position = max(cursor.position for cursor in parts.values())
         states = dict.fromkeys(range(wanted), (end, position))
     handled = sum(cursor.handled for cursor in parts.values())
@@ -119,11 +128,12 @@ def _time(reader: LogReader, cursor: Cursor) -> tuple[str, int]:
     return state.at, state.id
 
 
-def _has_unread(
-    reader: LogReader, state: str, end: str, parts: int, part: int, *, using: str
+def _lie_between(
+    reader: LogReader, behind: str, ahead: str, parts: int, part: int, *, using: str
 ) -> bool:
-    unread = reader.window.unread(reader.load(state))
-    later = reader.window.unread(reader.load(end))
+    """Say whether there are events of a partition that one state has passed and another has not."""
+    unread = reader.window.unread(reader.load(behind))
+    later = reader.window.unread(reader.load(ahead))
     table = connections[using].ops.quote_name(reader.table)
     with connections[using].cursor() as cursor:
         cursor.execute(
