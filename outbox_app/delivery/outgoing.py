@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from celery import Celery
+from celery.signals import after_task_publish
 from kombu import serialization
 
-from ..intake.instrumentation import signal_of_the_drain
+from ..intake.instrumentation import heard_by
 from ..intake.message import Declaration, Message, moment
 from .batch import Row
 
@@ -89,19 +90,20 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
 
 def announce(prepared: Sequence[Prepared], accepted: Iterable[Row]) -> None:
     """Fire what plain Celery fires after a publish, for those that were accepted."""
-    signal = signal_of_the_drain()
-    if signal is None:
+    if not after_task_publish.receivers:
         return
     taken = {row.id for row in accepted}
     for item in prepared:
-        if item.row.id in taken:
-            signal.send(
-                sender=item.row.task,
-                body=_decoded(item),
-                headers=item.message.headers,
-                exchange=item.message.exchange,
-                routing_key=item.message.routing_key,
-            )
+        task = item.row.task
+        with heard_by(paired=False, task=task):
+            if item.row.id in taken and after_task_publish.has_listeners(task):
+                after_task_publish.send(
+                    sender=task,
+                    body=_decoded(item),
+                    headers=item.message.headers,
+                    exchange=item.message.exchange,
+                    routing_key=item.message.routing_key,
+                )
 
 
 def _check_types(message: Message) -> None:

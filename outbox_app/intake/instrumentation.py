@@ -1,63 +1,52 @@
-"""Receivers that take Celery's two publish signals for a pair in one process: who hears them when.
+"""Who hears Celery's ``after_task_publish`` when: staging fires it for some, the drain for others.
 
-OpenTelemetry's instrumentation opens a span at ``before_task_publish``, makes it the current one,
-and closes it at ``after_task_publish``. Staging fires the first; the second belongs to the drain,
-which publishes later and elsewhere. Left at that, the span would never end, and all that the
-request does afterwards would become part of it. So these receivers hear the second signal as soon
-as the row is taken, and not from the drain. All others hear it from the drain.
+OpenTelemetry and ddtrace open a span at ``before_task_publish``, make it the current one, and close
+it at ``after_task_publish``. Staging fires the first; the drain publishes later and elsewhere. Left
+at that, the span would never end, and all that the request does afterwards would become part of it.
+So these receivers, known by their module, hear the second signal as soon as the row is taken, and
+not from the drain. All others hear it from the drain alone.
 
-Receivers are known by their module: nothing of OpenTelemetry is imported.
+Staging runs Celery's own sender to its end, since an exception that ended it would be an error for
+all who watch the functions on the way. The signals have a class of ours for that reason: it leaves
+receivers out for one task, in one thread, for the time of one call. Other calls see no difference.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from celery.signals import after_task_publish
+from celery.signals import after_task_publish, task_sent
 from celery.utils.dispatch import Signal
 
-PAIRED = ("opentelemetry.instrumentation.celery",)
+PAIRED = ("opentelemetry.instrumentation.celery", "ddtrace.contrib")
+
+_heard: ContextVar[tuple[str, bool] | None] = ContextVar("outbox_app_heard", default=None)
 
 
-def end_of_staging(task: str, *, body: Any, **message: Any) -> None:
-    """Fire ``after_task_publish`` for the paired receivers.
-
-    Args:
-        task: Its name.
-        body: As kombu is given it.
-        message: The rest of what the signal carries: headers, exchange, routing_key.
-    """
-    if signal := _signal_to(_is_paired):
-        signal.send(sender=task, body=body, **message)
+class _PublishSignal(Signal):
+    def _live_receivers(self, sender: Any) -> list[Any]:
+        live: list[Any] = super()._live_receivers(sender)  # type: ignore[misc]
+        heard = _heard.get()
+        if heard is None or heard[0] != sender:
+            return live
+        return [receiver for receiver in live if _is_paired(receiver) == heard[1]]
 
 
-def signal_of_the_drain() -> Signal | None:
-    """Return ``after_task_publish`` for all other receivers; None where there are none."""
-    if not any(map(_is_paired, _receivers())):
-        return after_task_publish if after_task_publish.receivers else None
-    return _signal_to(lambda receiver: not _is_paired(receiver))
+for _signal in (after_task_publish, task_sent):
+    _signal.__class__ = _PublishSignal
 
 
-def _signal_to(wanted: Callable[[Any], bool]) -> Signal | None:
-    pairs = [
-        pair
-        for pair, receiver in zip(list(after_task_publish.receivers), _receivers(), strict=False)
-        if wanted(receiver)
-    ]
-    if not pairs:
-        return None
-    signal = Signal(name="after_task_publish")
-    signal.receivers = pairs
-    return signal
-
-
-def _receivers() -> list[Any]:
-    return [
-        receiver() if isinstance(receiver, weakref.ReferenceType) else receiver
-        for _, receiver in list(after_task_publish.receivers)
-    ]
+@contextmanager
+def heard_by(*, paired: bool, task: str) -> Iterator[None]:
+    """Let ``after_task_publish`` of a task reach the paired receivers only, or all others only."""
+    token = _heard.set((task, paired))
+    try:
+        yield
+    finally:
+        _heard.reset(token)
 
 
 def _is_paired(receiver: Any) -> bool:

@@ -2,9 +2,9 @@
 
 Celery ends every send in ``producer.publish(body, exchange=…, headers=…, …)``. ``StagingProducer``
 is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
-then, where kombu would write to a channel, writes a row. It contacts nothing. ``Staged`` is raised
-at that point, so that nothing after it runs: ``after_task_publish`` and the ``task-sent`` event
-belong to the drain, which really publishes.
+then, where kombu would write to a channel, writes a row. It contacts nothing, and returns as kombu
+does: nothing is raised through functions that others watch. ``after_task_publish`` (but see
+``instrumentation``) and the ``task-sent`` event belong to the drain, which really publishes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
+from celery.signals import after_task_publish
 from django.utils import timezone
 from kombu import Producer
 
 from ..exceptions import InvalidJob, NotAtomic
 from . import limits, rows
-from .instrumentation import end_of_staging
+from .instrumentation import heard_by
 from .message import Message, describe, moment
-
-
-class Staged(Exception):
-    """Control flow: the message is a row now. Caught by ``unless_staged``, so it never gets out."""
 
 
 class StagingProducer(Producer):
@@ -53,14 +50,16 @@ class StagingProducer(Producer):
         self.also_declare: list[Any] = []
         self._times: dict[str, Any] = {}
 
-    #: What Celery touches of a connection while it sends: the wrapping of errors.
-    connection: Any = SimpleNamespace(_reraise_as_library_errors=nullcontext)
+    #: What is touched of a connection while Celery sends: the wrapping of errors, and by Sentry the
+    #: type.
+    connection: Any = SimpleNamespace(
+        _reraise_as_library_errors=nullcontext, transport=SimpleNamespace(driver_type="outbox")
+    )
 
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
         """Stage one message; takes what ``kombu.Producer.publish`` takes.
 
         Raises:
-            Staged: Always, once the row is taken.
             InvalidJob: The job could never be sent.
             kombu.exceptions.EncodeError: The body cannot be encoded.
         """
@@ -69,9 +68,12 @@ class StagingProducer(Producer):
         try:
             limits.check_priority(options.get("priority"))
             super().publish(body, **options)
-        finally:
+        except (
+            BaseException
+        ):  # Celery fires it for what was published; a span has to end all the same
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
-            end_of_staging(self.task, body=body, **message)
+            after_task_publish.send(sender=self.task, body=body, **message)
+            raise
 
     def _publish(  # type: ignore[override]
         self,
@@ -127,21 +129,18 @@ class StagingProducer(Producer):
         limits.check_job(job, message)
         job.shard = rows.shard_of(self.ordering_key, task_id)
         rows.add(job, using=self.using)
-        raise Staged
 
 
-def unless_staged(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``app.amqp.send_task_message`` so that it ends where the message became a row."""
+def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``app.amqp.send_task_message`` so that what follows a publish is left to the drain."""
 
     def send_or_stage(producer: Any, name: str, message: Any, **options: Any) -> Any:
         if not isinstance(producer, StagingProducer):
             return send(producer, name, message, **options)
-        producer.task, producer.sent_event = name, message.sent_event
+        producer.task, producer.sent_event = name, message.sent_event or producer.sent_event
         options["retry"] = False  # or a follow-up of a task would be retried by its connection
-        try:
-            return send(producer, name, message, **options)
-        except Staged:
-            return None
+        with heard_by(paired=True, task=name):
+            return send(producer, name, message._replace(sent_event=None), **options)
 
     send_or_stage.stages = True  # type: ignore[attr-defined]
     return send_or_stage

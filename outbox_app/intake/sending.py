@@ -28,7 +28,7 @@ from django.db import connections
 from ..conf import settings
 from ..exceptions import NotAtomic
 from . import limits
-from .producer import Postponed, StagingProducer, unless_staged
+from .producer import Postponed, StagingProducer, or_staged
 from .results import put_off_subscriptions
 from .rows import outbox_alias
 
@@ -118,7 +118,7 @@ class StagingMixin:
         )
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
-            amqp.send_task_message = unless_staged(amqp.send_task_message)
+            amqp.send_task_message = or_staged(amqp.send_task_message)
         before = _staging_now.get()
         _staging_now.set(True)
         try:

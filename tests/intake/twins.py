@@ -50,7 +50,7 @@ class Twin:
         """End the app and its connections."""
         pools.reset()
         backend = self.app._backend
-        if hasattr(backend, "client"):
+        if hasattr(getattr(backend, "result_consumer", None), "subscribed_to"):
             backend.result_consumer.subscribed_to.clear()  # or results unsubscribe when collected
             backend.result_consumer.stop()
             backend.client.connection_pool.disconnect()
