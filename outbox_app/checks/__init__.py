@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from django.core import checks
 
-from .aliases import check_aliases, check_business, check_connections
+from .aliases import check_aliases, check_autocommit, check_business, check_connections
 from .apps import check_apps
 from .brokers import check_brokers
 from .databases import check_databases, check_sqlite
@@ -28,6 +28,7 @@ ALWAYS = (
     check_apps,
     check_models,
     check_aliases,
+    check_autocommit,
     check_logs,
     check_time_readers,
 )

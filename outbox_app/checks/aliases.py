@@ -18,6 +18,7 @@ from django.db import connections, router
 from ..delivery.inbox import inbox_alias
 from ..intake.model import OutboxMixin
 from ..intake.rows import outbox_alias
+from ..log.logs import all_logs, log_alias
 from ..models import StagedJob
 from .text import listed
 
@@ -109,6 +110,22 @@ def check_business(**kwargs: Any) -> list[CheckMessage]:
 
 def _is_foreign(config: AppConfig | None) -> bool:
     return config is None or config.name == "outbox_app" or config.name.startswith("django.")
+
+
+def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
+    """Say where autocommit is off: drainers and subscriptions would commit nothing there."""
+    logs = {log_alias(log) for log in all_logs()}
+    return [
+        Error(
+            f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: what drainers, subscriptions and "
+            "idempotent tasks write there would not be committed, and delay() outside atomic() is "
+            "refused.",
+            hint="Let it be True, Django's default, and use transaction.atomic().",
+            id="outbox.E037",
+        )
+        for alias in sorted(written_aliases() | logs)
+        if not connections.settings[alias]["AUTOCOMMIT"]
+    ]
 
 
 def check_connections(**kwargs: Any) -> list[CheckMessage]:

@@ -114,6 +114,11 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
     noted = False
     try:
         with transaction.atomic(using=using):
+            if not connections[using].commit_on_exit:
+                raise InboxError(
+                    f"Autocommit is off on {using!r}, so nothing would commit the effects of "
+                    f"{task.name}[{job_id}]. Turn it on before the task runs."
+                )
             first = _note(job_id, task.name, using=using)
             noted = True
             if not first:

@@ -23,9 +23,10 @@ from django.dispatch import receiver
 from ..exceptions import InvalidEvent, InvalidJob
 from ..log.publish import publish
 from ..models import EventLog
+from ..transactions import require_atomic
 from .declaration import Change, Declared, declared
 from .rows import collecting
-from .stage import require_atomic, stage
+from .stage import stage
 
 
 class OutboxMixin(models.Model):
@@ -122,7 +123,7 @@ class OutboxMixin(models.Model):
         if first is None:
             return 0
         using = using or alias_of(first)
-        require_atomic(using)
+        require_atomic("stage_declared()", using=using)
         with transaction.atomic(using=using), collecting(streaming=True):
             return sum(
                 _stage(instance, declared(cls, change), using=using)

@@ -6,6 +6,7 @@ where the call happens                                 what happens
 inside ``atomic()`` on the outbox's alias              staged, in that transaction
 outside any transaction                                ``OUTBOX["OUTSIDE"]``: send, stage or refuse
 inside ``atomic()`` on another alias only              refused: it would not be atomic
+autocommit off, outside ``atomic()``                   refused: it would be sent before the commit
 explicit ``producer=`` or ``connection=``              sent: the caller asked for it
 ``retry()``, ``replace()``, the worker's follow-ups    sent: a rollback would lose them
 =====================================================  ==========================================
@@ -27,6 +28,7 @@ from django.db import connections
 
 from ..conf import settings
 from ..exceptions import NotAtomic
+from ..transactions import is_atomic, lacks_autocommit, open_transactions
 from . import limits
 from .producer import Postponed, StagingProducer, or_staged
 from .results import put_off_subscriptions
@@ -158,29 +160,46 @@ class StagingMixin:
         ):
             return None
         alias = using or (explicit.using if explicit else outbox_alias())
-        if connections[alias].in_atomic_block or (explicit and alias == explicit.using):
+        if is_atomic(alias) or (explicit and alias == explicit.using):
             return alias
-        others = open_transactions()
-        if others:
-            raise NotAtomic(
-                f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
-                f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
-                f"using={others[0]!r} if that database has the outbox's tables and a drainer."
-            )
-        outside = settings().OUTSIDE
+        # What would be sent is staged in the transaction of a test: no test needs a broker for it.
+        sent = alias if connections[alias].in_atomic_block else None
         worker = self.current_worker_task  # type: ignore[attr-defined]
-        if outside == "send" or options.get("parent_id") or (worker and _follow_up.get()):
-            return None
+        outside = settings().OUTSIDE
+        if options.get("parent_id") or (worker and _follow_up.get()):
+            return sent
+        if outside == "stage" and lacks_autocommit(connections[alias]):
+            return alias
+        self._refuse_elsewhere(name, alias)
         if outside == "refuse":
             raise NotAtomic(
                 f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
                 f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
             )
-        return alias
+        return sent if outside == "send" else alias
+
+    def _refuse_elsewhere(self, name: str, alias: str) -> None:
+        """Refuse a call in a transaction with which its row would not be atomic."""
+        if lacks_autocommit(connections[alias]):
+            raise NotAtomic(
+                f"{name} was called with autocommit off on {alias!r} and outside atomic(): it "
+                f"would be sent before the commit. Open transaction.atomic(using={alias!r})."
+            )
+        if others := open_transactions():
+            raise NotAtomic(
+                f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
+                f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
+                f"using={others[0]!r} if that database has the outbox's tables and a drainer."
+            )
 
     def _may_stage(self) -> bool:
-        return _explicit.get() is not None or (
-            self.stages_by_itself and (settings().OUTSIDE != "send" or bool(open_transactions()))
+        if _explicit.get() is not None:
+            return True
+        opened = connections.all(initialized_only=True)
+        return self.stages_by_itself and (
+            settings().OUTSIDE != "send"
+            or any(c.in_atomic_block or lacks_autocommit(c) for c in opened)
+            or lacks_autocommit(connections[outbox_alias()])
         )
 
     def _stages_here(self) -> bool:
@@ -196,11 +215,6 @@ class StagingMixin:
         driver_type = pool.connections.connection.transport.driver_type
         native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
         return 0 if native_delay else settings().HOLD_HORIZON
-
-
-def open_transactions() -> list[str]:
-    """Return the aliases on which this thread has a transaction open."""
-    return [c.alias for c in connections.all(initialized_only=True) if c.in_atomic_block]
 
 
 def adopt(app: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from celery import Celery, current_app
 from celery.app.task import Task
 from celery.canvas import Signature
-from django.db import connections, transaction
+from django.db import transaction
 
-from ..conf import settings
-from ..exceptions import InvalidJob, NotAtomic
+from ..exceptions import InvalidJob
+from ..transactions import require_atomic
 from .rows import collecting, outbox_alias
 from .sending import adopt, explicitly
 
@@ -50,7 +50,7 @@ def stage(
         InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
     """
     using = using or outbox_alias()
-    require_atomic(using)
+    require_atomic("stage()", using=using)
     with explicitly(using=using, ordering_key=ordering_key), collecting():
         if isinstance(task, str):
             sender: Any = _unproxied(app or current_app)
@@ -87,22 +87,13 @@ def stage_many(
         NotAtomic, InvalidJob, UnknownTask: As ``stage``. Nothing of the call is staged then.
     """
     using = using or outbox_alias()
-    require_atomic(using)
+    require_atomic("stage_many()", using=using)
     count = 0
     with transaction.atomic(using=using), collecting(streaming=True):
         for job in jobs:
             stage(job, using=using, ordering_key=ordering_key, **options)
             count += 1
     return count
-
-
-def require_atomic(using: str) -> None:
-    """Raise ``NotAtomic`` unless a transaction is open on ``using`` (or the settings open one)."""
-    if not connections[using].in_atomic_block and settings().OUTSIDE != "stage":
-        raise NotAtomic(
-            f"stage() was called outside a transaction on {using!r}. Wrap the work and the staging "
-            f"in transaction.atomic(using={using!r})."
-        )
 
 
 def _unproxied(app: Any) -> Any:

@@ -16,10 +16,10 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
-from ..conf import settings
-from ..exceptions import InvalidEvent, MessageIdConflict, NotAtomic, UnknownLog, VersionConflict
+from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
 from ..signals import events_published
+from ..transactions import require_atomic
 from .heads import current_version, raise_head, raise_heads
 from .insert import insert, insert_raising
 from .logs import log_alias
@@ -91,7 +91,7 @@ def publish_many(
     using = using or log_alias(log)
     rows = [checked(event, log) for event in events]
     expectations = expected_of(expected_version, rows)
-    _require_atomic(using)
+    require_atomic("publish()", using=using)
     if not rows:
         return []
     given = [row for row, event in rows if event.message_id is not None]
@@ -251,11 +251,3 @@ def _table(log: Any) -> str:
             f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
         )
     return log._meta.db_table
-
-
-def _require_atomic(using: str) -> None:
-    if not connections[using].in_atomic_block and settings().OUTSIDE != "stage":
-        raise NotAtomic(
-            f"publish() was called outside a transaction on {using!r}. Wrap the work and the "
-            f"publishing in transaction.atomic(using={using!r})."
-        )
