@@ -37,7 +37,14 @@ class Place(RequiredReason):
         max_length=40,
         help_text=gettext_lazy("beginning, now, a position, or a time as 2026-01-31T12:00"),
     )
-    field_order = ("place", "reason")
+    skip_ahead = forms.BooleanField(
+        label=gettext_lazy("Skip events not yet handled"),
+        required=False,
+        help_text=gettext_lazy(
+            "Without this, a move that passes over events is refused, and says which they are."
+        ),
+    )
+    field_order = ("place", "skip_ahead", "reason")
 
     def clean_place(self) -> Any:
         """Return the place that the text names."""
@@ -58,7 +65,14 @@ def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
 def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
     done = []
     for name in rows.values_list("name", flat=True):
-        moves = positions.replay(name, values["place"], using=rows.db)
+        moves = positions.replay(
+            name,
+            values["place"],
+            skip_ahead=values["skip_ahead"],
+            by=by,
+            reason=values["reason"],
+            using=rows.db,
+        )
         done.append(f"{name} {'; '.join(map(str, moves))}")
     return _("Moved: %s.") % " | ".join(done)
 
@@ -126,8 +140,8 @@ class SubscriptionAdmin(AskingAdmin):
             gettext_lazy(
                 "Their handlers get the events from a place in the log on, those again that they "
                 "have handled. What they have done is not undone: a view that counts would count "
-                "twice; manage.py outbox_rebuild makes such a view anew. From a later place than "
-                "where they stand, what lies between is passed over."
+                "twice; manage.py outbox_rebuild makes such a view anew. A later place than where "
+                "they stand may pass over events: that leaves a row among the gaps."
             ),
             _replay,
             Place,

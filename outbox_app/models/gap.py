@@ -2,7 +2,8 @@
 
 An id gap (MySQL) is a range of positions that a cursor has passed without seeing them; a version
 gap is a range of versions missing inside a stream. Rows are written by readers that notice one;
-skipping one is a person's act, with a name and a reason.
+skipping one is a person's act, with a name and a reason. Events that a person has a subscription
+skip have a row as well, by position: it was never open, and says who decided and why.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Gap(models.Model):
 
         ID = "id", _("positions of a log")
         VERSION = "version", _("versions of a stream")
+        EVENT = "event", _("events that a subscription was told to skip")
 
     class State(models.TextChoices):
         """What has become of it."""
@@ -56,7 +58,7 @@ class Gap(models.Model):
         indexes = [models.Index(fields=["state", "seen_at"], name="outbox_gap_state")]
         constraints = [
             models.UniqueConstraint(
-                fields=["subscription", "partition", "log", "stream", "first"],
+                fields=["kind", "subscription", "partition", "log", "stream", "first"],
                 name="outbox_gap_first",
             ),
         ]

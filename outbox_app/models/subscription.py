@@ -20,6 +20,8 @@ class Subscription(models.Model):
     partitions = models.PositiveSmallIntegerField(_("partitions"), default=1)
     #: Set by a person: nothing is handled until it is resumed.
     paused = models.BooleanField(_("paused"), default=False)
+    #: Its logs (tables), topics and types as last declared; a list that is null means all.
+    reads = models.JSONField(_("reads"), null=True, editable=False)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow(), editable=False)
 
     class Meta:
@@ -29,6 +31,7 @@ class Subscription(models.Model):
         permissions = [
             ("pause_subscription", _("Can pause and resume subscriptions")),
             ("replay_subscription", _("Can replay and reset subscriptions")),
+            ("skip_event", _("Can skip events and discard parked streams")),
         ]
 
     def __str__(self) -> str:
@@ -58,6 +61,8 @@ class Cursor(models.Model):
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
     #: Not before this time is it tried again.
     retry_at = models.DateTimeField(_("next attempt"), null=True)
+    #: The event that fails, once it is known (``delivery.isolation``).
+    failed_event = models.JSONField(_("failed event"), null=True, editable=False)
 
     class Meta:
         db_table = "outbox_cursor"
@@ -86,6 +91,8 @@ class ParkedStream(models.Model):
     #: Position of that event; nothing from here on may be pruned.
     position = models.BigIntegerField(_("position"))
     error = models.TextField(_("error"))
+    #: The event that failed, as on a cursor; null where it is not known, or versions are missing.
+    failed_event = models.JSONField(_("failed event"), null=True, editable=False)
     parked_at = models.DateTimeField(_("parked at"), db_default=DatabaseNow(), editable=False)
     #: A person has asked for another attempt.
     released = models.BooleanField(_("released"), default=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,11 +19,14 @@ from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ..exceptions import NotMoved
+from ..exceptions import NotMoved, ReadRefused
 from ..log.moments import position_before
 from ..log.reader import LogReader
-from ..log.window import Run
-from ..models import EventLog
+from ..log.sql import Filter
+from ..log.window import TOMBSTONE, Run
+from ..models import Cursor, EventLog
+from . import status
+from .text import one_line
 
 Place = Literal["beginning", "now"] | int | datetime
 
@@ -73,20 +77,70 @@ def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
     return place
 
 
-def state_behind(reader: LogReader, after: int | None) -> tuple[str, int]:
-    """Return the state to go on from, and the highest position there is.
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a move ends, and which events no cursor would handle any more."""
 
-    The log is looked at on a connection of its own, in autocommit: whoever asks holds locks, and a
+    state: str
+    #: Highest position that there is.
+    last: int
+    #: Position, type and stream of the events passed over, in order; at most ``MANY + 1``.
+    passed: list[tuple[int, str, str]]
+
+    def __str__(self) -> str:
+        if not self.passed:
+            return ""
+        count = f"{status.MANY}+" if len(self.passed) > status.MANY else str(len(self.passed))
+        some = ", ".join(
+            one_line(f"{n} {type} {stream}", 80) for n, type, stream in self.passed[:3]
+        )
+        more = ", …" if len(self.passed) > 3 else ""
+        noun = "event" if count == "1" else "events"
+        return f"{count} {noun} that it has not handled ({some}{more})"
+
+
+def landing(
+    reader: LogReader, after: int | None, cursors: Sequence[tuple[Cursor | None, Filter]]
+) -> Landing:
+    """Return the state behind a position, and what these cursors would pass over on the way there.
+
+    The log is looked at on a connection of its own, in autocommit: the caller holds locks, and a
     transaction that has written cannot tell what is committed.
+
+    Args:
+        reader: Of the log.
+        after: The position; None: behind all that is committed.
+        cursors: Each with its filter. None instead of a cursor: it would begin with the log.
     """
     with _looking_aside(reader.using) as run:
         reader.window.run = run
+        passed: list[tuple[int, str, str]] = []
         try:
             state = reader.window.start(after)
             [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
+            for cursor, only in cursors:
+                wanted, params = only.sql()
+                passed += run(
+                    f"SELECT id, type, stream FROM {reader.window.source} WHERE "
+                    f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
+                    f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
+                    f"LIMIT {status.MANY + 1}",
+                    params,
+                )
         finally:
             reader.close()
-    return state.dump(), last or 0
+    return Landing(state.dump(), last or 0, sorted(passed)[: status.MANY + 1])
+
+
+def _unread(reader: LogReader, cursor: Cursor | None) -> str:
+    if cursor is None:
+        return "(1 = 1)"
+    try:
+        state = reader.load(cursor.state)
+        reader.window.verify(state)
+    except ReadRefused:  # damaged: its position is what there is to go by
+        return f"(id > {int(cursor.position)})"
+    return reader.window.unread(state)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import django.db
@@ -23,8 +23,10 @@ from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
 from ..exceptions import NotMoved
 from ..log.logs import log_alias, log_named
 from ..log.reader import LogReader
+from ..log.sql import Filter
 from ..models import Cursor, DatabaseNow, Event, EventLog, Gap, ParkedStream, Subscription
-from .places import Place, position_of, state_behind
+from .places import Landing, Place, landing, position_of
+from .skips import record
 
 #: Longest wait for a page that is being handled, on PostgreSQL; elsewhere as the server has it.
 LOCK_SECONDS = 50
@@ -41,18 +43,21 @@ class Move:
     before: int | None
     #: Behind which position; None: behind all that is committed at that moment.
     after: int | None
+    #: What it passes over, for people; empty: nothing.
+    passes: str = ""
 
     def __str__(self) -> str:
         here = "never run" if self.before is None else f"at {self.before}"
         if self.after is None:
-            there = "to now: what has not been handled is passed over"
+            there = "to now"
         elif self.after == 0:
             there = "to the beginning: every event that is kept is handled again"
         else:
             there = (
                 f"to {self.after}: the events behind it are handled, again or for the first time"
             )
-        return f"{self.log._meta.db_table}: from where it is ({here}) {there}"
+        passes = self.passes and f"; passes over {self.passes}"
+        return f"{self.log._meta.db_table}: from where it is ({here}) {there}{passes}"
 
 
 def pause(name: str, *, using: str | None = None) -> None:
@@ -93,14 +98,27 @@ def plan(
             f"Subscription {name!r} reads several logs ({tables}), and position {place} belongs to "
             "one of them. Name that log, or give a time."
         )
-    return [
+    moves = [
         Move(each, at.get(each._meta.db_table), position_of(each, place, using=using))
         for each in logs
+    ]
+    row = Subscription.objects.using(using).filter(pk=name).first()
+    partitions = row.partitions if row else subscriber_named(name).partitions
+    return [
+        replace(move, passes=str(_landing(name, partitions, move, list(cursors), using)))
+        for move in moves
     ]
 
 
 def replay(
-    name: str, place: Place, *, log: str | None = None, using: str | None = None
+    name: str,
+    place: Place,
+    *,
+    log: str | None = None,
+    skip_ahead: bool = False,
+    by: str = "",
+    reason: str = "",
+    using: str | None = None,
 ) -> list[Move]:
     """Put the cursors of a subscription to a place; paused or running, healthy or damaged.
 
@@ -113,6 +131,9 @@ def replay(
             a time (what was recorded from then on comes, and what was recorded up to a second
             before).
         log: Only in this log, by table or label. Default: in all that it reads.
+        skip_ahead: Pass over events that it has not handled: no cursor comes back to them. Without
+            it such a move is refused. A row in ``Gap`` says which, who decided (``by``), and why
+            (``reason``).
         using: Database alias. Default: that of its logs.
 
     Returns:
@@ -121,15 +142,28 @@ def replay(
     Raises:
         UnknownSubscription: There is none of this name.
         UnknownLog: There is no such log.
-        NotMoved: The place makes no sense, or a page that is being handled does not end. Nothing
-            was changed.
+        NotMoved: The place makes no sense, events would be passed over, or a page that is being
+            handled does not end. Nothing was changed.
         ReadRefused: The server cannot tell what has been committed.
     """
     using = using or alias_of(name)
     moves = plan(name, place, log=log, using=using)
-    with _locked(name, using) as row:
-        for move in moves:
-            _move(row, move, using)
+    with _locked(name, using) as (row, cursors):
+        for number, move in enumerate(moves):
+            # Anew, under the locks: a page may have been handled since, and events published.
+            there = _landing(name, row.partitions, move, cursors, using)
+            moves[number] = replace(move, passes=str(there))
+            if there.passed and not skip_ahead:
+                raise NotMoved(
+                    f"Nothing was changed: {name!r} would pass over {there} in "
+                    f"{move.log._meta.db_table}. Let it handle them first, or say that they are to "
+                    "be skipped: --skip-ahead, skip_ahead=True."
+                )
+            if there.passed:
+                ends = there.passed[0][0], move.after or there.last
+                why = f"Moved ahead over {there}. {reason}".strip()
+                record(name, move.log._meta.db_table, *ends, by=by, reason=why, using=using)
+            _move(row, move, there, using)
     return moves
 
 
@@ -184,7 +218,7 @@ def alias_of(name: str) -> str:
 
 def _set_paused(name: str, paused: bool, using: str | None) -> None:
     using = using or alias_of(name)
-    with _locked(name, using) as row:
+    with _locked(name, using) as (row, _):
         row.paused = paused
         row.save(using=using, update_fields=["paused"])
         cursors = Cursor.objects.using(using).filter(subscription=name)
@@ -200,31 +234,48 @@ def _declared(name: str) -> Subscriber | None:
     return next((each for each in all_subscribers() if each.name == name), None)
 
 
-def _move(row: Subscription, move: Move, using: str) -> None:
-    """Write the cursors of one log, in the open transaction that holds the locks."""
+def _landing(name: str, partitions: int, move: Move, cursors: list[Cursor], using: str) -> Landing:
+    """Return where a move ends, and what would not be handled any more."""
+    subscriber = _declared(name)
     table = move.log._meta.db_table
-    subscriber = _declared(row.name)
+    by_part = {each.partition: each for each in cursors if each.log == table}
+    topics, types = (subscriber.topics, subscriber.types) if subscriber else (None, None)
+    parts: list[tuple[Cursor | None, Filter]] = [
+        (by_part.get(part), Filter(topics, types, partitions, part))
+        for part in range(partitions)
+        if part in by_part or (subscriber and subscriber.start == "beginning")
+    ]
     reader = LogReader(
         move.log,
         using=(subscriber and subscriber.read_from) or using,
         by_time=bool(subscriber and subscriber.by_time),
     )
-    state, last = state_behind(reader, move.after)
+    there = landing(reader, move.after, parts)
+    # Those of parked streams are not lost: they come with the release.
+    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
+    streams = set(parked.values_list("stream", flat=True))
+    return replace(there, passed=[each for each in there.passed if each[2] not in streams])
+
+
+def _move(row: Subscription, move: Move, there: Landing, using: str) -> None:
+    """Write the cursors of one log, in the open transaction that holds the locks."""
+    table = move.log._meta.db_table
     values: dict[str, Any] = {
-        "state": state,
-        "position": last if move.after is None else move.after,
+        "state": there.state,
+        "position": there.last if move.after is None else move.after,
         "partitions": row.partitions,
         "moved_at": DatabaseNow(),
         "error": "",
         "failures": 0,
         "retry_at": None,
+        "failed_event": None,
     }
     cursors = Cursor.objects.using(using).filter(subscription=row.name, log=table)
     cursors.update(**values, revision=F("revision") + 1)
-    there = set(cursors.values_list("partition", flat=True))
+    begun = set(cursors.values_list("partition", flat=True))
     Cursor.objects.using(using).bulk_create(
         Cursor(subscription=row.name, partition=part, log=table, **values)
-        for part in set(range(row.partitions)) - there
+        for part in set(range(row.partitions)) - begun
     )
     if move.after is not None:
         _forget_parked(row.name, table, move.after, using)
@@ -246,7 +297,7 @@ def _forget_parked(name: str, table: str, after: int, using: str) -> None:
 
 
 @contextmanager
-def _locked(name: str, using: str) -> Iterator[Subscription]:
+def _locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
     """Hold the rows of a subscription: the order of locks is that of ``delivery.cursors``."""
     rows = Subscription.objects.using(using)
     with _patient(name), transaction.atomic(using=using):
@@ -258,8 +309,7 @@ def _locked(name: str, using: str) -> Iterator[Subscription]:
         rows.get_or_create(name=name, defaults=partitions)
         row = rows.select_for_update().get(pk=name)
         cursors = Cursor.objects.using(using).select_for_update().filter(subscription=name)
-        list(cursors.order_by("pk").values_list("pk", flat=True))
-        yield row
+        yield row, list(cursors.order_by("pk"))
 
 
 @contextmanager

@@ -383,3 +383,24 @@ def test_pages_hold_nothing_that_a_strict_policy_forbids(alias, shop, superuser)
         assert "<style" not in content
         assert not re.findall(r"<script(?![^>]*\bsrc=)", content)
         assert not re.findall(r"<[^>]*\s(?:style|on\w+)=", content)
+
+
+def test_a_move_ahead_names_the_events_and_takes_a_tick(alias, shop, superuser):
+    publish(alias, "e", "f")
+    _, answer = decide(
+        superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="now", reason="why"
+    )
+    assert "Not done: Nothing was changed" in said(answer)[0]
+    assert re.search(
+        r"2 events that it has not handled \(\d+ made e, \d+ made f\)", said(answer)[0]
+    )
+    assert run("shop") == 2
+    publish(alias, "g")
+    decide(
+        superuser, SUBSCRIPTIONS, "replay_selected", shop[0], place="now", reason="why",
+        skip_ahead="on",
+    )  # fmt: skip
+    assert run("shop") == 0
+    gap = Gap.objects.using(alias).get(kind="event")
+    assert (gap.settled_by, gap.state) == ("<b>superuser</b>", "skipped")
+    assert "1 event that it has not handled" in text(superuser.get(page(gap)))

@@ -35,10 +35,10 @@ def test_from_the_beginning(alias, published, run, seen_by):
 def test_from_now(alias, published, run, seen_by):
     seen = seen_by("all", partitions=2)
     published("a", "b")
-    positions.replay("all", "now")  # before it has ever run
+    positions.replay("all", "now", skip_ahead=True)  # before it has ever run
     assert run("all") == 0
     published("a")
-    positions.replay("all", "now")
+    positions.replay("all", "now", skip_ahead=True)
     published("a")
     run("all")
     assert seen == [("a", 3)]
@@ -75,7 +75,8 @@ def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by,
                 "'00000000000000000000000000000001')"
             )
         published("b")
-        positions.replay("all", "now" if place == "now" else ids(alias)[-1])
+        there = "now" if place == "now" else ids(alias)[-1]
+        positions.replay("all", there, skip_ahead=True)
         assert run("all") == 0
         other.commit()
     finally:
@@ -169,7 +170,7 @@ def test_a_replay_ends_the_rest_of_a_failure(alias, published, running):
         eventually(lambda: cursors.filter(failures__gt=0).exists(), "it fails")
         eventually(rests, "it rests for long")
         broken.clear()
-        positions.replay("fails", ids(alias)[0])
+        positions.replay("fails", ids(alias)[0], skip_ahead=True)
         eventually(lambda: seen == ["b"], "it goes on at once")
     assert cursors.get().error == ""
 
@@ -201,7 +202,7 @@ def test_parked_streams_are_forgotten_where_all_their_events_come_again(
     run("all")
     assert seen[2:] == [("b", 1), ("b", 2)]
     park(alias, "a", 1, first)
-    positions.replay("all", "now")
+    positions.replay("all", "now", skip_ahead=True)
     assert ParkedStream.objects.using(alias).exists()
     positions.reset("all")
     assert not ParkedStream.objects.using(alias).exists()

@@ -1,7 +1,8 @@
 """``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
 
 Thin: arguments in, ``operations.positions``, ``operations.lag`` and ``operations.gaps`` out. It
-asks nothing back, so that scripts may call it; ``--dry-run`` is the preview.
+asks for a confirmation only before it skips events, and with ``--noinput`` not even then, so that
+scripts may call it; ``--dry-run`` is the preview.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from ...exceptions import OutboxError
+from ...exceptions import NotMoved, OutboxError
 from ...log.logs import log_alias
 from ...models import Event
 from ...operations import positions
@@ -34,7 +35,8 @@ Shows subscriptions, and does what a person decides about them.
   pause NAME                nothing is handled from the moment this command has ended
   resume NAME               go on
   replay NAME --from PLACE  handle events (again) from a place in the log: beginning, now, a
-                            position (what is behind it), or a time as 2026-01-31T12:00
+                            position (what is behind it), or a time as 2026-01-31T12:00. A move
+                            that would pass over events not yet handled takes --skip-ahead
   reset NAME                replay from the beginning
   release NAME              handle parked streams from where they were set aside: --stream S, or
                             --all of them
@@ -84,9 +86,19 @@ class Command(TeachingCommand):
         )
         parser.add_argument("--from", dest="place", metavar="PLACE", help="where to replay from")
         parser.add_argument("--log", help="replay in this log only (default: all that it reads)")
+        parser.add_argument(
+            "--skip-ahead",
+            action="store_true",
+            help="replay: pass over events that were not handled; asks, and leaves a gap's row",
+        )
+        parser.add_argument(
+            "--noinput", action="store_false", dest="interactive", help="ask for no confirmation"
+        )
         parser.add_argument("--stream", metavar="S", help="release this stream")
         parser.add_argument("--all", action="store_true", help="release all parked streams")
-        parser.add_argument("--reason", metavar="TEXT", help="why a gap is skipped; kept with it")
+        parser.add_argument(
+            "--reason", metavar="TEXT", help="why something is skipped; kept with it"
+        )
         parser.add_argument("--json", action="store_true", help="list as JSON")
         parser.add_argument(
             "--dry-run", action="store_true", help="say what would be moved, and touch nothing"
@@ -186,13 +198,32 @@ class Command(TeachingCommand):
         self._move(name, "beginning", using=using, **options)
 
     def _move(self, name: str, place: Any, *, using: str, **options: Any) -> None:
-        for move in positions.plan(name, place, log=options["log"], using=using):
+        moves = positions.plan(name, place, log=options["log"], using=using)
+        for move in moves:
             self.stdout.write(f"{name} goes in {move}.")
         if options["dry_run"]:
             self.stdout.write("Nothing was done.")
             return
-        positions.replay(name, place, log=options["log"], using=using)
+        if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
+            self._confirm("Skip these events?")
+        positions.replay(
+            name,
+            place,
+            log=options["log"],
+            skip_ahead=options["skip_ahead"],
+            by=_user(),
+            reason=options["reason"] or "",
+            using=using,
+        )
         self.stdout.write("Done.")
+
+    def _confirm(self, question: str) -> None:
+        try:
+            answer = input(f"{question} [y/N] ")
+        except EOFError:
+            answer = ""
+        if answer.strip().lower() not in ("y", "yes"):
+            raise NotMoved("Not confirmed, so nothing was changed. A script gives --noinput.")
 
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]
