@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from amqp.exceptions import AccessRefused
 from kombu import Producer
 from kombu.transport import virtual
 
@@ -16,9 +17,9 @@ from ..exceptions import Undeliverable, Unroutable, UnsafeBroker
 
 logger = logging.getLogger("outbox_app.drain")
 
-#: Answers that speak of the broker's state, not of the message, by the names of their classes …
-_STATES = {
-    "MessageNacked",
+#: Redis' own refusals, by redis-py's classes or Redis' words: it has not taken the message. Other
+#: answers, a proxy's for example, leave it open.
+_REFUSING_CLASSES = {
     "OutOfMemoryError",
     "ReadOnlyError",
     "NoPermissionError",
@@ -28,8 +29,13 @@ _STATES = {
     "MovedError",
     "AskError",
 }
-#: … and by Redis' own words, where redis-py has no class for them.
-_REDIS_STATES = ("OOM", "READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM")
+_REFUSING_WORDS = ("OOM", "READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM")
+#: All that Redis says of a message: its queue is no list, or it is larger than proto-max-bulk-len.
+#: Any other answer, known or not, speaks of the broker's state, or of a proxy's.
+_REDIS_ROW_AT_FAULT = ("WRONGTYPE", "Protocol error: invalid bulk length")
+#: What RabbitMQ says of a message: too large, no route, no consumer, no exchange, a property that
+#: it refuses. Other codes speak of its state: 403, for example, comes and goes with permissions.
+_AMQP_CHANNEL_ROW_AT_FAULT = (311, 312, 313, 404, 406)
 #: AMQP closes the whole connection for these, yet they speak of what was sent: a frame that is too
 #: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
@@ -89,19 +95,40 @@ def _check_eviction(client: Any, connection_errors: tuple[type[BaseException], .
         logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
 
 
-def probe(connection: Any, channel: Any, *, timeout: float) -> None:
-    """See whether RabbitMQ takes messages at all, by one that has no route.
+def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
+    """See whether the broker takes messages, by one that leaves nothing behind.
 
-    While an alarm is on, it reads no message, but one that waits in the socket is taken when the
+    Under an alarm RabbitMQ reads no message, but one that waits in the socket is taken when the
     alarm is over, however long ago its sender has given up. Each attempt would leave a copy.
 
+    Returns:
+        Whether it took one; False where it cannot be asked.
+
     Raises:
-        Exception: One of the connection's errors: it does not.
+        Exception: It does not take messages.
     """
-    if connection.transport.driver_type == "amqp":
-        producer = Producer(channel, auto_declare=False)
-        # Not an empty one: that is confirmed under an alarm too.
-        producer.publish(b"?", routing_key="outbox.probe", timeout=timeout, confirm_timeout=timeout)
+    driver_type = connection.transport.driver_type
+    if driver_type == "amqp":
+        # On a channel of its own: a refusal closes it. Not empty: that is confirmed under an alarm.
+        producer = Producer(connection.channel(), auto_declare=False)
+        options: dict[str, Any] = {
+            "routing_key": "outbox.probe",
+            "timeout": timeout,
+            "confirm_timeout": timeout,
+        }
+        try:
+            producer.publish(b"?", **options)
+        except AccessRefused:  # it reads; the user may write to some exchanges only
+            return False
+    elif driver_type == "redis":
+        key = f"{channel.global_keyprefix}outbox.probe"
+        try:
+            channel.client.lpushx(key, "?")  # a write that does nothing, as there is no such list
+        except connection.channel_errors as error:
+            if "NoPermissionError" in _classes(error) or str(error).startswith("unknown command"):
+                return False
+            raise
+    return driver_type in ("amqp", "redis")
 
 
 def check_route(channel: Any, exchange: str, routing_key: str) -> None:
@@ -151,8 +178,27 @@ def row_at_fault(error: BaseException) -> bool:
 
 def broker_at_fault(error: BaseException) -> bool:
     """Say whether a broker that answers refused because of its state: no row is to blame for it."""
-    if any(cls.__name__ in _STATES for cls in type(error).__mro__):
-        return True
+    classes = _classes(error)
+    if "AMQPError" in classes:
+        code = getattr(error, "reply_code", None)
+        return code not in (*_AMQP_CHANNEL_ROW_AT_FAULT, *_AMQP_ROW_AT_FAULT)
+    if "ResponseError" in classes:
+        return not _said(error).startswith(_REDIS_ROW_AT_FAULT)
+    return bool(classes & {"MessageNacked", "InvalidResponse"})
+
+
+def refused_for_certain(error: BaseException) -> bool:
+    """Say whether a broker at fault has certainly not taken what it was sent."""
+    classes = _classes(error)
+    if "ResponseError" in classes:
+        return bool(classes & _REFUSING_CLASSES) or _said(error).startswith(_REFUSING_WORDS)
+    return bool(classes & {"AccessRefused", "MessageNacked"})
+
+
+def _classes(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
+def _said(error: BaseException) -> str:
     # redis-py puts "Command # 3 (LPUSH …) of pipeline caused error: " before what the server said.
-    said = str(error).rpartition("caused error: ")[2]
-    return type(error).__name__ == "ResponseError" and said.startswith(_REDIS_STATES)
+    return str(error).rpartition("caused error: ")[2]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Producer
 from kombu.common import Broadcast
@@ -31,6 +32,7 @@ from .brokers import (
     check_route,
     probe,
     refuse_unsafe,
+    refused_for_certain,
     row_at_fault,
     transport_options,
 )
@@ -95,7 +97,7 @@ class Publisher:
                 probe(connection, channel, timeout=timeout)
             self._doubtful = False
         except BaseException as error:
-            unavailable = self._is_lost(error)
+            unavailable = self._is_lost(error) or broker_at_fault(error)
             self.close()
             if unavailable:
                 raise BrokerUnavailable(
@@ -192,8 +194,8 @@ class Publisher:
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except self.connection.channel_errors as error:
-            if broker_at_fault(error):
-                raise
+            if broker_at_fault(error) and not hasattr(error, "reply_code"):
+                raise  # it is Redis'
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
             logger.warning(
@@ -229,6 +231,7 @@ class Publisher:
             if not collected:  # nothing has left
                 raise self._unavailable(error) from error
             cause = error.__cause__ or error
+            self._doubtful = self._is_lost(cause)
             outcome.unknown = [item.row for item in sent]
             self._careful = not self._is_lost(cause)
             if not self._careful:
@@ -260,9 +263,10 @@ class Publisher:
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
                     continue
-                self._doubtful = self._is_lost(error)
-                # A broker that refused has not taken it; of several queues one may have.
-                if not broker_at_fault(error) or item.message.exchange:
+                self._doubtful = True
+                # Of several queues one may have taken it.
+                fanned_out = item.message.exchange and not isinstance(error, AccessRefused)
+                if fanned_out or not refused_for_certain(error):
                     outcome.unknown.append(item.row)
                 raise self._unavailable(error) from error
             outcome.accepted.append(item.row)

@@ -129,3 +129,32 @@ def test_broadcast_that_nobody_listens_to(alias, rabbitmq, make_named_app, book)
     jobs.stage(app, 1, queue=news.name)
     tally = drain(alias)
     assert (tally.published, tally.dead) == (1, 0)
+
+
+def test_permission_to_write_revoked_for_a_while(alias, rabbitmq, make_named_app, book, drained):
+    """403 is a state of the broker: nothing dies of it, and nothing goes twice."""
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    exchange = {"exchange": app.main, "routing_key": app.main}
+    jobs.stage(app, 1)
+    drain(alias)  # declares the exchange
+    jobs.stage(app, 10)
+    jobs.stage(app, 10, **exchange)
+    rabbitmq.control("set_permissions", "guest", ".*", "^$", ".*")
+    try:
+        with draining(alias) as drainer:
+            eventually(lambda: "ACCESS_REFUSED" in drainer.trouble, "it is refused")
+            trouble = drainer._lanes[app.main].trouble
+            eventually(lambda: trouble.failures > 2, "it tries again")
+            assert StagedJob.objects.using(alias).count() == 20
+            # One exchange only: neither do those jobs die, however long it lasts.
+            rabbitmq.control("set_permissions", "guest", ".*", "^amq[.]default$", ".*")
+            eventually(lambda: StagedJob.objects.using(alias).count() == 10, "the others leave")
+            eventually(lambda: "ACCESS_REFUSED" in drainer.trouble, "it is refused")
+            rabbitmq.control("set_permissions", "guest", ".*", ".*", ".*")
+            drained(alias)
+    finally:
+        rabbitmq.control("set_permissions", "guest", ".*", ".*", ".*")
+
+    jobs.receive(app)
+    jobs.assert_exact()
+    assert not DeadJob.objects.using(alias).exists()
