@@ -1,0 +1,92 @@
+"""The books of a run, read from where they were kept: database, consumer's file, writers' logs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from .consumer import READ, connect
+from .judge import Arrival, Books, Recorded, Row
+from .world import World
+
+
+def read(world: World) -> Books:
+    """Return everything that the judge is given."""
+    from outbox_app.models import DeadJob, Event, Incident
+
+    from .models import Committed, Executed, Handled, Staged
+
+    arrivals = _query(world.arrivals, "SELECT task_id, at FROM arrival ORDER BY number")
+    handled: dict[str, list[int]] = {name: [] for name in subscriptions()}
+    for name, position in Handled.objects.order_by("id").values_list("subscription", "position"):
+        handled[name].append(position)
+    heard = transactions(world)
+    rows = Staged.objects.order_by("id").values_list("id", "task_id", "row", "shard", "key")
+    return Books(
+        rows=[Row(*row) for row in rows],
+        arrivals=[Arrival(*arrival) for arrival in arrivals],
+        incidents=[
+            Recorded(i.kind, frozenset(i.shards), i.first_id, i.last_id, i.created_at.timestamp())
+            for i in Incident.objects.all()
+        ],
+        dead={dead.task_id: dead.reason for dead in DeadJob.objects.defer("body", "envelope")},
+        executed=list(Executed.objects.values_list("task_id", flat=True)),
+        events={
+            id: (stream, version)
+            for id, stream, version in Event.objects.values_list("id", "stream", "version")
+        },
+        handled=handled,
+        committed=list(Committed.objects.values_list("number", flat=True)),
+        heard_committed=heard["committed"],
+        heard_rolled_back=heard["rolled"],
+        sends_of_an_attempt=2 if world.broker_name == "redis" else 1,
+    )
+
+
+def transactions(world: World) -> dict[str, list[str]]:
+    """Return what writers have written down: numbers of transactions, by what they know of them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in world.folder.glob("*.transactions"):
+        for line in file.read_text().splitlines():
+            what, number, *_ = line.split()
+            found[what].append(number)
+    return found
+
+
+def subscriptions() -> list[str]:
+    """Return the names of the subscriptions."""
+    from outbox_app.delivery.subscriber import all_subscribers
+
+    return [each.name for each in all_subscribers()]
+
+
+def arrived(file: Path) -> Counter[str]:
+    """Return how many jobs were accepted, how many publishes too many, and what is not executed."""
+    publishes, jobs, last = _query(
+        file, "SELECT COUNT(*), COUNT(DISTINCT task_id), COALESCE(MAX(number), 0) FROM arrival"
+    )[0]
+    done = _query(file, "SELECT COALESCE(MAX(number), 0) FROM executed")[0][0]
+    return Counter(accepted=jobs, twice=publishes - jobs, unexecuted=last - done)
+
+
+def unread(world: World) -> int:
+    """Return how many messages wait for the consumer."""
+    if world.broker_name == "redis":
+        from redis import Redis
+
+        with Redis.from_url(world.broker.url, socket_timeout=10) as client:
+            return sum(client.llen(queue) for queue in READ)
+    lines = world.broker.control("list_queues", "name", "messages").split("\n")
+    return sum(int(n) for name, n in (line.split() for line in lines if line) if name in READ)
+
+
+def _query(file: Path, query: str) -> list[Any]:
+    database = connect(str(file))
+    try:
+        return database.execute(query).fetchall()
+    except sqlite3.OperationalError:
+        return []
+    finally:
+        database.close()

@@ -1,0 +1,284 @@
+"""The faults: each a function that does the real thing to a world, and ends with it undone.
+
+Two threads inject them side by side, one into processes, one into servers and the network, each
+from a generator of its own, so that a seed repeats both.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .world import FAILPOINTS, LEASE_SECONDS, World
+
+Fault = Callable[[World, random.Random], None]
+PROCESSES: dict[str, Fault] = {}
+SERVERS: dict[str, Fault] = {}
+#: Made by the writers themselves.
+WRITERS = ("killed-at-commit", "long-transaction")
+#: Mean pause between two faults of a thread, in seconds.
+PAUSE = 3.0
+
+
+def into(table: dict[str, Fault], name: str) -> Callable[[Fault], Fault]:
+    """Enter a fault under a name."""
+
+    def enter(function: Fault) -> Fault:
+        table[name] = function
+        return function
+
+    return enter
+
+
+class Chaos:
+    """Injects faults until it is ended.
+
+    Args:
+        world: Into what.
+        names: Which faults.
+        seed: What decides.
+    """
+
+    def __init__(self, world: World, *, names: Sequence[str], seed: int) -> None:
+        self.world = world
+        self.done: Counter[str] = Counter()
+        self._ended = threading.Event()
+        self._threads = []
+        for table in (PROCESSES, SERVERS):
+            chosen = [name for name in sorted(table) if name in names]
+            generator = random.Random(f"{seed}/{sorted(table)[0]}")
+            if chosen:
+                run = threading.Thread(
+                    target=self._run, args=[table, chosen, generator], daemon=True
+                )
+                self._threads.append(run)
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Inject no more, and wait until what was injected is undone."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, table: dict[str, Fault], names: list[str], generator: random.Random) -> None:
+        from django.db import connection
+
+        while not self._ended.wait(generator.expovariate(1 / PAUSE)):
+            name = generator.choice(names)
+            self.done[name] += 1
+            try:
+                table[name](self.world, generator)
+            except Exception as error:  # a fault that cannot be made; the run goes on, and says so
+                self.world.say(f"{name} failed: {error!r}")
+            connection.close()  # it may have been ended meanwhile
+
+
+# Processes.
+
+
+def _signalling(kind: str, number: int) -> Fault:
+    def fault(world: World, random: random.Random) -> None:
+        program = world.some(kind, random)
+        if number == signal.SIGKILL:
+            program.kill()
+        else:
+            program.signal(number)
+
+    return fault
+
+
+def _freezing(kind: str) -> Fault:
+    def fault(world: World, random: random.Random) -> None:
+        program = world.some(kind, random)
+        program.signal(signal.SIGSTOP)
+        time.sleep(random.choice([0.3, 1.2, 1.8]) * LEASE_SECONDS)
+        program.signal(signal.SIGCONT)
+
+    return fault
+
+
+def _at_failpoint(kind: str) -> Fault:
+    def fault(world: World, random: random.Random) -> None:
+        program = world.some(kind, random)
+        action = random.choice(["kill", "kill", "stop", "exit"])
+        point = random.choice(FAILPOINTS[kind])
+        program.failpoint = f"{point}={action}@{random.randint(1, 20)}"
+        program.signal(signal.SIGTERM)
+
+    return fault
+
+
+for kind in ("drainer", "subscriptions"):
+    PROCESSES[f"kill-{kind}"] = _signalling(kind, signal.SIGKILL)
+    PROCESSES[f"terminate-{kind}"] = _signalling(kind, signal.SIGTERM)
+    PROCESSES[f"freeze-{kind}"] = _freezing(kind)
+    PROCESSES[f"failpoint-{kind}"] = _at_failpoint(kind)
+for kind in ("writer", "consumer", "worker"):
+    PROCESSES[f"kill-{kind}"] = _signalling(kind, signal.SIGKILL)
+
+
+@into(PROCESSES, "repartition")
+def repartition(world: World, random: random.Random) -> None:
+    """Change the number of partitions, while processes of the old number run."""
+    old = world.partitions
+    new = random.choice([n for n in (1, 2, 3, 4, 6) if n != old])
+    if not _repartition(new):
+        return  # refused as long as a partition was behind: the old number stays
+    world.partitions = new
+    _restart_subscriptions(world)
+    # A process of the old number may have changed it back meanwhile.
+    if not _repartition(new):
+        world.partitions = old
+        _restart_subscriptions(world)
+
+
+def _repartition(wanted: int) -> bool:
+    """Do what ``outbox_subscriptions repartition`` does, for so many, until it is not refused."""
+    from outbox_app.delivery.subscriber import register, subscriber_named
+    from outbox_app.exceptions import OutboxError
+    from outbox_app.operations.positions import repartition
+
+    register(replace(subscriber_named("parts"), partitions=wanted))
+    for _ in range(20):
+        try:
+            repartition("parts")
+        except OutboxError:
+            time.sleep(0.2)
+        else:
+            return True
+    return False
+
+
+def _restart_subscriptions(world: World) -> None:
+    for program in [each for each in world.programs if each.kind == "subscriptions"]:
+        before = program.starts
+        program.signal(signal.SIGTERM)
+        for _ in range(100):
+            if program.starts > before:
+                break
+            time.sleep(0.1)
+        time.sleep(1)
+
+
+# Servers and the network.
+
+
+def _through(which: str, mode: str) -> Fault:
+    def fault(world: World, random: random.Random) -> None:
+        proxy = world.to_broker if which == "broker" else world.to_database
+        if mode == "cut":
+            proxy.cut()
+            return
+        proxy.delay = random.uniform(0.05, 0.5)
+        proxy.mode = mode
+        time.sleep(random.uniform(0.5, 1.5 * LEASE_SECONDS))
+        proxy.mode = "pass"
+        if mode in ("blackhole", "drop_reply"):
+            # Who waits for an answer has a while to find out by itself that none will come.
+            time.sleep(random.uniform(0, LEASE_SECONDS))
+            proxy.cut()
+
+    return fault
+
+
+for which in ("broker", "database"):
+    for mode in ("cut", "blackhole", "drop_reply", "cut_on_reply", "delay", "refuse"):
+        SERVERS[f"{which}-{mode.replace('_', '-')}"] = _through(which, mode)
+
+
+@into(SERVERS, "broker-killed")
+def kill_broker(world: World, random: random.Random) -> None:
+    """Kill the broker, and start it again on what it has written."""
+    world.broker.kill()
+    time.sleep(random.uniform(0, 3))
+    world.broker.start()
+
+
+@into(SERVERS, "broker-full")
+def fill_broker(world: World, random: random.Random) -> None:
+    """Redis out of memory, or RabbitMQ's memory alarm."""
+    if world.broker_name == "redis":
+        with _redis(world) as client:
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 20_000)
+            time.sleep(random.uniform(1, 5))
+            client.config_set("maxmemory", 0)
+    else:
+        world.broker.control("set_vm_memory_high_watermark", "0.00001")
+        time.sleep(random.uniform(1, 5))
+        world.broker.control("set_vm_memory_high_watermark", "0.4")
+
+
+@into(SERVERS, "requeue")
+def refuse_and_requeue(world: World, random: random.Random) -> None:
+    """Have the broker refuse a queue until jobs are dead, repair it, and requeue them."""
+    from outbox_app.models import DeadJob
+
+    if world.broker_name == "redis":
+        with _redis(world) as client:
+            refused = client.set("soak-fragile", "no list", nx=True)
+            if not refused:
+                return
+            time.sleep(3)
+            client.delete("soak-fragile")
+    else:
+        world.broker.control("delete_queue", "soak-fragile", "--if-empty")
+        time.sleep(3)
+    if DeadJob.objects.exists():
+        world.run("outbox_dead", "requeue", "--all")
+
+
+@into(SERVERS, "database-killed")
+def kill_database(world: World, random: random.Random) -> None:
+    """Kill the database server, and start it again on what it has written."""
+    world.database.kill()
+    time.sleep(random.uniform(0, 3))
+    world.database.start()
+
+
+@into(SERVERS, "database-restarted")
+def restart_database(world: World, random: random.Random) -> None:
+    """Restart the database server as an administrator does, over open connections."""
+    world.database.restart()
+
+
+@into(SERVERS, "terminate-sessions")
+def terminate_sessions(world: World, random: random.Random) -> None:
+    """End some sessions of the database from its side."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        if connection.vendor == "mysql":
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE user = 'outbox'")
+        else:
+            cursor.execute("SELECT pid FROM pg_stat_activity WHERE usename = 'outbox'")
+        others = [pid for (pid,) in cursor.fetchall() if pid != _own_session(cursor)]
+        for pid in random.sample(sorted(others), min(len(others), 3)):
+            if connection.vendor == "mysql":
+                cursor.execute(f"KILL {pid:d}")
+            else:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+def _own_session(cursor: Any) -> int:
+    vendor = cursor.db.vendor
+    cursor.execute("SELECT " + ("CONNECTION_ID()" if vendor == "mysql" else "pg_backend_pid()"))
+    return int(cursor.fetchone()[0])
+
+
+def _redis(world: World) -> Any:
+    from redis import Redis
+
+    return Redis.from_url(world.broker.url, socket_timeout=10)
+
+
+NAMES = (*sorted(PROCESSES), *sorted(SERVERS), *WRITERS)

@@ -1,0 +1,105 @@
+"""What every process of the soak has: the Celery app, its task, the subscriptions, the books.
+
+SOAK_BROKER is the broker's address, SOAK_PARTITIONS the number of partitions of ``parts``, which is
+changed while it runs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from uuid import uuid4
+
+from django.db import connection, transaction
+from django.dispatch import receiver
+from kombu import Exchange, Queue
+from kombu.transport import pyamqp
+
+from outbox_app import idempotent, stage_many, subscriber
+from outbox_app.celery import OutboxCelery
+from outbox_app.signals import jobs_staged
+
+from .models import Executed, Handled, Staged
+
+#: ``soak`` takes all jobs with a key; ``soak-fragile`` is refused by the broker at times;
+#: ``soak-work`` is for a Celery worker, which gets a second copy of what was accepted.
+QUEUES = ("soak", "soak-fragile", "soak-work")
+
+app = OutboxCelery("soak", broker=os.environ["SOAK_BROKER"])
+app.conf.update(
+    task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
+    task_default_queue="soak",
+    task_ignore_result=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+)
+
+
+class TaggingChannel(pyamqp.Channel):
+    """Gives each publish a tag of its own, as kombu does on Redis: a redelivery is none."""
+
+    def prepare_message(self, body: Any, *args: Any, **options: Any) -> Any:
+        """Return kombu's message, tagged."""
+        message = super().prepare_message(body, *args, **options)
+        message.properties["message_id"] = uuid4().hex
+        return message
+
+
+pyamqp.Connection.Channel = TaggingChannel
+
+
+@app.task(name="soak.effect", bind=True)
+@idempotent
+def effect(self: Any) -> None:
+    """Note that the job was executed."""
+    Executed.objects.create(task_id=self.request.id)
+
+
+@receiver(jobs_staged)
+def enter(using: str, jobs: list[Any], **kwargs: Any) -> None:
+    """Enter what was staged into the books, in its transaction."""
+    try:
+        rows = [job.pk or _last_id() for job in jobs]
+        Staged.objects.bulk_create(
+            Staged(task_id=job.task_id, row=row, shard=job.shard, key=job.ordering_key)
+            for job, row in zip(jobs, rows, strict=True)
+        )
+    except Exception:  # a signal swallows it; the job must not commit without its entry
+        transaction.set_rollback(True)
+        raise
+
+
+def _last_id() -> int:
+    """Return the id of the row that this session has just inserted."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT " + {"mysql": "LAST_INSERT_ID()"}.get(connection.vendor, "lastval()")
+        )
+        return int(cursor.fetchone()[0])
+
+
+def note(name: str, events: list[Any]) -> None:
+    """Note that a subscription has handled events."""
+    Handled.objects.bulk_create(Handled(subscription=name, position=e.id) for e in events)
+
+
+@subscriber("one")
+def handle_one(events: list[Any]) -> None:
+    """One partition: the order of the whole log."""
+    note("one", events)
+
+
+@subscriber("parts", partitions=int(os.environ.get("SOAK_PARTITIONS", "4")), on_error="park")
+def handle_parts(events: list[Any]) -> None:
+    """Several partitions, whose number changes."""
+    note("parts", events)
+
+
+@subscriber("tasks", partitions=2)
+def handle_tasks(events: list[Any]) -> None:
+    """Stages a job for each event, in the order of its stream."""
+    note("tasks", events)
+    stage_many(
+        effect.signature(task_id=f"event-{e.id}", ordering_key=f"stream-{e.stream}") for e in events
+    )

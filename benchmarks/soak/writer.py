@@ -1,0 +1,165 @@
+"""A writer, to be killed: ``python -m benchmarks.soak.writer NAME SEED RATE LOG FAULTS``.
+
+One transaction after another with jobs and events, of which some are rolled back, some stay open
+for seconds, and some end with the writer, right after it has sent COMMIT. In LOG a line for each
+says what the writer knows: ``begun``, ``committed``, ``rolled``, ``unknown``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import django
+
+KEYS = [f"key-{n}" for n in range(20)]
+STREAMS = [f"stream-{n}" for n in range(40)]
+
+
+class RolledBack(Exception):
+    """Ends a transaction, or a savepoint, on purpose."""
+
+
+class Writer:
+    """See the module.
+
+    Args:
+        name: Part of every number that it gives.
+        random: What decides.
+        log: Writes a line.
+        faults: Names of the faults that are its own.
+    """
+
+    def __init__(
+        self, name: str, random: random.Random, log: Callable[[str], None], faults: set[str]
+    ) -> None:
+        self.name = name
+        self.random = random
+        self.log = log
+        self.faults = faults
+        self.count = 0
+
+    def run_once(self) -> int:
+        """Do one transaction. Returns how many jobs it was to stage."""
+        from django.db import Error, connection, transaction
+
+        from .models import Committed
+
+        self.count += 1
+        number = f"{self.name}-{self.count}"
+        fate = self.random.random()
+        rolls_back = fate < 0.08
+        long = "long-transaction" in self.faults and 0.08 <= fate < 0.084
+        dies = "killed-at-commit" in self.faults and 0.084 <= fate < 0.088
+        jobs = self.random.randint(0, 4)
+        self.log(f"begun {number}")
+        try:
+            with transaction.atomic():
+                Committed.objects.create(number=number)
+                self._stage(number, jobs, keyed=not long)
+                self._publish(number, long=long)
+                self._undo_savepoint(number)
+                if long:
+                    self.log(f"fault long-transaction {number}")
+                    time.sleep(self.random.uniform(5, 15))
+                if rolls_back:
+                    raise RolledBack
+                if dies:
+                    self.log(f"fault killed-at-commit {number}")
+                    _send_commit(connection.connection)
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except RolledBack:
+            self.log(f"rolled {number}")
+        except Error as error:
+            self.log(f"unknown {number} {type(error).__name__}")
+            with suppress(Exception):  # a broken one may fail in any way while it is closed
+                connection.close()
+            time.sleep(0.5)
+        else:
+            self.log(f"committed {number}")
+        return jobs
+
+    def _stage(self, number: str, jobs: int, *, keyed: bool) -> None:
+        from outbox_app import stage_many
+
+        from .models import Key
+        from .subscribers import effect
+
+        keys = [self.random.choice(["", *KEYS]) if keyed and self.random.random() < 0.6 else ""]
+        keys += [self.random.choice(KEYS) if keyed and key else "" for key in keys * 3]
+        # What is staged under the lock of its key has an order: promise P7.
+        for name in sorted({*keys[:jobs]} - {""}):
+            Key.objects.select_for_update().get(name=name)
+        calls = []
+        for n, key in enumerate(keys[:jobs]):
+            options: dict[str, Any] = {"task_id": f"{number}-{n}", "ordering_key": key}
+            if not key and self.random.random() < 0.1:
+                options["queue"] = "soak-fragile"
+            elif not key and self.random.random() < 0.05:
+                options["countdown"] = 3
+            calls.append(options)
+        if self.random.random() < 0.5:
+            stage_many(effect.signature(**options) for options in calls)
+        else:
+            for options in calls:
+                effect.apply_async(**options)
+
+    def _publish(self, number: str, *, long: bool) -> None:
+        from outbox_app import NewEvent, publish_many
+
+        streams = [number] if long else self.random.sample(STREAMS, self.random.randint(0, 2))
+        publish_many(NewEvent(stream, "soak.written", {"number": number}) for stream in streams)
+
+    def _undo_savepoint(self, number: str) -> None:
+        from django.db import transaction
+
+        from .subscribers import effect
+
+        if self.random.random() < 0.05:
+            with suppress(RolledBack), transaction.atomic():
+                effect.apply_async(task_id=f"{number}-undone")
+                raise RolledBack
+
+
+def _send_commit(raw: Any) -> None:
+    """Send COMMIT, and do not wait for its answer."""
+    if hasattr(raw, "pgconn"):
+        raw.pgconn.send_query(b"COMMIT")
+        while raw.pgconn.flush():
+            pass
+    else:
+        raw.send_query("COMMIT")
+
+
+@contextmanager
+def until_terminated() -> Any:
+    """Give what says whether SIGTERM has come."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    yield lambda: bool(ended)
+
+
+def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
+    """Write until SIGTERM, ``rate`` jobs a second."""
+    django.setup()
+    # Line buffered: what was written is there after SIGKILL.
+    with open(log, "a", buffering=1) as file, until_terminated() as is_ended:
+        writer = Writer(
+            name, random.Random(seed), lambda line: print(line, file=file), set(faults.split(","))
+        )
+        due = time.monotonic()
+        while not is_ended():
+            due += writer.run_once() / float(rate)
+            # What was missed while the database was away is not made up for.
+            due = max(due, time.monotonic() - 1)
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
