@@ -18,7 +18,7 @@ from .logs import check_log_tables, check_logs
 from .models import check_models
 from .servers import check_servers
 from .sessions import check_sessions
-from .subscribers import check_time_readers
+from .subscribers import check_declared_logs, check_time_readers
 from .text import linked
 from .values import check_settings
 
@@ -30,6 +30,7 @@ ALWAYS = (
     check_aliases,
     check_autocommit,
     check_logs,
+    check_declared_logs,
     check_time_readers,
 )
 #: What is a matter of taste at a desk, and is not in production.

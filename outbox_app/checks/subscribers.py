@@ -1,4 +1,4 @@
-"""Subscriptions that read by time: what would make them slow, or keep them from reading at all.
+"""Subscriptions that cannot run, and what makes those slow that read by time.
 
 Only declarations are looked at, no database. An index that was made by hand and is not in the
 model's ``Meta`` is not seen: silence the warning then.
@@ -14,11 +14,26 @@ from django.core.checks import CheckMessage, Warning
 from django.db import connections, models
 
 from ..delivery.subscriber import Subscriber, all_subscribers
-from ..exceptions import UnknownLog
 from ..models import EventLog
 
 #: What a reader by time goes by.
 COLUMNS = ["recorded_at", "id"]
+
+
+def check_declared_logs(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Name the subscriptions that cannot run. A warning, so that the others are started."""
+    return [
+        Warning(
+            each.fault,
+            hint="Correct its logs=[…]: models derived from EventLog on one database.",
+            obj=each.name,
+            id="outbox.W030",
+        )
+        for each in all_subscribers()
+        if each.fault
+    ]
 
 
 def check_time_readers(
@@ -28,7 +43,7 @@ def check_time_readers(
     return [
         message
         for subscriber in all_subscribers()
-        if subscriber.by_time
+        if subscriber.by_time and not subscriber.fault
         for message in (*_check_alias(subscriber), *_check_logs(subscriber))
     ]
 
@@ -44,11 +59,7 @@ def _check_alias(subscriber: Subscriber) -> Iterator[CheckMessage]:
 
 
 def _check_logs(subscriber: Subscriber) -> Iterator[CheckMessage]:
-    try:
-        logs = subscriber.logs
-    except UnknownLog:  # said when it is run
-        return
-    for log in logs:
+    for log in subscriber.logs:
         if not _is_indexed(log):
             yield Warning(
                 f"Subscription {subscriber.name!r} reads the log by time, and the log has no index "

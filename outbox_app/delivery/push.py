@@ -50,7 +50,7 @@ def receive(
         projection: Any = each.handle
         if not getattr(projection, "versioned", False):  # a function, or the pull alone
             continue
-        if using != each.using or sender not in each.logs:
+        if each.fault or using != each.using or sender not in each.logs:
             continue
         only = Filter(each.topics, each.types)
         ids = [event.message_id for event in events if only.matches(event.topic, event.type)]

@@ -15,12 +15,13 @@ from typing import Any, Literal, get_args
 
 from celery.app.task import Task
 
-from ..exceptions import InvalidSubscriber, UnknownSubscription
+from ..exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
 from ..intake.stage import stage_many
 from ..log.logs import log_alias, log_named
 from ..log.record import RecordedEvent
 from ..log.sql import Filter
 from ..models import EventLog
+from .trouble import readable
 
 Handler = Callable[[list[RecordedEvent]], Any]
 OnError = Literal["stop", "park"]
@@ -28,6 +29,7 @@ OnGap = Literal["off", "park", "skip"]
 Start = Literal["beginning", "now"]
 
 MAX_NAME = 80
+MAX_TYPE = 255
 MAX_PARTITIONS = 1024
 
 
@@ -52,7 +54,10 @@ class Subscriber:
     @property
     def logs(self) -> list[type[EventLog]]:
         """The logs it reads. Raises ``UnknownLog``."""
-        return [log_named(name) for name in self.log_names]
+        try:
+            return [log_named(name) for name in self.log_names]
+        except UnknownLog as error:
+            raise UnknownLog(f"Subscription {self.name!r} cannot run. {error}") from None
 
     @property
     def using(self) -> str:
@@ -68,6 +73,15 @@ class Subscriber:
                 "cursors and effects could not be committed together. Declare one for each alias."
             )
         return aliases.pop()
+
+    @property
+    def fault(self) -> str:
+        """Why no process can run it, such as a log that does not exist; empty: one can."""
+        try:
+            _ = self.using
+        except OutboxError as error:
+            return str(error)
+        return ""
 
     def only(self, part: int) -> Filter:
         """Return which rows one of its partitions handles."""
@@ -226,6 +240,11 @@ def _names(field: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):
         raise InvalidSubscriber(f"{field} must be a list of strings; got {names!r}.")
+    for name in names or [""]:
+        star = "*" in (name[:-1] if field == "types" else name)
+        if star or not names or len(name) > MAX_TYPE or readable(name) != name:
+            rule = "exact types, or prefixes that end in *" if field == "types" else "exact topics"
+            raise InvalidSubscriber(f"{field}={names!r} would match nothing: give {rule}.")
     return tuple(names)
 
 

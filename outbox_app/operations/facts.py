@@ -239,7 +239,7 @@ def _subscriptions(lags: list[lag.SubscriptionLag]) -> list[SubscriptionFacts]:
 
 def _unread(never_run: list[str]) -> set[str]:
     """Return those of these subscriptions whose logs have any event."""
-    declared = [each for each in all_subscribers() if each.name in never_run]
+    declared = [each for each in all_subscribers() if each.name in never_run and not each.fault]
     logs = {log for each in declared for log in each.logs}
     written = {log for log in logs if log._default_manager.using(log_alias(log)).exists()}
     return {each.name for each in declared if written & set(each.logs)}

@@ -35,7 +35,7 @@ def forget(name: str, *, using: str | None = None) -> None:
         NotMoved: It is declared, or a process runs it. Nothing was changed.
     """
     using = using or log_alias(Event)
-    if any(each.name == name and each.using == using for each in all_subscribers()):
+    if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
         raise NotMoved(
             f"Subscription {name!r} is declared: it would begin anew. Remove it from the code "
             "first, and from every process; or pause it."

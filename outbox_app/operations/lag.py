@@ -49,6 +49,8 @@ class SubscriptionLag:
     served: bool = False
     parked: int = 0
     gaps: int = 0
+    #: Why no process can run what the code declares.
+    fault: str = ""
 
     @property
     def name(self) -> str:
@@ -88,7 +90,8 @@ class SubscriptionLag:
     @property
     def error(self) -> str:
         """Why it stands still; of the first partition that does."""
-        return next((each.cursor.error for each in self.cursors if each.cursor.error), "")
+        errors = (each.cursor.error for each in self.cursors if each.cursor.error)
+        return self.fault or next(errors, "")
 
     @property
     def errors(self) -> int:
@@ -100,7 +103,7 @@ class SubscriptionLag:
         """One word: paused, failing, running, stopped (no process runs it), waiting (never run)."""
         if self.row.paused:
             return "paused"
-        if self.errors:
+        if self.errors or self.fault:
             return "failing"
         return "waiting" if not self.cursors else "running" if self.served else "stopped"
 
@@ -112,7 +115,8 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
         using: Database alias.
         names: Which. Default: the first ``status.LISTED``.
     """
-    declared = {each.name: each for each in all_subscribers() if each.using == using}
+    # One that cannot run belongs to no alias, and is shown on each.
+    declared = {e.name: e for e in all_subscribers() if e.fault or e.using == using}
     rows = Subscription.objects.using(using).order_by("name")
     found = {row.name: row for row in (rows if names is None else rows.filter(pk__in=names))}
     for name, subscriber in declared.items():
@@ -120,6 +124,8 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
             found.setdefault(name, Subscription(name=name, partitions=subscriber.partitions))
     chosen = sorted(found)[: status.LISTED] if names is None else sorted(found)
     result = {name: SubscriptionLag(found[name], name in declared) for name in chosen}
+    for name in declared.keys() & result.keys():
+        result[name].fault = declared[name].fault
     cursors = Cursor.objects.using(using).filter(subscription__in=chosen)
     for cursor in cursors.order_by("subscription", "log", "partition"):
         result[cursor.subscription].cursors.append(CursorLag(cursor))

@@ -49,7 +49,8 @@ def run(
         write: Takes progress lines.
 
     Returns:
-        An exit code: 0; 1 where a process died, or with ``once`` a subscription stands still.
+        An exit code: 0; 1 where a process died, or with ``once`` a subscription has stopped or
+        cannot run.
 
     Raises:
         CommandError: An argument makes no sense, or there is nothing to run.
@@ -62,23 +63,30 @@ def run(
         if value is not None and not value >= least:  # NaN too
             raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
     chosen = choose(names, using)
+    faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
+    for fault in faults:
+        write(f"subscription left out reason={fault}")
     bound_waits(chosen[0].using)
     require_tables(chosen[0].using)
     options = {"interval": interval, "batch_size": batch_size, "once": once}
     if processes == 1:
-        return _run_here(chosen, options, write=write)
-    work = partial(_run_here, chosen, options, write=write)
-    return in_children(work, count=processes, restart=not once, write=write)
+        code = _run_here(chosen, options, write=write)
+    else:
+        work = partial(_run_here, chosen, options, write=write)
+        code = in_children(work, count=processes, restart=not once, write=write)
+    return code or (EXIT_STANDING if once and faults else EXIT_OK)
 
 
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
-    """Return the subscriptions of these names on one alias.
+    """Return the subscriptions of these names on one alias; by default those that can run.
 
     Raises:
-        CommandError: There is none, one is unknown, or they are on several aliases.
+        CommandError: There is none, one is unknown or cannot run, or they are on several aliases.
     """
     try:
         chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
+        if not names:  # one that is wrong stops no other
+            chosen = [each for each in chosen if not each.fault] or chosen
         by_alias: dict[str, list[Subscriber]] = {}
         for each in chosen:
             by_alias.setdefault(each.using, []).append(each)

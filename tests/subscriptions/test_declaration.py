@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
+from outbox_app.checks.subscribers import check_declared_logs, check_time_readers
+from outbox_app.delivery.push import connect
 from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
+from outbox_app.operations.facts import facts
+from outbox_app.operations.problems import Limits, problems
 
 
 def handle(events):
@@ -81,6 +87,15 @@ def test_a_handler_that_can(right):
         {"types": [1]},
         {"types": [""]},
         {"topics": "eu"},
+        {"types": []},
+        {"topics": []},
+        {"types": ["*.placed"]},
+        {"types": ["order.*", "a*b"]},
+        {"types": ["**"]},
+        {"types": ["x" * 256]},
+        {"types": ["\0"]},
+        {"topics": ["eu.*"]},
+        {"topics": ["\ud800"]},
         {"logs": []},
         {"logs": [Event, "outbox_app.Event"]},
         {"logs": [EventLog]},
@@ -111,8 +126,69 @@ def test_two_subscriptions_with_one_name():
 
 def test_a_log_that_is_not_there():
     subscriber("x", logs=["shop.Nothing"])(handle)
-    with pytest.raises(UnknownLog, match=r"shop\.Nothing.*outbox_event"):
+    with pytest.raises(UnknownLog, match=r"Subscription 'x' .*shop\.Nothing.*outbox_event"):
         _ = subscriber_named("x").using
+
+
+@pytest.mark.parametrize("types", [["*"], ["order.*", "paid"], ["x" * 255]], ids=str)
+def test_types_that_match_something(types):
+    subscriber("x", types=types)(handle)
+    assert subscriber_named("x").types == tuple(types)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestOneThatCannotRun:
+    """It is named, and stops no other."""
+
+    @pytest.fixture
+    def declared(self, alias, published):
+        seen = []
+
+        @subscriber("good")
+        def good(events):
+            seen.extend(events)
+
+        subscriber("bad", logs=["shop.Nothing"])(handle)
+        published("a")
+        return seen
+
+    def test_others_run(self, alias, declared):
+        out = StringIO()
+        with pytest.raises(SystemExit) as stop:
+            call_command("run_subscriptions", "--once", stdout=out)
+        assert stop.value.code == 1
+        assert "subscription left out reason=Subscription 'bad' cannot run." in out.getvalue()
+        assert len(declared) == 1
+        call_command("run_subscriptions", "good", "--once", stdout=out)
+        with pytest.raises(CommandError, match="'bad' cannot run"):
+            call_command("run_subscriptions", "bad", "--once", stdout=out)
+
+    def test_it_is_listed(self, alias, declared):
+        out = StringIO()
+        call_command("outbox_subscriptions", "list", stdout=out)
+        assert "Subscription 'bad' cannot run. There is no log 'shop.Nothing'" in out.getvalue()
+        assert out.getvalue().count("failing") == 1
+        good, bad = [each for each in facts(using=alias).subscriptions if each.declared][::-1]
+        assert (good.error, bad.state) == ("", "failing")
+        [problem] = [p for p in problems(facts(using=alias), Limits()) if p.code == "subscription"]
+        assert "bad: Subscription 'bad' cannot run" in problem.detail
+
+    def test_it_is_checked(self, alias, declared):
+        [message] = check_declared_logs()
+        assert (message.id, message.obj) == ("outbox.W030", "bad")
+        assert check_time_readers() == []
+
+    def test_events_are_published_as_before(self, alias, declared, published):
+        class Pushed:
+            versioned, inline = True, True
+            __qualname__ = "Pushed"
+
+            def __call__(self, events):
+                raise AssertionError
+
+        subscriber("pushed", logs=["shop.Nothing"])(Pushed())
+        connect()
+        published("b")
 
 
 def test_the_command_says_what_is_wrong():

@@ -167,6 +167,8 @@ class Command(TeachingCommand):
             )
             if not lag.declared:
                 self.stdout.write("  not declared in the code")
+            if lag.fault:
+                self.stdout.write(f"  {one_line(lag.fault, 300)}")
             for each in lag.cursors:
                 if each.cursor.error:
                     self.stdout.write(
@@ -272,6 +274,7 @@ def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
         "seconds_behind": round(lag.seconds, 3),
         "parked": lag.parked,
         "gaps": lag.gaps,
+        "fault": lag.fault,
         "cursors": [
             {
                 "log": each.cursor.log,
