@@ -8,7 +8,6 @@ whatever else is in the registry is served all the same.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,9 @@ from prometheus_client.registry import Collector
 
 from .intake.rows import outbox_alias
 from .operations.facts import DrainerFacts, Facts, facts
+from .text import get_logger
 
-logger = logging.getLogger("outbox_app.metrics")
+logger = get_logger("outbox_app.metrics")
 
 #: Name: what it says, and its labels beside ``database``. A name on _total is a counter.
 METRICS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -7,7 +7,6 @@ they answer, too, where the database is away. Nobody may cache them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,9 @@ from django.views.decorators.http import require_safe
 
 from .operations.facts import facts
 from .operations.problems import Limits, problems
+from .text import get_logger
 
-logger = logging.getLogger("outbox_app.views")
+logger = get_logger("outbox_app.views")
 
 View = Callable[..., HttpResponse]
 

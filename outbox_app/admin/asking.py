@@ -27,7 +27,7 @@ from django.utils.translation import gettext_lazy
 from ..exceptions import OutboxError
 from ..operations.slices import Slice
 from ..operations.status import LISTED
-from ..operations.text import one_line, shown
+from ..text import one_line, shown
 from .base import OutboxAdmin
 from .window import number, window
 

@@ -21,7 +21,7 @@ from ..intake.rows import outbox_alias
 from ..log.logs import log_alias
 from ..models import Event
 from ..operations import status
-from ..operations.text import shown
+from ..text import shown
 from .masking import masked_text
 from .window import Window, number, window
 

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..log.lag import Holder, Holders
 from ..models import StagedJob
-from ..operations.text import one_line
+from ..text import one_line
 from .durations import duration
 from .masking import words
 from .verdict import Seen

@@ -22,7 +22,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Event
-from ..operations.text import one_line
+from ..text import one_line
 from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
 from .job import carried

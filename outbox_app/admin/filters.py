@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..operations.staged import held_few
-from ..operations.text import one_line
+from ..text import one_line
 from .progress import asked_at
 from .window import number
 

@@ -23,7 +23,7 @@ from ..models import Event, Gap
 from ..operations import status
 from ..operations.gaps import skip_gap
 from ..operations.status import LISTED
-from ..operations.text import one_line, shown
+from ..text import one_line, shown
 from .asking import AskingAdmin, Decision, RequiredReason
 from .base import given
 from .filters import column_filter

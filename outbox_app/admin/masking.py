@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from ..conf import settings
-from ..operations.text import one_line
+from ..text import one_line
 
 #: What is shown instead of a value.
 MASK = "••••"

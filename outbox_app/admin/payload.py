@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from ..models import StagedJob
 from ..models.job import JobMessage
-from ..operations.text import LIMIT, shown
+from ..text import LIMIT, shown
 from .masking import masked, may_be_sensitive
 
 #: A body longer than this is not parsed, so it is shown as it was written. In characters.

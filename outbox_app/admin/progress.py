@@ -29,7 +29,7 @@ from django.utils.translation import gettext as _
 from ..models import DatabaseNow
 from ..operations import status
 from ..operations.slices import START, Slice, up_to
-from ..operations.text import shown
+from ..text import shown
 from .asking import AskingAdmin, Decision, Preview, Selection, log, log_anew, may
 from .window import number
 

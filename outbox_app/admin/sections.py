@@ -17,7 +17,7 @@ from ..models import Event
 from ..models.statistic import label_of
 from ..operations import lag, minutes, status
 from ..operations.dead_matrix import WINDOWS, DeadMatrix, DeadRow
-from ..operations.text import one_line
+from ..text import one_line
 from .base import harmless
 from .charts import Line, chart, number
 from .durations import duration

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import DatabaseNow, Drainer, Lease, StagedJob
 from ..operations import staged
 from ..operations.slices import Slice
-from ..operations.text import shown
+from ..text import shown
 from .asking import Decision, RequiredReason, Steps
 from .durations import duration
 from .filters import ShardFilter, StateFilter, column_filter

@@ -14,8 +14,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Statistic
-from ..operations.text import one_line
 from ..pipeline.statistic_names import NAMES
+from ..text import one_line
 from .base import HarmlessChangeList, OutboxAdmin
 from .filters import ColumnFilter, column_filter
 from .window import Window

@@ -20,7 +20,7 @@ from ..log.logs import log_alias
 from ..models import Event, ParkedStream
 from ..operations import lag, positions
 from ..operations.places import parse_place
-from ..operations.text import shown
+from ..text import shown
 from .asking import AskingAdmin, Decision, Reason, RequiredReason
 from .base import HarmlessChangeList
 from .blocking import may_read_queries

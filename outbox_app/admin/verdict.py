@@ -19,7 +19,7 @@ from ..conf import settings
 from ..log.lag import Holders
 from ..operations import lag, status
 from ..operations.dead_matrix import DeadMatrix
-from ..operations.text import one_line
+from ..text import one_line
 from .durations import duration
 from .masking import words
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
+from ..text import escaped
+
 #: How many names a message lists.
 LISTED = 5
 #: Pages by the ids that they explain, without "outbox.".
@@ -50,7 +52,8 @@ def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[C
     def with_pages(**kwargs: Any) -> list[CheckMessage]:
         messages = list(check(**kwargs))
         for message in messages:
-            message.hint = f"{message.hint}\n\tSee {page_of(str(message.id))}."
+            message.msg = escaped(message.msg)
+            message.hint = f"{escaped(message.hint)}\n\tSee {page_of(str(message.id))}."
         return messages
 
     return with_pages

@@ -6,7 +6,6 @@ that are first-class.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from amqp.exceptions import AccessRefused
@@ -14,8 +13,9 @@ from kombu import Producer
 from kombu.transport import virtual
 
 from ..exceptions import Undeliverable, Unroutable, UnsafeBroker
+from ..text import get_logger
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 #: Redis' own refusals, by redis-py's classes or Redis' words: it has not taken the message. Other
 #: answers, a proxy's for example, leave it open.

@@ -10,7 +10,6 @@ Minutes go by the database's clock.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -20,6 +19,7 @@ from django.db import connections
 
 from ..models import Statistic
 from ..models.statistic import label_of
+from ..text import get_logger
 from .lease import Membership
 from .lock_wait import atomic_with_lock_wait
 from .trouble import Trouble
@@ -68,7 +68,7 @@ LOCK_WAIT = 1
 #: Rows an INSERT.
 BATCH = 500
 
-logger = logging.getLogger("outbox_app.counters")
+logger = get_logger("outbox_app.counters")
 
 #: Name, dimension and label.
 Key = tuple[str, str, str]

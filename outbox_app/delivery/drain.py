@@ -12,7 +12,6 @@ point: the same process rests, and goes on when it is back.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -33,6 +32,7 @@ from ..intake.rows import outbox_alias
 from ..log.wake import LINGER
 from ..models import StagedJob
 from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
+from ..text import get_logger
 from .batch import apps_with_rows
 from .debts import Debts
 from .drain_counters import DrainCounters
@@ -45,7 +45,7 @@ from .trouble import Trouble
 from .waiting import Stop, waiter
 from .watchdog import Watchdog
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 #: Seconds for which a drainer that was told to stop goes on with the batch in hand.
 FINISH_SECONDS = 5.0

@@ -8,7 +8,6 @@ worth at once. Nothing here raises: while the database refuses a sample, there i
 
 from __future__ import annotations
 
-import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Protocol
 from django.db.models import Max
 
 from ..models import StagedJob
+from ..text import get_logger
 from . import counters
 from .backlog import counted, held_rows, oldest_seconds, ready_rows
 from .batch import Row, apps_with_rows
@@ -29,7 +29,7 @@ from .trouble import Trouble
 #: Who owns this shard takes the samples.
 SAMPLER = 0
 
-logger = logging.getLogger("outbox_app.counters")
+logger = get_logger("outbox_app.counters")
 
 
 class Done(Protocol):

@@ -9,7 +9,6 @@ says so in its row. A person may skip it (``operations.gaps``).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +22,12 @@ from ..log.record import RecordedEvent
 from ..log.windows.time import TOP
 from ..models import DatabaseNow, Gap, ParkedStream
 from ..signals import stream_parked
+from ..text import get_logger
 from .delivered import note, noted
 from .parking import Parking
 from .subscriber import Subscriber
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 #: First and longest pause between two looks, in seconds; and the pause once a stream is parked.
 FIRST_PAUSE, LAST_PAUSE, PARKED_PAUSE = 0.05, 5.0, 30.0

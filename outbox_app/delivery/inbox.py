@@ -10,7 +10,6 @@ Not covered: mail, HTTP and other databases, and ids older than the retention.
 from __future__ import annotations
 
 import inspect
-import logging
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +29,9 @@ from kombu.utils import json
 from ..conf import settings
 from ..exceptions import InboxError
 from ..intake.rows import outbox_alias
+from ..text import get_logger
 
-logger = logging.getLogger("outbox_app.inbox")
+logger = get_logger("outbox_app.inbox")
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,7 +9,6 @@ Nothing is retried here, and every wait is bounded.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from kombu.exceptions import OperationalError
 from ..conf import settings
 from ..exceptions import BrokerUnavailable, UnsafeBroker
 from ..intake.message import Declaration, restore
+from ..text import get_logger
 from .batch import Row
 from .brokers import (
     broker_at_fault,
@@ -38,7 +38,7 @@ from .brokers import (
 )
 from .outgoing import Outcome, Prepared, announce, prepare
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 
 def _nothing() -> None: ...

@@ -9,7 +9,6 @@ Both read the events back from the log, so that they see what the pull sees.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -22,6 +21,7 @@ from ..log.record import recorded
 from ..log.sql import Filter
 from ..models import EventLog
 from ..signals import events_published
+from ..text import get_logger
 from .lock_wait import atomic_with_lock_wait
 from .subscriber import Subscriber, all_subscribers
 from .view import Turn, View
@@ -29,7 +29,7 @@ from .view import Turn, View
 if TYPE_CHECKING:
     from .projection import Projection
 
-logger = logging.getLogger("outbox_app.projections")
+logger = get_logger("outbox_app.projections")
 
 #: Seconds for which a push waits for a lock.
 LOCK_WAIT = 1

@@ -15,8 +15,8 @@ from ..conf import settings
 from ..exceptions import KeyBlocked
 from ..models import DeadJob, Incident, StagedJob
 from ..signals import incident_recorded, job_dead
+from ..text import storable
 from .batch import Row
-from .trouble import readable
 
 
 def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -37,7 +37,7 @@ def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
             staged_id=found.pk,
             staged_at=found.staged_at,
             error=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255],
-            reason=readable(str(error)) or repr(error),
+            reason=storable(str(error)) or repr(error),
         )
     job_dead.send_robust(DeadJob, using=using, dead=dead)
     return dead
@@ -144,7 +144,7 @@ def record_incident(
         shards=sorted(shards),
         first_id=first_id,
         last_id=last_id,
-        detail=readable(detail),
+        detail=storable(detail),
     )
     incident_recorded.send_robust(Incident, using=using, incident=incident)
     return incident

@@ -9,7 +9,6 @@ subscription stops no other.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -23,6 +22,7 @@ from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError
 from ..log.wake import EVENTS, LINGER
 from ..models import Cursor, Subscription
+from ..text import get_logger
 from .counters import FAILED, HANDLED, SUBSCRIPTION, Counters
 from .cursors import Paused
 from .lease import BEATS, Membership
@@ -33,7 +33,7 @@ from .trouble import Trouble
 from .waiting import Stop, waiter
 from .watchdog import Watchdog
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 #: A statement of a handler that gets no answer for so many seconds is cut off.
 ANSWER_SECONDS = 300.0

@@ -21,7 +21,7 @@ from ..log.logs import log_alias, log_named
 from ..log.record import RecordedEvent
 from ..log.sql import Filter
 from ..models import EventLog
-from .trouble import readable
+from ..text import storable
 
 Handler = Callable[[list[RecordedEvent]], Any]
 OnError = Literal["stop", "park"]
@@ -242,7 +242,7 @@ def _names(field: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
         raise InvalidSubscriber(f"{field} must be a list of strings; got {names!r}.")
     for name in names or [""]:
         star = "*" in (name[:-1] if field == "types" else name)
-        if star or not names or len(name) > MAX_TYPE or readable(name) != name:
+        if star or not names or len(name) > MAX_TYPE or storable(name) != name:
             rule = "exact types, or prefixes that end in *" if field == "types" else "exact topics"
             raise InvalidSubscriber(f"{field}={names!r} would match nothing: give {rule}.")
     return tuple(names)

@@ -10,16 +10,16 @@ Without a provider this costs a look-up a batch; the extra ``opentelemetry`` nee
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..text import get_logger
 from .batch import Row
 from .outgoing import Outcome, Prepared
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 #: Spans of one batch, at most: those of its first jobs whose traces are sampled.
 MAX_SPANS = 100

@@ -14,8 +14,9 @@ import django.db
 
 from ..conf import settings
 from ..exceptions import OutboxError
+from ..text import get_logger, storable
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 
 class Trouble:
@@ -46,7 +47,7 @@ class Trouble:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
             self.logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
         self.failures += 1
-        self.text = readable(f"{type(error).__name__}: {error}")
+        self.text = storable(f"{type(error).__name__}: {error}")
         longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
@@ -64,9 +65,4 @@ def described(error: BaseException) -> str:
     except Exception as other:  # of a class whose author was not careful
         text = f"its text cannot be had ({type(other).__name__})"
     notes = getattr(error, "__notes__", [])
-    return readable("\n".join([f"{type(error).__name__}: {text}", *notes]))[:10_000]
-
-
-def readable(text: str) -> str:
-    """Return a text that every database can store: no NUL, no lone surrogate."""
-    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+    return storable("\n".join([f"{type(error).__name__}: {text}", *notes]))[:10_000]

@@ -8,7 +8,6 @@ on it.
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from contextlib import suppress
@@ -19,9 +18,10 @@ import django.db
 from django.db import connections
 
 from ..log.wake import JOBS
+from ..text import get_logger
 from .watchdog import Watchdog
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 #: Longest uninterrupted wait for a NOTIFY, in seconds: a stop is noticed within it.
 SLICE = 0.25

@@ -8,7 +8,6 @@ anyway) the sockets are shut down: the driver raises, and the drain reconnects.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -19,7 +18,9 @@ from typing import Any
 
 from django.db import connections
 
-logger = logging.getLogger("outbox_app.drain")
+from ..text import get_logger
+
+logger = get_logger("outbox_app.drain")
 
 
 class Watchdog:

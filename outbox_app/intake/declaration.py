@@ -8,7 +8,6 @@ what the app does not know is staged by name. Wrong declarations are system chec
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import RLock
@@ -21,8 +20,9 @@ from celery.canvas import Signature
 from django.db import models
 
 from ..exceptions import InvalidJob
+from ..text import get_logger
 
-logger = logging.getLogger("outbox_app.intake")
+logger = get_logger("outbox_app.intake")
 
 Change = Literal["create", "update", "delete"]
 Work: TypeAlias = "Task[Any, Any] | Signature[Any] | str | Callable[[Any], Any]"

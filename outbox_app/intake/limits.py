@@ -7,7 +7,6 @@ settings'. Each error names the field, what was expected, what came, and what to
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -18,12 +17,13 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..exceptions import InvalidJob, UnknownTask
+from ..text import get_logger
 
 if TYPE_CHECKING:
     from ..models import StagedJob
     from .message import Message
 
-logger = logging.getLogger("outbox_app.intake")
+logger = get_logger("outbox_app.intake")
 
 #: AMQP 0-9-1, 4.2.5.3: short strings carry their length in one octet.
 MAX_NAME_BYTES = 255

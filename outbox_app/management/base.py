@@ -1,14 +1,23 @@
-"""What the commands share: a help text that is shown as it was written.
+"""What the commands share: a help text that is shown as it was written, and output that is escaped.
 
-``argparse`` fills a description into one paragraph. These teach with lists and blank lines.
+``argparse`` fills a description into one paragraph. These teach with lists and blank lines. Lines
+and errors hold text of strangers: no character of theirs reaches the terminal but what can be seen.
 """
 
 from __future__ import annotations
 
+import json
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    SystemCheckError,
+)
+
+from ..text import escaped
 
 
 class TeachingCommand(BaseCommand):
@@ -20,7 +29,20 @@ class TeachingCommand(BaseCommand):
             prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
         )
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command; escape the error that ends it. Django colours it afterwards."""
+        try:
+            return super().execute(*args, **options)
+        except CommandError as error:
+            if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
+                error.args = (escaped(error),)
+            raise
+
     def write(self, line: str) -> None:
-        """Write a line at once: a log collector reads a pipe."""
-        self.stdout.write(line)
+        """Write a line, escaped, at once: a log collector reads a pipe."""
+        self.stdout.write(escaped(line))
         self.stdout.flush()
+
+    def write_json(self, value: Any) -> None:
+        """Write a value as JSON, which escapes by itself."""
+        self.stdout.write(json.dumps(value, indent=2))

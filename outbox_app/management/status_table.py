@@ -13,7 +13,7 @@ from typing import Any
 from ..operations.facts import Facts
 from ..operations.problems import Problem
 from ..operations.status import shown_count
-from ..operations.text import one_line
+from ..text import one_line
 
 
 def as_json(facts: Facts, wrong: list[Problem]) -> dict[str, Any]:

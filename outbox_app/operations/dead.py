@@ -9,7 +9,6 @@ message with the same task id; the drain treats it as any other, so one that has
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
@@ -22,11 +21,12 @@ from ..conf import settings
 from ..delivery.records import record_requeue
 from ..intake.rows import Rows, shard_of
 from ..models import DatabaseNow, DeadJob, StagedJob
+from ..text import get_logger
 from . import slices
 from .slices import BATCH_SIZE as BATCH_SIZE  # for the command
 from .slices import Slice, run_slice
 
-logger = logging.getLogger("outbox_app.dead")
+logger = get_logger("outbox_app.dead")
 
 #: The column in whose order rows are decided on.
 ORDER = "staged_id"

@@ -6,7 +6,6 @@ parent passes a stop on, and starts a new drainer for each that dies.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -21,11 +20,12 @@ from ..conf import settings
 from ..delivery.drain import Drain
 from ..exceptions import UnsafeBroker
 from ..intake.rows import outbox_alias
+from ..text import get_logger
 from .processes import bound_waits, in_children
 from .status import backlog, held
 from .tables import require_tables
 
-logger = logging.getLogger("outbox_app.drain")
+logger = get_logger("outbox_app.drain")
 
 EXIT_OK, EXIT_UNSAFE = 0, 3
 

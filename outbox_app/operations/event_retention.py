@@ -10,7 +10,6 @@ an archive, a row that is not in it, in a file that is as it was written, holds 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,11 +28,12 @@ from ..log.logs import all_logs, log_alias, log_named
 from ..log.reader import LogReader, reads_by_time
 from ..log.window import TOMBSTONE
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
+from ..text import get_logger
 from .archived_rows import ArchivedRows
 from .retention import BATCH_SIZE, check_arguments
 from .tables import require_tables
 
-logger = logging.getLogger("outbox_app.retention")
+logger = get_logger("outbox_app.retention")
 
 TOO_YOUNG = "too young"
 

@@ -8,15 +8,14 @@ audits leave it out. Permission is the caller's business (``outbox_app.skip_gap`
 
 from __future__ import annotations
 
-import logging
-
 from django.db import transaction
 from django.db.models import QuerySet
 
 from ..exceptions import NotSkippable
 from ..models import DatabaseNow, Gap, ParkedStream
+from ..text import get_logger
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 
 def list_gaps(

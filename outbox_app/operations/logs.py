@@ -7,7 +7,6 @@ configured here; a project's ``LOGGING`` decides what is shown.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ..signals import (
@@ -19,9 +18,10 @@ from ..signals import (
     page_handled,
     stream_parked,
 )
+from ..text import get_logger
 
-events = logging.getLogger("outbox_app.subscriptions")
-logger = logging.getLogger("outbox_app.drain")
+events = get_logger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.drain")
 
 
 def connect() -> None:

@@ -25,8 +25,8 @@ from ..log.reader import LogReader
 from ..log.sql import Filter
 from ..log.window import TOMBSTONE, Run
 from ..models import Cursor, EventLog
+from ..text import one_line
 from . import status
-from .text import one_line
 
 Place = Literal["beginning", "now"] | int | datetime
 

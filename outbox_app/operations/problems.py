@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from ..text import one_line
 from .facts import DrainerFacts, Facts, SubscriptionFacts
 from .status import MANY, shown_count
-from .text import one_line
 
 
 @dataclass(frozen=True, slots=True)

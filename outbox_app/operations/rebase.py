@@ -10,7 +10,6 @@ Subscriptions stand still by themselves until then: their cursors are refused.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,9 +26,10 @@ from ..log.cursor import State
 from ..log.logs import all_logs, log_named
 from ..log.reader import LogReader, reads_by_time
 from ..models import Cursor, EventLog
+from ..text import get_logger
 from .tables import require_tables
 
-logger = logging.getLogger("outbox_app.rebase")
+logger = get_logger("outbox_app.rebase")
 
 EXIT_OK, EXIT_DAMAGED = 0, 1
 

@@ -11,7 +11,6 @@ changed nothing, but for a table that the next rebuild removes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,10 +30,11 @@ from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.sql import Filter
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
+from ..text import get_logger
 from .beside import table_beside
 from .rebuildable import rebuildable, require_whole, told
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 #: Seconds for which the takeover waits for a lock, while others wait for it.
 LOCK_WAIT = 2

@@ -8,7 +8,6 @@ longer than any message can stay in the broker.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -23,9 +22,10 @@ from ..delivery.counter_retention import pruned
 from ..delivery.inbox import inbox_alias
 from ..intake.rows import outbox_alias
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
+from ..text import get_logger
 from .tables import require_tables
 
-logger = logging.getLogger("outbox_app.retention")
+logger = get_logger("outbox_app.retention")
 
 BATCH_SIZE = 1000
 #: A batch names its rows by id, and databases take only so many parameters.

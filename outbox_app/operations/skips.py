@@ -7,12 +7,12 @@ the same place is written above the first in one row. Permission is the caller's
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ..models import DatabaseNow, Gap
+from ..text import get_logger
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 
 def record(

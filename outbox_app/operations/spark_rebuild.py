@@ -11,7 +11,6 @@ changed, whatever is killed. With an archive a log need not hold its beginning a
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from ..log.cursor import State
 from ..log.reader import LogReader
 from ..models import Cursor, EventLog
 from ..pipeline.failure import reason
+from ..text import get_logger
 from .beside import table_beside
 from .comparison import compare
 from .rebuild import Rebuild
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..pipeline.folding import Plan
     from ..pipeline.options import Options
 
-logger = logging.getLogger("outbox_app.pipeline")
+logger = get_logger("outbox_app.pipeline")
 
 #: Plans that are made, one after the other, where the log is pruned while it is read.
 PLANS = 3

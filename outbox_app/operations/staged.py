@@ -9,7 +9,6 @@ incident as ever.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -19,16 +18,16 @@ from django.db.models import QuerySet
 
 from ..conf import SHARDS
 from ..delivery.batch import apps_with_rows
-from ..delivery.trouble import readable
 from ..intake.message import Message
 from ..intake.rows import shard_of
 from ..log.wake import JOBS, wake_after_commit
 from ..models import DeadJob, StagedJob
 from ..signals import job_dead
+from ..text import get_logger, storable
 from . import status
 from .slices import Slice, run_slice
 
-logger = logging.getLogger("outbox_app.staged")
+logger = get_logger("outbox_app.staged")
 
 #: The column in whose order rows are decided on.
 ORDER = "id"
@@ -79,7 +78,7 @@ def bury_slice(
         by: Who decided.
         slice: See ``slices.run_slice``.
     """
-    words = readable(f"{reason} ({by})" if by else reason)
+    words = storable(f"{reason} ({by})" if by else reason)
     act = partial(_bury, using=jobs.db, reason=words)
     found = run_slice(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs moved to dead", found, using=jobs.db, by=by)

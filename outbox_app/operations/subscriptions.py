@@ -5,7 +5,6 @@ SIGTERM and SIGINT finish the page in hand and hand the partitions back.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -19,10 +18,11 @@ from ..conf import settings
 from ..delivery.runner import Runner
 from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
 from ..exceptions import OutboxError
+from ..text import get_logger
 from .processes import bound_waits, in_children
 from .tables import require_tables
 
-logger = logging.getLogger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.subscriptions")
 
 EXIT_OK, EXIT_STANDING = 0, 1
 

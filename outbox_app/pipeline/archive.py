@@ -10,7 +10,6 @@ change, nobody can tell. There is no second truth: no checkpoint beside the mani
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
+from ..text import get_logger
 from .compaction import compact
 from .database import connect
 from .entry import Entry, File
@@ -35,7 +35,7 @@ from .store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger("outbox_app.pipeline")
+logger = get_logger("outbox_app.pipeline")
 
 #: Most rows of a batch.
 MAX_ROWS = 500_000

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..text import escaped
+
 
 class Kind(NamedTuple):
     """A kind of defect, for people."""
@@ -143,8 +145,7 @@ def lines(defects: Iterable[Defect]) -> list[str]:
 
 def visible(text: str, limit: int = 200) -> str:
     r"""Return the text on one line, cut, with what cannot be seen as an escape: ``\x1b``."""
-    kept = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:limit])
-    return kept if len(text) <= limit else f"{kept}…"
+    return escaped(text[:limit]) + ("…" if len(text) > limit else "")
 
 
 def versions(first: int | None, last: int | None) -> str:

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.models import DatabaseNow, DeadJob, Drainer, Incident, Lease, StagedJob
 from outbox_app.operations import status
-from outbox_app.operations.text import one_line, shown
+from outbox_app.text import one_line, shown
 
 from .rows import dead_jobs, staged_jobs
 

@@ -62,6 +62,14 @@ def test_module_does_not_print(path: Path) -> None:
     assert not [call.lineno for call in calls if getattr(call.func, "id", None) == "print"]
 
 
+@each_module
+def test_what_the_module_says_is_escaped(path: Path) -> None:
+    """Loggers come from ``get_logger``; commands write with ``TeachingCommand.write``."""
+    text = path.read_text()
+    assert path == PACKAGE / "text.py" or "getLogger" not in text
+    assert path.parent.name != "commands" or not re.search(r"self\.std(out|err)", text)
+
+
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(OutboxSettings)])
 def test_setting_is_documented(name: str) -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()

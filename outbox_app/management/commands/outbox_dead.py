@@ -23,7 +23,7 @@ from ...models import DeadJob
 from ...operations import dead
 from ...operations.status import MANY, dead_groups
 from ...operations.tables import require_tables
-from ...operations.text import one_line
+from ...text import one_line
 from ..base import TeachingCommand
 
 HELP = """
@@ -145,26 +145,22 @@ class Command(TeachingCommand):
     def _list(self, jobs: QuerySet[DeadJob]) -> None:
         found = dead_groups(jobs)
         if not found.groups:
-            self.stdout.write("No dead job matches.")
+            self.write("No dead job matches.")
             return
-        self.stdout.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
+        self.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
         for group in found.groups:
-            self.stdout.write(
-                f"{group.count:>7}  {_when(group.newest)}  {one_line(group.task, 80)}\n"
-                f"{'':30}{one_line(group.error, 80)}\n"
-                f"{'':30}{one_line(group.reason, 200)}"
-            )
+            self.write(f"{group.count:>7}  {_when(group.newest)}  {one_line(group.task, 80)}")
+            self.write(f"{'':30}{one_line(group.error, 80)}")
+            self.write(f"{'':30}{one_line(group.reason, 200)}")
         if not found.complete:
-            self.stdout.write(
-                f"There are more. Shown: the most frequent of the newest {MANY} dead jobs."
-            )
+            self.write(f"There are more. Shown: the most frequent of the newest {MANY} dead jobs.")
 
     def _decide(self, action: str, jobs: QuerySet[DeadJob], *, using: str, **options: Any) -> None:
         count = jobs.count()
         if not count:
             self._nothing()
         if options["dry_run"]:
-            self.stdout.write(f"Would {action} {_jobs(count)}. Nothing was done.")
+            self.write(f"Would {action} {_jobs(count)}. Nothing was done.")
             return
         decide = {"requeue": dead.requeue, "discard": dead.discard}[action]
         try:
@@ -172,10 +168,10 @@ class Command(TeachingCommand):
         except OutboxError as error:
             raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]
-        self.stdout.write(f"{past} {_jobs(done)}.")
+        self.write(f"{past} {_jobs(done)}.")
 
     def _nothing(self) -> None:
-        self.stdout.write("No dead job matches.")
+        self.write("No dead job matches.")
         raise SystemExit(EXIT_NOTHING)
 
 

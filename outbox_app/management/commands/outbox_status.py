@@ -6,7 +6,6 @@ its exit code is for monitoring, so it runs no system checks first: it answers i
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from ...operations.facts import facts
 from ...operations.problems import Limits, problems
 from ...operations.processes import bound_waits
 from ...operations.tables import require_tables
-from ...operations.text import one_line
+from ...text import one_line
 from ..base import TeachingCommand
 from ..status_table import as_json, table
 
@@ -117,7 +116,7 @@ class Command(TeachingCommand):
             ) from error
         wrong = problems(found, limits)
         if options["json"]:
-            self.write(json.dumps(as_json(found, wrong), indent=2))
+            self.write_json(as_json(found, wrong))
         else:
             for line in table(found, wrong):
                 self.write(line)

@@ -8,7 +8,6 @@ scripts may call it; ``--dry-run`` is the preview.
 from __future__ import annotations
 
 import getpass
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +24,7 @@ from ...operations.lag import SubscriptionLag, in_flight, lags
 from ...operations.places import parse_place
 from ...operations.status import LISTED
 from ...operations.tables import require_tables
-from ...operations.text import one_line
+from ...text import one_line
 from ..base import TeachingCommand
 
 HELP = """
@@ -147,47 +146,46 @@ class Command(TeachingCommand):
                 for table, each in flight.items()
             }
             rows = [_as_json(lag) for lag in found]
-            text = json.dumps({"subscriptions": rows, "in_flight": holders}, indent=2)
-            self.stdout.write(text)
+            self.write_json({"subscriptions": rows, "in_flight": holders})
             return
         if not found:
-            self.stdout.write("No subscription is declared, and none has run.")
+            self.write("No subscription is declared, and none has run.")
             return
-        self.stdout.write(
+        self.write(
             f"{'name':<24} {'state':<8} {'parts':>5} {'position':>10} {'handled':>10} "
             f"{'behind':>9} {'late':>8} {'parked':>6} {'gaps':>5}"
         )
         for lag in found:
             logs = len({each.cursor.log for each in lag.cursors})
             position = lag.position if logs < 2 else "-"  # each log has positions of its own
-            self.stdout.write(
+            self.write(
                 f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.row.partitions:>5} "
                 f"{position:>10} {lag.handled:>10} {lag.shown:>9} {lag.seconds:>7.0f}s "
                 f"{lag.parked:>6} {lag.gaps:>5}"
             )
             if not lag.declared:
-                self.stdout.write("  not declared in the code")
+                self.write("  not declared in the code")
             if lag.fault:
-                self.stdout.write(f"  {one_line(lag.fault, 300)}")
+                self.write(f"  {one_line(lag.fault, 300)}")
             for each in lag.cursors:
                 if each.cursor.error:
-                    self.stdout.write(
+                    self.write(
                         f"  {each.cursor.log}[{each.cursor.partition}]: "
                         f"{one_line(each.cursor.error, 300)}"
                     )
         for table, held in flight.items():
             for holder in held.holders:
-                self.stdout.write(f"in flight on {table}: {one_line(holder, 300)}")
+                self.write(f"in flight on {table}: {one_line(holder, 300)}")
             if held.denied:
-                self.stdout.write(f"in flight on {table}: not permitted to see. {held.denied}")
+                self.write(f"in flight on {table}: not permitted to see. {held.denied}")
 
     def _pause(self, name: str, *, using: str, **options: Any) -> None:
         positions.pause(name, using=using)
-        self.stdout.write(f"Paused {name}: nothing of it is handled.")
+        self.write(f"Paused {name}: nothing of it is handled.")
 
     def _resume(self, name: str, *, using: str, **options: Any) -> None:
         positions.resume(name, using=using)
-        self.stdout.write(f"Resumed {name}.")
+        self.write(f"Resumed {name}.")
 
     def _replay(self, name: str, *, place: str, using: str, **options: Any) -> None:
         try:
@@ -202,9 +200,9 @@ class Command(TeachingCommand):
     def _move(self, name: str, place: Any, *, using: str, **options: Any) -> None:
         moves = positions.plan(name, place, log=options["log"], using=using)
         for move in moves:
-            self.stdout.write(f"{name} goes in {move}.")
+            self.write(f"{name} goes in {move}.")
         if options["dry_run"]:
-            self.stdout.write("Nothing was done.")
+            self.write("Nothing was done.")
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
             self._confirm("Skip these events?")
@@ -217,7 +215,7 @@ class Command(TeachingCommand):
             reason=options["reason"] or "",
             using=using,
         )
-        self.stdout.write("Done.")
+        self.write("Done.")
 
     def _confirm(self, question: str) -> None:
         try:
@@ -230,36 +228,36 @@ class Command(TeachingCommand):
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]
         count = positions.release(name, streams, using=using)
-        self.stdout.write(f"Released {count} {'stream' if count == 1 else 'streams'}.")
+        self.write(f"Released {count} {'stream' if count == 1 else 'streams'}.")
         if not count:
             raise SystemExit(EXIT_REFUSED)
 
     def _gaps(self, name: str | None, *, using: str, **options: Any) -> None:
         found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
         if not found:
-            self.stdout.write("No gap is open.")
+            self.write("No gap is open.")
         for gap in found[:LISTED]:
-            self.stdout.write(
+            self.write(
                 f"{gap.id:>8}  {gap.seen_at:%Y-%m-%d %H:%M:%S}  "
                 f"{one_line(gap.subscription, 80) or 'an audit'} {gap.log} "
                 f"{one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
                 f"looked for {gap.attempts} times"
             )
         if len(found) > LISTED:
-            self.stdout.write(f"There are more. Shown: the oldest {LISTED}.")
+            self.write(f"There are more. Shown: the oldest {LISTED}.")
 
     def _skip_gap(self, id: str, *, using: str, **options: Any) -> None:
         gap = skip_gap(int(id[:19]), by=_user(), reason=options["reason"], using=using)
-        self.stdout.write(f"Skipped: {one_line(gap, 300)}")
+        self.write(f"Skipped: {one_line(gap, 300)}")
 
     def _repartition(self, name: str, *, using: str, **options: Any) -> None:
         before, after = positions.repartition(name, using=using)
         noun = "partition" if after == 1 else "partitions"
-        self.stdout.write(f"{name} has {after} {noun} (before: {before}).")
+        self.write(f"{name} has {after} {noun} (before: {before}).")
 
     def _forget(self, name: str, *, using: str, **options: Any) -> None:
         forget(name, using=using)
-        self.stdout.write(f"Forgotten: {name}.")
+        self.write(f"Forgotten: {name}.")
 
 
 def _as_json(lag: SubscriptionLag) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""Text of strangers, made harmless for terminals, logs, pages and databases.
+
+Task names, streams, types and reasons come from users of the project's users. Characters that
+cannot be seen (line breaks, terminal codes), text that runs backwards and lone surrogates are shown
+as escapes. HTML is not escaped here: templates do that. The package's loggers come from
+``get_logger``: what they log is escaped before a handler has it. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import textwrap
+from numbers import Number
+from typing import Any
+
+#: Characters that are shown at most.
+LIMIT = 10_000
+
+
+def escaped(text: object, *, but: str = "") -> str:
+    r"""Return the text with each character that cannot be seen as an escape: ``\n``, ``\x1b``.
+
+    Args:
+        text: Anything; ``str()`` is taken of it.
+        but: Characters that stay.
+
+    Returns:
+        One line that every encoding of Unicode can encode.
+    """
+    given = str(text)
+    if given.isprintable():
+        return given
+    return "".join(
+        character
+        if character.isprintable() or character in but
+        else character.encode("unicode_escape").decode()
+        for character in given
+    )
+
+
+def shown(text: object, limit: int = LIMIT) -> str:
+    r"""Return the text as ``escaped`` does, but with its line breaks and tabs, and cut.
+
+    Args:
+        text: Anything; ``str()`` is taken of it.
+        limit: Characters after which it is cut. What was cut ends in an ellipsis.
+    """
+    given = str(text)
+    visible = escaped(given[:limit], but="\n\t")
+    return visible if len(given) <= limit else f"{visible}…"
+
+
+def one_line(text: object, limit: int) -> str:
+    """Return the text as ``shown`` does, on one line."""
+    return shown(re.sub(r"[ \n\t]+", " ", str(text)[: 2 * limit]).strip(), limit)
+
+
+def storable(text: str) -> str:
+    """Return a text that every database can store: no NUL, no lone surrogate."""
+    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of that name, whose records are escaped before any handler has them."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_escape)  # once: a filter that is there already is not added again
+    return logger
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    # The message stays apart from its arguments, as error trackers group records by it.
+    record.msg = escaped(record.msg)
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_argument, record.args))
+    if record.exc_info and record.exc_info[1] and not record.exc_text:
+        # Formatters take this text. Indented, no line of an exception can pass for a log line.
+        text = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = textwrap.indent(escaped(text, but="\n\t"), "  ")
+    return True
+
+
+def _argument(value: object) -> Any:
+    if value is None or isinstance(value, Number | _Argument):
+        return value
+    return escaped(value) if isinstance(value, str) else _Argument(value)
+
+
+class _Argument:
+    """An argument of a log line that is escaped when the line is made: ``%s`` or ``%r``."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return escaped(self.value)
+
+    def __repr__(self) -> str:
+        return escaped(repr(self.value))

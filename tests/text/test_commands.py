@@ -1,0 +1,191 @@
+"""Every command, over rows and with arguments of strangers: what it writes can be read as it is."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command, get_commands
+from django.db import transaction
+
+from outbox_app import publish, subscriber
+from outbox_app.log.reader import LogReader
+from outbox_app.management.base import TeachingCommand
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    DeadJob,
+    Drainer,
+    Event,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Subscription,
+)
+from tests.dead.rows import dead_jobs, staged_jobs
+
+from .conftest import HOSTILE, assert_harmless
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DAY = timedelta(days=1)
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(alias: str, logged: StringIO) -> Iterator[Run]:
+    """``run("outbox_dead", "list", times=1)``: what the command and its loggers have written.
+
+    ``times``: how often the hostile text has to be in it, escaped.
+    """
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def make(name: str, *arguments: str, times: int = 0) -> str:
+        out = StringIO()
+        try:
+            call_command(name, *arguments, stdout=out)
+        except CommandError as error:
+            out.write(f"\n{error}")
+        except SystemExit:
+            pass
+        written = out.getvalue() + logged.getvalue()
+        assert_harmless(written, times=times)
+        return written
+
+    yield make
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def rows(alias: str) -> None:
+    """Hostile text in every column that the commands show."""
+    dead_jobs(using=alias, task=HOSTILE, error=HOSTILE, reason=HOSTILE, queue=HOSTILE)
+    subscription = {"subscription": HOSTILE, "log": "outbox_event"}
+    with transaction.atomic(using=alias):
+        publish(HOSTILE, HOSTILE, topic=HOSTILE)
+    state = LogReader(Event, using=alias).window.start(0)
+    for row in (
+        Drainer(id=uuid4(), host=HOSTILE, pid=7, lease_seconds=10, trouble=HOSTILE),
+        Incident(kind="unknown", first_id=1, last_id=1, drainer=HOSTILE, detail=HOSTILE),
+        Subscription(name=HOSTILE),
+        Cursor(**subscription, partition=0, state=state.dump(), error=HOSTILE, failures=1),
+        ParkedStream(**subscription, partition=0, stream=HOSTILE, version=2, position=0,
+                     error=HOSTILE),
+        Gap(id=7, kind="version", **subscription, stream=HOSTILE, first=2, last=2),
+    ):  # fmt: skip
+        row.save(using=alias, force_insert=True)
+
+
+def test_the_status(alias: str, run: Run, rows: None) -> None:
+    assert "FORGED" in run("outbox_status")
+    shown = StringIO()
+    with pytest.raises(SystemExit):
+        call_command("outbox_status", "--json", stdout=shown)
+    assert_harmless(shown.getvalue())
+    assert HOSTILE in {each["name"] for each in json.loads(shown.getvalue())["subscriptions"]}
+
+
+def test_dead_jobs(alias: str, run: Run, rows: None) -> None:
+    run("outbox_dead", "list")
+    run("outbox_dead", "requeue", "--task", HOSTILE)
+    dead_jobs(using=alias, task=HOSTILE)
+    run("outbox_dead", "discard", "--task", HOSTILE)
+    assert not DeadJob.objects.using(alias).exists()
+
+
+def test_subscriptions(alias: str, run: Run, rows: None) -> None:
+    for arguments in (
+        ("list",),
+        ("list", "--json"),
+        ("gaps",),
+        ("skip-gap", "7", "--reason", HOSTILE),
+        ("pause", HOSTILE),
+        ("resume", HOSTILE),
+        ("replay", HOSTILE, "--from", "beginning", "--dry-run"),
+        ("replay", HOSTILE, "--from", HOSTILE),
+        ("replay", HOSTILE, "--from", "now", "--log", HOSTILE),
+        ("release", HOSTILE, "--stream", HOSTILE),
+        ("repartition", HOSTILE),
+        ("forget", HOSTILE),
+    ):
+        assert "FORGED" in run("outbox_subscriptions", *arguments, "--database", alias)
+
+
+def test_a_drainer_and_its_log(alias: str, run: Run, make_app: Callable[..., Any]) -> None:
+    make_app()  # one that is loaded: the job belongs to another
+    staged_jobs(using=alias, app=HOSTILE, task=HOSTILE, task_id=HOSTILE)
+    run("drain_outbox", "--once", times=2)
+    assert not StagedJob.objects.using(alias).exists()
+
+
+def test_a_handler_that_fails(alias: str, run: Run) -> None:
+    @subscriber("stopped")
+    def stop(events: list[Any]) -> None:
+        raise ValueError(HOSTILE)
+
+    with transaction.atomic(using=alias):
+        publish(HOSTILE, HOSTILE)
+    run("run_subscriptions", "--once", "stopped", times=1)
+
+
+def test_a_prune_and_what_holds_it(alias: str, run: Run, rows: None) -> None:
+    Event.objects.using(alias).update(recorded_at=DatabaseNow() - DAY * 9)
+    run("outbox_prune", "--events", "--older-than", "1", times=1)
+    run("outbox_prune", "--events", "--older-than", "1", "--log", HOSTILE)
+
+
+@pytest.mark.parametrize("alias", ["default"])
+def test_an_argument_that_is_refused(run: Run) -> None:
+    for name, *arguments in (
+        ("outbox_rebase", "--log", HOSTILE),
+        ("outbox_rebuild", HOSTILE),
+        ("outbox_pipeline", "audit", "--log", HOSTILE),
+        ("outbox_pipeline", "rebuild", HOSTILE),
+        ("run_subscriptions", HOSTILE),
+        ("drain_outbox", "--database", HOSTILE),
+        ("outbox_status", "--database", HOSTILE),
+        ("outbox_dead", "list", "--database", HOSTILE),
+        ("outbox_prune", "--inbox", "--database", HOSTILE),
+    ):
+        assert "FORGED" in run(name, *arguments)
+
+
+def test_a_damaged_cursor_is_named(alias: str, run: Run, rows: None) -> None:
+    Cursor.objects.using(alias).update(state=HOSTILE)
+    run("outbox_rebase", times=1)
+
+
+def test_every_command_writes_through_one_place() -> None:
+    from django.core.management import load_command_class
+
+    ours = [name for name, app in get_commands().items() if app == "outbox_app"]
+    assert len(ours) >= 9
+    for name in ours:
+        assert isinstance(load_command_class("outbox_app", name), TeachingCommand), name
+
+
+def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django colours the error of a command: those codes are its own, and stay."""
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    class Refusing(TeachingCommand):
+        def handle(self, **options: Any) -> None:
+            raise CommandError(HOSTILE)
+
+    out = Terminal()
+    command = Refusing(stderr=out, force_color=True)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        command.run_from_argv(["manage.py", "refusing", "--force-color", "--skip-checks"])
+    assert out.getvalue().startswith("\x1b[")
+    assert_harmless(out.getvalue().replace("\x1b[31;1m", "").replace("\x1b[0m", ""), times=1)
