@@ -78,8 +78,11 @@ def unread(world: World) -> int:
 
         with Redis.from_url(world.broker.url, socket_timeout=10) as client:
             return sum(client.llen(queue) for queue in READ)
-    lines = world.broker.control("list_queues", "name", "messages").split("\n")
-    return sum(int(n) for name, n in (line.split() for line in lines if line) if name in READ)
+    from amqp import Connection
+
+    with Connection(f"127.0.0.1:{world.broker.port}", read_timeout=10) as connection:
+        channel = connection.channel()
+        return sum(channel.queue_declare(queue, passive=True).message_count for queue in READ)
 
 
 def _query(file: Path, query: str) -> list[Any]:

@@ -39,7 +39,7 @@ Message = tuple[str, str]
 def connect(file: str) -> sqlite3.Connection:
     """Open the file. It need not survive a crash of the machine."""
     database = sqlite3.connect(file, timeout=30, isolation_level=None)
-    database.executescript(TABLES + "PRAGMA synchronous = OFF;")
+    database.execute("PRAGMA synchronous = OFF")
     return database
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from .world import FAILPOINTS, LEASE_SECONDS, World
 
-Fault = Callable[[World, random.Random], None]
+#: Returns False where it was not made, a repartition that was refused for example.
+Fault = Callable[[World, random.Random], bool | None]
 PROCESSES: dict[str, Fault] = {}
 SERVERS: dict[str, Fault] = {}
 #: Made by the writers themselves.
@@ -75,9 +76,8 @@ class Chaos:
 
         while not self._ended.wait(generator.expovariate(1 / PAUSE)):
             name = generator.choice(names)
-            self.done[name] += 1
             try:
-                table[name](self.world, generator)
+                self.done[name] += table[name](self.world, generator) is not False
             except Exception as error:  # a fault that cannot be made; the run goes on, and says so
                 self.world.say(f"{name} failed: {error!r}")
             connection.close()  # it may have been ended meanwhile
@@ -128,18 +128,19 @@ for kind in ("writer", "consumer", "worker"):
 
 
 @into(PROCESSES, "repartition")
-def repartition(world: World, random: random.Random) -> None:
+def repartition(world: World, random: random.Random) -> bool:
     """Change the number of partitions, while processes of the old number run."""
     old = world.partitions
     new = random.choice([n for n in (1, 2, 3, 4, 6) if n != old])
     if not _repartition(new):
-        return  # refused as long as a partition was behind: the old number stays
+        return False  # refused as long as a partition was behind
     world.partitions = new
     _restart_subscriptions(world)
     # A process of the old number may have changed it back meanwhile.
     if not _repartition(new):
         world.partitions = old
         _restart_subscriptions(world)
+    return True
 
 
 def _repartition(wanted: int) -> bool:
@@ -219,22 +220,20 @@ def fill_broker(world: World, random: random.Random) -> None:
 
 
 @into(SERVERS, "requeue")
-def refuse_and_requeue(world: World, random: random.Random) -> None:
+def refuse_and_requeue(world: World, random: random.Random) -> bool:
     """Have the broker refuse a queue until jobs are dead, repair it, and requeue them."""
     from outbox_app.models import DeadJob
 
     if world.broker_name == "redis":
         with _redis(world) as client:
-            refused = client.set("soak-fragile", "no list", nx=True)
-            if not refused:
-                return
+            while not client.set("soak-fragile", "no list", nx=True):
+                time.sleep(0.02)  # only in the place of an empty list
             time.sleep(3)
             client.delete("soak-fragile")
     else:
         world.broker.control("delete_queue", "soak-fragile", "--if-empty")
         time.sleep(3)
-    if DeadJob.objects.exists():
-        world.run("outbox_dead", "requeue", "--all")
+    return DeadJob.objects.exists() and not world.run("outbox_dead", "requeue", "--all")[0]
 
 
 @into(SERVERS, "database-killed")

@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.servers import MariaDB, PostgreSQL, Proxy, RabbitMQ, Redis, processes
+
+from .consumer import TABLES, connect
 
 ROOT = Path(__file__).resolve().parents[2]
 DATABASES = {"postgres": PostgreSQL, "mariadb": MariaDB}
@@ -189,6 +191,8 @@ class World:
             self.folder = Path(self.database.folder) / "soak"
             self.folder.mkdir()
             self.arrivals = self.folder / "arrivals.sqlite"
+            with closing(connect(str(self.arrivals))) as database:
+                database.executescript(TABLES)
             self._stack = stack.pop_all()
         return self
 
