@@ -77,7 +77,7 @@ def unread(world: World) -> int:
         from redis import Redis
 
         with Redis.from_url(world.broker.url, socket_timeout=10) as client:
-            return sum(client.llen(queue) for queue in READ)
+            return sum(client.llen(name) for name in READ if client.type(name) == b"list")
     from amqp import Connection
 
     with Connection(f"127.0.0.1:{world.broker.port}", read_timeout=10) as connection:

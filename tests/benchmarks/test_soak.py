@@ -1,0 +1,43 @@
+"""The soak runs: real servers and processes, a few faults, and a verdict with its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.tools import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def test_soak_runs(tmp_path: Path) -> None:
+    faults = ["kill-drainer", "kill-subscriptions", "kill-writer", "killed-at-commit"]
+    command = [sys.executable, "-m", "benchmarks", "soak", "--database", "postgres"]
+    options = ["--minutes", "0.1", "--seed", "1", "--faults", ",".join(faults)]
+    file = tmp_path / "result.json"
+    done = subprocess.run(
+        [*command, *options, "--json", str(file), "--keep", str(tmp_path / "logs")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(file.read_text())
+    assert set(result["verdicts"].values()) == {0}
+    jobs, events = result["jobs"], result["events"]
+    assert 0 < jobs["committed"] == jobs["accepted"] == jobs["executed"]
+    assert len(set(events.values())) == 1
+    assert "[postgres " in done.stdout
+    assert (tmp_path / "logs" / "drainer0.log").exists()
+
+
+def test_soak_names_a_fault_that_there_is_not() -> None:
+    command = [sys.executable, "-m", "benchmarks", "soak", "--faults", "kill-everything"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no such faults: kill-everything" in done.stderr
