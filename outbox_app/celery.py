@@ -7,11 +7,14 @@ an explicit producer or connection, everything works as in Celery. A door: impor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.contrib.django.task import DjangoTask
-from django.db import connections
+from django.apps import apps
+from django.db import connections, transaction
 
 from .intake.rows import outbox_alias
 from .intake.sending import StagingMixin, celery_app
@@ -20,18 +23,27 @@ __all__ = ["OutboxCelery", "OutboxTask", "celery_app"]
 
 
 class OutboxTask(DjangoTask[Any, Any]):
-    """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget."""
+    """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget.
 
-    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Stage inside a transaction of the outbox's alias; elsewhere as Celery does."""
-        if connections[outbox_alias()].in_atomic_block:
-            self.apply_async(*args, **kwargs)
-        else:
-            super().apply_async_on_commit(*args, **kwargs)
+    They call the task's own ``delay`` and ``apply_async``: at once inside a transaction of the
+    outbox's alias, or at its commit where ``task_always_eager`` runs the task; elsewhere as Celery
+    does.
+    """
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Stage inside a transaction of the outbox's alias; elsewhere as Celery does."""
-        self.apply_async_on_commit(args, kwargs)
+        self._stage_or_wait(partial(self.delay, *args, **kwargs))
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        self._stage_or_wait(partial(self.apply_async, *args, **kwargs))
+
+    def _stage_or_wait(self, call: Callable[[], Any]) -> None:
+        alias = outbox_alias() if apps.models_ready else None
+        if alias is None or not connections[alias].in_atomic_block:
+            transaction.on_commit(call)
+        elif self.app.conf.task_always_eager:
+            transaction.on_commit(call, using=alias)
+        else:
+            call()
 
 
 class OutboxCelery(StagingMixin, Celery):

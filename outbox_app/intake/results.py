@@ -32,7 +32,10 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
         return backend
     put_off = WeakValueDictionary[int, Any]()
     reply_queue = hasattr(backend, "binding")
-    on_task_call, subscribe = backend.on_task_call, backend.add_pending_result
+    on_task_call = backend.on_task_call
+    subscribe: Any = getattr(
+        backend, "add_pending_result", None
+    )  # no part of Celery's class Backend
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
         if not staging():
@@ -55,7 +58,8 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
         return wait(result, **kwargs)
 
     backend.on_task_call = on_task_call_unless_staging
-    backend.add_pending_result = add_pending_result
+    if subscribe is not None:
+        backend.add_pending_result = add_pending_result
     if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
         wait = backend._wait_for_pending
         backend._wait_for_pending = wait_for_pending

@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
 from celery.utils.quorum_queues import detect_quorum_queues
+from django.apps import apps
 from django.db import connections
 
 from ..conf import settings
@@ -39,6 +41,11 @@ from .rows import outbox_alias
 _follow_up: ContextVar[bool] = getattr(
     celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
 )
+
+
+#: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
+_AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
+_OURS = ("ordering_key", "using")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +77,11 @@ class StagingMixin:
     #: False for a plain app that was adopted by ``stage()``: its own ``delay()`` goes on sending.
     stages_by_itself = True
 
-    def send_task(
-        self,
-        name: str,
-        args: Any = None,
-        kwargs: Any = None,
-        countdown: Any = None,
-        eta: Any = None,
-        task_id: str | None = None,
-        producer: Any = None,
-        connection: Any = None,
-        *rest: Any,
-        ordering_key: str = "",
-        using: str | None = None,
-        **options: Any,
-    ) -> Any:
+    def send_task(self, name: str, *args: Any, **options: Any) -> Any:
         """Stage or send one task; takes what ``Celery.send_task`` takes, and two options more.
+
+        What the caller passed is passed on, the arguments after the first two by name: a class
+        between this one and Celery may take fewer by position.
 
         Args:
             ordering_key: Jobs with one key leave in the order in which they were staged. Default:
@@ -100,23 +96,27 @@ class StagingMixin:
                 setting OUTSIDE refuses that.
             InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
         """
-        producer = producer or options.pop("publisher", None)
-        if isinstance(producer, Postponed):
-            producer = None
-        call = (name, args, kwargs, countdown, eta, task_id)
-        sent_by_hand = producer or connection
-        alias = None if sent_by_hand else self._alias_to_stage(name, args, using, options)
+        by_name = dict(zip(_AFTER_ARGUMENTS, args[2:], strict=False))
+        args, options = args[:2], dict(**by_name, **options)
+        stamps = options.get("stamped_headers") or ()  # each is an option, and may have our names
+        ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
+        if isinstance(options.get("producer"), Postponed):
+            del options["producer"]
+        by_hand = any(options.get(key) for key in ("producer", "publisher", "connection"))
+        task_args = args[0] if args else options.get("args")
+        using = ours.get("using")
+        alias = None if by_hand else self._alias_to_stage(name, task_args, using, options)
         if alias is None:
-            return super().send_task(*call, producer, connection, *rest, **options)  # type: ignore[misc]
+            return super().send_task(name, *args, **options)  # type: ignore[misc]
 
         limits.check_task(name, self)  # type: ignore[arg-type]
-        limits.check_headers(options.get("headers"), name=name, task_id=task_id)
+        limits.check_headers(options.get("headers"), name=name, task_id=options.get("task_id"))
         explicit = _explicit.get()
         staging = StagingProducer(
             self,  # type: ignore[arg-type]
             using=alias,
-            ordering_key=ordering_key or (explicit.ordering_key if explicit else ""),
-            hold=self._hold_horizon() if eta or countdown else 0,
+            ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
+            hold=self._hold_horizon() if options.get("eta") or options.get("countdown") else 0,
         )
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
@@ -124,7 +124,7 @@ class StagingMixin:
         before = _staging_now.get()
         _staging_now.set(True)
         try:
-            return super().send_task(*call, staging, None, *rest, **options)  # type: ignore[misc]
+            return super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
         finally:
             _staging_now.set(before)
 
@@ -156,7 +156,7 @@ class StagingMixin:
         """Return the alias to stage on, or None to send."""
         explicit = _explicit.get()
         if explicit is None and (
-            not self.stages_by_itself or _comes_before_an_error(name, args, options)
+            not self._stages_calls() or _comes_before_an_error(name, args, options)
         ):
             return None
         alias = using or (explicit.using if explicit else outbox_alias())
@@ -193,10 +193,10 @@ class StagingMixin:
             )
 
     def _may_stage(self) -> bool:
-        if _explicit.get() is not None:
-            return True
+        if _explicit.get() is not None or not self._stages_calls():
+            return _explicit.get() is not None
         opened = connections.all(initialized_only=True)
-        return self.stages_by_itself and (
+        return (
             settings().OUTSIDE != "send"
             or any(c.in_atomic_block or lacks_autocommit(c) for c in opened)
             or lacks_autocommit(connections[outbox_alias()])
@@ -207,8 +207,12 @@ class StagingMixin:
         return (
             _staging_now.get()
             or _explicit.get() is not None
-            or (self.stages_by_itself and connections[outbox_alias()].in_atomic_block)
+            or (self._stages_calls() and connections[outbox_alias()].in_atomic_block)
         )
+
+    def _stages_calls(self) -> bool:
+        # Without django.setup() there is no outbox, and Celery's own calls go on working.
+        return self.stages_by_itself and apps.models_ready
 
     def _hold_horizon(self) -> float:
         pool = self.amqp.producer_pool  # type: ignore[attr-defined]

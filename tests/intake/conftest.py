@@ -45,17 +45,18 @@ def assert_equal(broker_url: str, inbox: twins.Inbox) -> Callable[..., list[dict
         *,
         using: str = "default",
         queues: tuple[Queue, ...] = (),
+        classes: tuple[type[Celery], type[Celery]] = (Celery, OutboxCelery),
         **conf: Any,
     ) -> list[dict[str, Any]]:
         options = {"name": f"app-{uuid4().hex[:12]}", "now": timezone.now(), **conf}
-        twin = twins.twin(Celery, broker_url, **options)
+        twin = twins.twin(classes[0], broker_url, **options)
         inbox.declare([*twin.app.amqp.queues.values(), *queues])
         send(twin)
         expected = twins.normalised(inbox.received())
         assert expected, "plain Celery sent nothing"
         twin.close()
 
-        twin = twins.twin(OutboxCelery, broker_url, **options)
+        twin = twins.twin(classes[1], broker_url, **options)
         with transaction.atomic(using=using):
             send(twin)
         assert not inbox.received()

@@ -21,3 +21,7 @@ def bound(self):
 
 def own():
     return None
+
+
+def anything(*args, **kwargs):
+    return args, kwargs
