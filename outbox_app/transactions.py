@@ -1,7 +1,8 @@
 """What counts as the caller's transaction: an ``atomic()`` of the code under way.
 
-With autocommit off a transaction is open outside ``atomic()``, too; it is refused, as nothing that
-Django manages would commit or end it. Nothing here opens a connection.
+``TestCase`` and pytest-django's ``db`` wrap a test in atomics of their own, which Django marks
+(``durable=True`` relies on it): production has no such transaction. With autocommit off, one is
+open outside ``atomic()``, too. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from .exceptions import NotAtomic
 
 
 def is_atomic(using: str) -> bool:
-    """Say whether an ``atomic()`` is open on an alias."""
-    return connections[using].in_atomic_block
+    """Say whether an ``atomic()`` of the code is open on an alias; one of a test does not count."""
+    connection = connections[using]
+    return connection.in_atomic_block and not all(
+        block._from_testcase  # type: ignore[attr-defined]
+        for block in connection.atomic_blocks
+    )
 
 
 def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:

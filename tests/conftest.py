@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
 from django.conf import settings as django_settings
-from django.db import connections
+from django.db import connections, transaction
 
 from tests import emptying
 
@@ -54,6 +55,19 @@ def alias(request: pytest.FixtureRequest, settings: Settings) -> str:
     """The database alias under test; the setting OUTBOX["DATABASE"] names it."""
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": request.param}
     return request.param
+
+
+@pytest.fixture
+def in_atomic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test runs inside an ``atomic()`` of the code, as that of the test itself does not count.
+
+    One that commits (``transaction=True``) opens its own.
+    """
+    mark = request.node.get_closest_marker("django_db")
+    commits = mark.kwargs.get("transaction") if mark else False
+    alias = _alias(request.node) or "default"
+    with nullcontext() if commits else transaction.atomic(using=alias):
+        yield
 
 
 @pytest.fixture

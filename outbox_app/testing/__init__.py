@@ -14,11 +14,15 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Task
+from django.dispatch import receiver
 
+from ..conf import settings
 from ..delivery.drain import Drain, Tally
 from ..intake.rows import outbox_alias
 from ..intake.sending import explicitly
 from ..models import StagedJob
+from ..signals import jobs_staged
+from ..transactions import is_atomic
 from .events import assert_published, published_events, run_subscribers
 from .job import Job
 
@@ -39,6 +43,8 @@ __all__ = [
 
 #: How many jobs a failure message lists, at most.
 LISTED = 20
+#: Ids of the jobs that no transaction but the test's own holds: production sends them at once.
+_outside: set[str] = set()
 
 
 def staged_jobs(task: TaskOrName | None = None, *, using: str | None = None) -> list[Job]:
@@ -61,6 +67,7 @@ def assert_staged(
     *,
     ordering_key: str | None = None,
     count: int = 1,
+    outside: bool = False,
     using: str | None = None,
 ) -> list[Job]:
     """Assert that a job is staged, ``count`` times exactly.
@@ -71,13 +78,16 @@ def assert_staged(
             single one.
         ordering_key: Its ordering key; ``""`` for none. Default: any.
         count: How many of these.
+        outside: They are called outside any transaction of the code, where production sends them
+            at once. Default: that fails.
         using: Database alias. Default: the outbox's.
 
     Returns:
         The jobs.
 
     Raises:
-        AssertionError: There are more or fewer. The message lists what is staged.
+        AssertionError: There are more or fewer, or some were called outside a transaction. The
+            message lists what is staged.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     using = using or outbox_alias()
@@ -91,6 +101,13 @@ def assert_staged(
         what = f"{_name(task)} with {given}" if given else _name(task)
         raise AssertionError(
             f"Expected {count} staged of {what}; found {len(found)}.\n{_listed(jobs, using=using)}"
+        )
+    sent = [job for job in found if job.task_id in _outside]
+    if sent and not outside:
+        raise AssertionError(
+            f"{len(sent)} of {count} {_name(task)} called outside a transaction, where production "
+            f"sends at once. Open transaction.atomic(using={using!r}) in the code, or pass "
+            "outside=True. The test's own transaction does not count."
         )
     return found
 
@@ -137,19 +154,23 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
     using = using or outbox_alias()
     done: list[Job] = []
     retries: list[Job] = []
-    while (jobs := staged_jobs(using=using)) or retries:
-        now = [job for job in jobs if job.eta is None]
-        if not now:
-            now, retries = retries or sorted(jobs, key=_due)[:1], []
-        for job in now:
-            if len(done) == limit:
-                listed = _listed(staged_jobs(using=using), using=using)
-                raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
-            StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
-            done.append(job)
-            with explicitly(using=using, ordering_key=""):
-                retry = job.execute()
-            retries += [retry] if retry else []
+    outside = set(_outside)
+    try:
+        while (jobs := staged_jobs(using=using)) or retries:
+            now = [job for job in jobs if job.eta is None]
+            if not now:
+                now, retries = retries or sorted(jobs, key=_due)[:1], []
+            for job in now:
+                if len(done) == limit:
+                    listed = _listed(staged_jobs(using=using), using=using)
+                    raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
+                StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
+                done.append(job)
+                with explicitly(using=using, ordering_key=""):
+                    retry = job.execute()
+                retries += [retry] if retry else []
+    finally:  # what a worker sends is no call of the code under test
+        _outside.intersection_update(outside)
     return done
 
 
@@ -173,6 +194,12 @@ def drain_inline(*, using: str | None = None) -> Tally:
             raise AssertionError(f"The drain is in trouble: {drain.trouble}")
 
     return Drain(using=using, on_turn=give_up).run(once=True)
+
+
+@receiver(jobs_staged, dispatch_uid="outbox_app.testing")
+def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
+    if settings().OUTSIDE == "send" and not is_atomic(using):
+        _outside.update(job.task_id for job in jobs)
 
 
 def _name(task: TaskOrName) -> str:

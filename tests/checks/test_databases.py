@@ -34,6 +34,7 @@ def test_a_migrated_database_is_well(alias):
     assert check_databases(databases=None) == []
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_runs_for_the_named_databases_only(alias, make_app):
     stage("unknown", using=alias, app=make_app())
     ours = [m for m in run_checks(databases=[alias]) if m.id == "outbox.W011"]
@@ -42,6 +43,7 @@ def test_runs_for_the_named_databases_only(alias, make_app):
     assert "outbox.W011" in ids(run_checks(tags=[Tags.database], databases=[alias]))
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_tables_need_not_exist(alias, monkeypatch, make_app):
     stage("unknown", using=alias, app=make_app())
     introspection = connections[alias].introspection
@@ -49,6 +51,7 @@ def test_tables_need_not_exist(alias, monkeypatch, make_app):
     assert check_databases(databases=[alias]) == []
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_unknown_tasks_of_staged_jobs(alias, make_app, django_assert_max_num_queries):
     app = make_app()
     known = app.task(name="known", shared=False)(tasks.add)
@@ -66,6 +69,7 @@ def test_unknown_tasks_of_staged_jobs(alias, make_app, django_assert_max_num_que
     assert "known" not in unknown.msg.replace("unknown", "")
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_looks_at_the_oldest_jobs_only(alias, make_app, monkeypatch):
     app = make_app()
     monkeypatch.setattr("outbox_app.checks.databases.ROWS", 3)

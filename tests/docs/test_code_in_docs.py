@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import pytest
 from celery import Celery, _state
+from django.db import transaction
 from django.test.utils import isolate_apps
 
 from outbox_app.delivery import subscriber
@@ -66,7 +67,7 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (page.stem, "models"):
         monkeypatch.setitem(sys.modules, f"tests.docs.{name}", module)
     monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
-    with isolate_apps("tests"):
+    with isolate_apps("tests"), transaction.atomic():
         for block in blocks(page):
             exec(block, module.__dict__)
 

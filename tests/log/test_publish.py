@@ -19,7 +19,7 @@ from outbox_app.exceptions import (
 from outbox_app.log.reader import LogReader
 from outbox_app.models import Event, EventLog, StreamHead
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
 
 
 def rows(alias):

@@ -204,6 +204,7 @@ def test_mixin_leaves_no_trace_in_migrations():
     assert set(state.fields) == {"id", "paid", "note"}
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_stage(alias, app):
     order = Order.objects.using(alias).create()
     StagedJob.objects.using(alias).all().delete()

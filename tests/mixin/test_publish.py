@@ -10,7 +10,7 @@ from outbox_app.exceptions import InvalidEvent, VersionConflict
 from outbox_app.models import Event
 from tests.mixin.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
 
 
 def test_the_stream_is_the_row(alias):

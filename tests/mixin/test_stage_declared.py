@@ -26,6 +26,7 @@ def test_bulk_create(alias, app):
     assert [job.args for job in staged_jobs(using=alias)] == [[order.pk] for order in orders]
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_queryset_update(alias, app, staged):
     Order.objects.using(alias).bulk_create([Order(), Order()])
     Order.objects.using(alias).update(paid=True)
@@ -36,6 +37,7 @@ def test_queryset_update(alias, app, staged):
     assert staged_jobs(using=alias)[0].ordering_key == f"mixin.order:{orders[0].pk}"
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_conditions_hold_and_nothing_is_nothing(alias, app, staged):
     Order.objects.using(alias).bulk_create([Order(), Order(paid=True)])
     assert Order.stage_declared("update", Order.objects.using(alias).all()) == 1
@@ -43,6 +45,7 @@ def test_conditions_hold_and_nothing_is_nothing(alias, app, staged):
     assert len(staged()) == 1
 
 
+@pytest.mark.usefixtures("in_atomic")
 def test_all_or_nothing(alias, app):
     with pytest.raises(InvalidJob):
         Wrong.stage_declared("create", [Wrong(pk=1)], using=alias)

@@ -30,6 +30,7 @@ def test_logs_are_found_by_table_and_by_label():
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("in_atomic")
 def test_each_log_has_streams_and_message_ids_of_its_own(alias):
     events = [publish("a", "made", log=log) for log in (Ledger, Visit, Event, Ledger)]
     assert [event.version for event in events] == [1, 1, 1, 2]
@@ -132,6 +133,7 @@ def test_its_migration_is_complete():
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("in_atomic")
 @pytest.mark.parametrize("stream", ["A", "a ", "á"])
 def test_its_columns_compare_byte_by_byte(alias, stream):
     publish("a", "made", log=Visit)

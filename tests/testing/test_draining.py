@@ -10,6 +10,8 @@ from outbox_app import stage
 from outbox_app.models import DeadJob, Drainer, Lease, StagedJob
 from outbox_app.testing import drain_inline
 
+pytestmark = pytest.mark.usefixtures("in_atomic")
+
 
 def test_jobs_reach_the_broker(alias, app, add):
     for i in range(3):

@@ -7,7 +7,7 @@ import pytest
 from outbox_app import publish, subscriber
 from outbox_app.testing import assert_published, published_events, run_subscribers
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("in_atomic")
 
 
 def test_looking(alias):

@@ -16,6 +16,8 @@ from outbox_app.models import StagedJob
 from outbox_app.testing import LISTED, assert_not_staged, assert_staged, staged_jobs
 from tests import tasks
 
+pytestmark = pytest.mark.usefixtures("in_atomic")
+
 
 def test_finds_by_task_arguments_and_key(alias, add):
     stage(add, (1, 2), using=alias, ordering_key="k")

@@ -11,6 +11,8 @@ from outbox_app import idempotent, stage
 from outbox_app.models import InboxEntry, StagedJob
 from outbox_app.testing import run_staged, staged_jobs
 
+pytestmark = pytest.mark.usefixtures("in_atomic")
+
 
 @pytest.fixture
 def ran():
