@@ -14,7 +14,7 @@ explicit ``producer=`` or ``connection=``              sent: the caller asked fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,6 +41,10 @@ from .rows import outbox_alias
 _follow_up: ContextVar[bool] = getattr(
     celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
 )
+
+#: True while a result backend notes a part of a chord: it sends the body, and not all of them
+#: (``django-db`` does not) let Celery's own flag say that it is a follow-up.
+_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
 
 
 #: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
@@ -148,7 +152,10 @@ class StagingMixin:
     @property
     def backend(self) -> Any:
         """As Celery's, with subscriptions to results put off while staging."""
-        return put_off_subscriptions(super().backend, self._stages_here)  # type: ignore[misc]
+        backend = super().backend  # type: ignore[misc]
+        if not hasattr(backend.on_chord_part_return, "follows"):
+            backend.on_chord_part_return = _following(backend.on_chord_part_return)
+        return put_off_subscriptions(backend, self._stages_here)
 
     def _alias_to_stage(
         self, name: str, args: Any, using: str | None, options: dict[str, Any]
@@ -166,7 +173,7 @@ class StagingMixin:
         sent = alias if connections[alias].in_atomic_block else None
         worker = self.current_worker_task  # type: ignore[attr-defined]
         outside = settings().OUTSIDE
-        if options.get("parent_id") or (worker and _follow_up.get()):
+        if options.get("parent_id") or _chord_part.get() or (worker and _follow_up.get()):
             return sent
         if outside == "stage" and lacks_autocommit(connections[alias]):
             return alias
@@ -236,6 +243,19 @@ def _comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> boo
     if name == "celery.chord_unlock" and not options.get("retries"):
         options = args[1]["options"]
     return bool(options.get("retries") or options.get("replaced_task_nesting"))
+
+
+def _following(on_chord_part_return: Callable[..., Any]) -> Callable[..., Any]:
+    def note_part(*args: Any, **kwargs: Any) -> Any:
+        before = _chord_part.get()
+        _chord_part.set(True)
+        try:
+            return on_chord_part_return(*args, **kwargs)
+        finally:
+            _chord_part.set(before)
+
+    note_part.follows = True  # type: ignore[attr-defined]
+    return note_part
 
 
 class _NoNativeDelay:
