@@ -125,9 +125,10 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             watch(world, chaos, until=time.monotonic() + options.minutes * 60)
             chaos.end()
             drained = drain(world)
-            codes = {kind: world.retire(kind) for kind in COUNTS}
+            codes = world.retire(*COUNTS)
             world.stop_tending()
-            say(f"judging; exit codes: {codes}")
+            failed = {name: code for name, code in codes.items() if code}
+            say(f"judging; ended with an error: {failed or 'none'}")
             result = judged(world, chaos.done)
             result["holds"] &= drained
             kept = ("database", "broker", "seed", "minutes")

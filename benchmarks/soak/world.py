@@ -88,11 +88,9 @@ class Program:
             processes.kill_trees([self.popen.pid])
 
     def end(self, seconds: float = 30.0) -> int:
-        """SIGTERM, and SIGKILL where that does not do. Returns the exit code."""
+        """Wait for its end, and kill it where none comes. Returns the exit code."""
         if self.popen is None:
             return 0
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
         try:
             self.popen.wait(seconds)
         except Exception:  # it does not stop by itself
@@ -234,12 +232,15 @@ class World:
         """Return one of the processes of a kind."""
         return random.choice([each for each in self.programs if each.kind == kind])
 
-    def retire(self, kind: str) -> list[int]:
-        """End the processes of a kind for good. Returns their exit codes."""
+    def retire(self, *kinds: str) -> dict[str, int]:
+        """End the processes of some kinds for good. Returns their exit codes by name."""
         with self.lock:
-            ended = [each for each in self.programs if each.kind == kind]
-            self.programs = [each for each in self.programs if each.kind != kind]
-        return [each.end() for each in ended]
+            ended = [each for each in self.programs if each.kind in kinds]
+            self.programs = [each for each in self.programs if each.kind not in kinds]
+        for program in ended:
+            program.signal(signal.SIGCONT)
+            program.signal(signal.SIGTERM)
+        return {program.name: program.end() for program in ended}
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Run a command of ``manage.py``. Returns its exit code and what it wrote."""
