@@ -120,6 +120,8 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             os.environ.update(world.environment())
             prepare()
             world.start()
+            while not progress(world)["accepted"]:  # until all of them run
+                time.sleep(0.5)
             chaos = faults.Chaos(world, names=options.faults, seed=options.seed)
             chaos.start()
             watch(world, chaos, until=time.monotonic() + options.minutes * 60)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def test_soak_runs(tmp_path: Path) -> None:
     faults = ["kill-drainer", "kill-subscriptions", "kill-writer", "killed-at-commit"]
     command = [sys.executable, "-m", "benchmarks", "soak", "--database", "postgres"]
-    options = ["--minutes", "0.05", "--seed", "1", "--faults", ",".join(faults)]
+    options = ["--minutes", "0.1", "--seed", "1", "--faults", ",".join(faults)]
     file = tmp_path / "result.json"
     done = subprocess.run(
         [*command, *options, "--json", str(file), "--keep", str(tmp_path / "logs")],
