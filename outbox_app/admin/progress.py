@@ -146,6 +146,7 @@ class ProgressAdmin(AskingAdmin):
             rows,
             {"reason": state.reason},
             until=state.until,
+            asked=asked_at(request),
             by=request.user.get_username(),
             after=state.after,
             seconds=SECONDS,

@@ -8,14 +8,16 @@ the ranges: a row that commits late with a low id is the first of its shard.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
 from django.db import connections
 
 from ..models import DatabaseNow, StagedJob
+from ..models.collation import COLLATIONS
 
 #: Messages up to this size are read with their batch, larger ones one by one, in bytes.
 SMALL_BYTES = 64 * 1024
@@ -120,7 +122,7 @@ class BatchReader:
             if weight > BUDGET_BYTES:
                 break
             if row.body is None:
-                staged = StagedJob.objects.using(self.using).filter(pk=row.id)
+                staged = StagedJob.objects.using(self.using).filter(pk=row.id, task_id=row.task_id)
                 message = staged.values_list(*_MESSAGE).first()
                 if message is None:
                     continue  # gone by now
@@ -147,22 +149,39 @@ def apps_with_rows(*, using: str) -> list[str]:
         found.append(name)
 
 
-def delete(ids: list[int], *, using: str) -> None:
-    """Delete rows that the broker took, by id, whoever owns their shards by now."""
-    connection = connections[using]
+def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
+    """Delete rows that the broker took, by id and task id, whoever owns their shards by now.
+
+    An id alone may be another job's by now: a fail-over, a restored backup, a crash that loses
+    commits and TRUNCATE … RESTART IDENTITY give ids out again. Under one id *and* one task id only
+    the same task can be staged again, by a caller that chooses its task ids: its message was sent.
+    """
+    connection: Any = connections[using]
     table = connection.ops.quote_name(StagedJob._meta.db_table)
-    for start in range(0, len(ids), DELETED_AT_ONCE):
-        # Integers of our own, written out: no engine's limit on parameters applies.
-        some = list(map(str, ids[start : start + DELETED_AT_ONCE]))
+    for start in range(0, len(published), DELETED_AT_ONCE):
+        some = published[start : start + DELETED_AT_ONCE]
+        # Integers of our own are written out, for one look-up each; no engine's limit on parameters
+        # applies: MySQL's driver writes them out, too, and the others get one.
         if connection.vendor == "mysql":
             # A scan would wait for the rows of others' open transactions, and MySQL scans where the
-            # ids are most of the table, or many. A join in this order looks up each.
-            listed = " UNION ALL SELECT ".join([f"{some[0]} AS id", *some[1:]])
-            sql = f"DELETE j FROM (SELECT {listed}) AS d STRAIGHT_JOIN {table} AS j ON j.id = d.id"
+            # ids are most of the table, or many. A forced join in this order looks up each.
+            listed = " UNION ALL SELECT ".join(f"{id:d} AS id, %s AS task_id" for id, _ in some)
+            compared = COLLATIONS[connection.mysql_is_mariadb]
+            sql = (
+                f"DELETE j FROM (SELECT {listed}) AS d "
+                f"STRAIGHT_JOIN {table} AS j FORCE INDEX (PRIMARY) ON j.id = d.id "
+                f"AND j.task_id = CONVERT(d.task_id USING utf8mb4) COLLATE {compared}"
+            )
+            params: list[Any] = [task_id for _, task_id in some]
         else:
-            sql = f"DELETE FROM {table} WHERE id IN ({','.join(some)})"
+            pairs = [f"{id:d}:{task_id}" for id, task_id in some]
+            is_sqlite = connection.vendor == "sqlite"
+            one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s)"
+            ids = ",".join(f"{id:d}" for id, _ in some)
+            sql = f"DELETE FROM {table} WHERE id IN ({ids}) AND id || ':' || task_id {one_of}"
+            params = [json.dumps(pairs) if is_sqlite else pairs]
         with connection.cursor() as cursor:
-            cursor.execute(sql)
+            cursor.execute(sql, params)
 
 
 def _now(using: str) -> str:

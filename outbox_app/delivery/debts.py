@@ -25,12 +25,12 @@ class Debts:
 
     def __init__(self, *, using: str) -> None:
         self.using = using
-        self._ids: list[int] = []
+        self._published: list[tuple[int, str]] = []
         self._incidents: list[dict[str, Any]] = []
 
     def delete(self, rows: Iterable[Row]) -> None:
         """Owe the deletion of rows."""
-        self._ids += [row.id for row in rows]
+        self._published += [(row.id, row.task_id) for row in rows]
 
     def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:
         """Owe an incident: nobody knows whether the broker took these rows."""
@@ -54,5 +54,5 @@ class Debts:
         while self._incidents:
             record_incident(**self._incidents[0], using=self.using)
             del self._incidents[0]
-        delete(self._ids, using=self.using)
-        self._ids = []
+        delete(self._published, using=self.using)
+        self._published = []

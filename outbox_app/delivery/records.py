@@ -26,7 +26,8 @@ def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
         The dead job, or None where the row was gone: somebody else has moved or published it.
     """
     with transaction.atomic(using=using):
-        staged = StagedJob.objects.using(using).filter(pk=row.id)
+        # By its task id as well: see ``batch.delete``.
+        staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
         found = staged.first()
         # The one step that is conditional: of two drainers that hold the row, one deletes it.
         if found is None or not staged._raw_delete(using):
@@ -109,7 +110,9 @@ def record_requeue(
     Returns:
         The id of the incident.
     """
-    before = Incident.objects.using(using).filter(pk=same_as).first() if same_as else None
+    detail = "Dead jobs requeued" + (f" by {by}." if by else ".")
+    same = Incident.objects.using(using).filter(kind="requeue", detail=storable(detail))
+    before = same.filter(pk=same_as).first() if same_as else None
     if before:
         before.first_id = min(first_id, before.first_id)
         before.last_id = max(last_id, before.last_id)
@@ -122,7 +125,7 @@ def record_requeue(
         shards=shards,
         first_id=first_id,
         last_id=last_id,
-        detail="Dead jobs requeued" + (f" by {by}." if by else "."),
+        detail=detail,
     )
     return incident.pk
 

@@ -2,9 +2,11 @@
 
 Both go through their rows in batches, each a transaction of its own, in the order in which the
 jobs were staged. A row is requeued once however many people press at the same moment, and what a
-stopped run has left can be asked for again. Only rows that were dead when the call began are taken:
-a job that dies again at once is not requeued for ever. A requeued job is a new row of the same
-message with the same task id; the drain treats it as any other, so one that has expired is dropped.
+stopped run has left can be asked for again. Only rows that were dead when the call began are taken,
+by id and by time: a job that dies again at once is not requeued for ever, and one that has got the
+id of a row that the database lost (a fail-over, TRUNCATE … RESTART IDENTITY) is left alone. A
+requeued job is a new row of the same message with the same task id; the drain treats it as any
+other, so one that has expired is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..models import DatabaseNow, DeadJob, StagedJob
 from ..text import get_logger
 from . import slices
 from .slices import BATCH_SIZE as BATCH_SIZE  # for the command
-from .slices import Slice, run_slice
+from .slices import Moment, Slice, run_slice
 
 logger = get_logger("outbox_app.dead")
 
@@ -90,8 +92,8 @@ def requeue(
         InvalidJob: A message does not fit the database's packet any more. The batches before it are
             requeued.
     """
-    until = _newest(using)
-    act = partial(_requeue_batch, until=until, using=using, by=by, incidents=[])
+    until, asked = _newest(using)
+    act = partial(_requeue_batch, until=until, asked=asked, using=using, by=by, incidents=[])
     return _all(jobs, act, using=using, until=until, batch_size=batch_size)
 
 
@@ -109,36 +111,42 @@ def discard(
     Returns:
         How many jobs were discarded, those left out that were gone by then.
     """
-    act = partial(_discard_batch, using=using)
-    until = _newest(using)
+    until, asked = _newest(using)
+    act = partial(_discard_batch, asked=asked, using=using)
     discarded = _all(jobs, act, using=using, until=until, batch_size=batch_size)
     _log_discarded(discarded, using=using, by=by)
     return discarded
 
 
-def requeue_slice(jobs: QuerySet[DeadJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+def requeue_slice(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
     """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over.
 
     Args:
         jobs: Which ones, on their alias.
         until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs that died later do not belong to it.
         by: Who decided.
         slice: See ``slices.run_slice``.
     """
-    act = partial(_requeue_batch, until=until, using=jobs.db, by=by, incidents=[])
+    act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
     return run_slice(jobs, act, order=ORDER, until=until, **slice)
 
 
-def discard_slice(jobs: QuerySet[DeadJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+def discard_slice(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
     """Delete dead jobs, as ``discard`` does, until the time of the slice is over.
 
     Args:
         jobs: Which ones, on their alias.
         until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs that died later do not belong to it.
         by: Who decided.
         slice: See ``slices.run_slice``.
     """
-    act = partial(_discard_batch, using=jobs.db)
+    act = partial(_discard_batch, asked=asked, using=jobs.db)
     found = run_slice(jobs, act, order=ORDER, until=until, **slice)
     _log_discarded(found.done, using=jobs.db, by=by)
     return found
@@ -160,15 +168,18 @@ def _all(
     return found.done
 
 
-def _newest(using: str) -> int:
-    return DeadJob.objects.using(using).aggregate(last=Max("id"))["last"] or 0
+def _newest(using: str) -> tuple[int, Moment]:
+    newest = DeadJob.objects.using(using).order_by("-id").annotate(now=DatabaseNow())
+    return newest.values_list("id", "now").first() or (0, DatabaseNow())
 
 
-def _requeue_batch(ids: list[int], *, until: int, using: str, by: str, incidents: list[int]) -> int:
+def _requeue_batch(
+    ids: list[int], *, until: int, asked: Moment, using: str, by: str, incidents: list[int]
+) -> int:
     with transaction.atomic(using=using):
-        jobs = list(_locked(using).filter(pk__in=ids))
+        jobs = list(_locked(asked, using=using).filter(pk__in=ids))
         if settings().DEAD_KEY == "block":
-            jobs += _followers(jobs, until=until, using=using)
+            jobs += _followers(jobs, until=until, asked=asked, using=using)
         if not jobs:
             return 0
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
@@ -193,9 +204,9 @@ def _requeue_batch(ids: list[int], *, until: int, using: str, by: str, incidents
     return len(staged)
 
 
-def _discard_batch(ids: list[int], *, using: str) -> int:
+def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
     with transaction.atomic(using=using):
-        locked = list(_locked(using).filter(pk__in=ids).values_list("pk", flat=True))
+        locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
         return _delete(locked, using=using)
 
 
@@ -204,13 +215,14 @@ def _log_discarded(count: int, *, using: str, by: str) -> None:
         logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, count, by)
 
 
-def _locked(using: str) -> QuerySet[DeadJob]:
+def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
     # Two people press at the same moment: the second one waits here, for rows that are gone when it
     # goes on. By id, so that two batches never wait for one another. SQLite locks with BEGIN.
-    return DeadJob.objects.using(using).order_by("id").select_for_update()
+    jobs = DeadJob.objects.using(using).filter(died_at__lte=asked)
+    return jobs.order_by("id").select_for_update()
 
 
-def _followers(jobs: list[DeadJob], *, until: int, using: str) -> list[DeadJob]:
+def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) -> list[DeadJob]:
     """Return the dead jobs of the same ordering keys that were staged after these."""
     first: dict[str, int] = {}
     for job in jobs:
@@ -220,7 +232,7 @@ def _followers(jobs: list[DeadJob], *, until: int, using: str) -> list[DeadJob]:
     if not first:
         return []
     taken = {job.pk for job in jobs}
-    of_keys = _locked(using).filter(ordering_key__in=first, id__lte=until)
+    of_keys = _locked(asked, using=using).filter(ordering_key__in=first, id__lte=until)
     return [
         job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
     ]

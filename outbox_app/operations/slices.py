@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db import OperationalError
@@ -20,11 +21,14 @@ from django.db.models.functions import Length
 
 from ..delivery.batch import BUDGET_BYTES
 from ..exceptions import OutboxError
+from ..models import DatabaseNow
 
 #: Rows of one transaction, at most. One that holds large messages ends earlier.
 BATCH_SIZE = 500
 #: Rows of the table in one look.
 STEP = 5000
+#: A time by the database's clock: as it was, or as it is when a statement asks for it.
+Moment = datetime | DatabaseNow
 #: Before every value of a column.
 START = -(2**63)
 

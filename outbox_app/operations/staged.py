@@ -25,7 +25,7 @@ from ..models import DeadJob, StagedJob
 from ..signals import job_dead
 from ..text import get_logger, storable
 from . import status
-from .slices import Slice, run_slice
+from .slices import Moment, Slice, run_slice
 
 logger = get_logger("outbox_app.staged")
 
@@ -37,49 +37,64 @@ MOVED = "moved by a person"
 FEW = 1000
 
 
-def cancel_slice(jobs: QuerySet[StagedJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+def cancel_slice(
+    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
     """Delete staged jobs: they never leave, but for one that a drainer has in hand.
 
     Args:
         jobs: Which ones, on their alias.
         until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
         by: Who decided, for the log.
         slice: See ``slices.run_slice``.
     """
-    found = run_slice(jobs, partial(_cancel, using=jobs.db), order=ORDER, until=until, **slice)
+    act = partial(_cancel, asked=asked, using=jobs.db)
+    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs cancelled", found, using=jobs.db, by=by)
     return found
 
 
-def release_slice(jobs: QuerySet[StagedJob], *, until: int, by: str = "", **slice: Any) -> Slice:
+def release_slice(
+    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
     """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away.
 
     Args:
         jobs: Which ones, on their alias. Those that are not held stay as they are.
         until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
         by: Who decided, for the log.
         slice: See ``slices.run_slice``.
     """
     held = jobs.filter(available_at__isnull=False)
-    found = run_slice(held, partial(_release, using=jobs.db), order=ORDER, until=until, **slice)
+    act = partial(_release, asked=asked, using=jobs.db)
+    found = run_slice(held, act, order=ORDER, until=until, **slice)
     _log("Held jobs released", found, using=jobs.db, by=by)
     return found
 
 
 def bury_slice(
-    jobs: QuerySet[StagedJob], *, until: int, reason: str, by: str = "", **slice: Any
+    jobs: QuerySet[StagedJob],
+    *,
+    until: int,
+    asked: Moment,
+    reason: str,
+    by: str = "",
+    **slice: Any,
 ) -> Slice:
     """Move staged jobs to the dead ones.
 
     Args:
         jobs: Which ones, on their alias.
         until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
         reason: Why, for the rows.
         by: Who decided.
         slice: See ``slices.run_slice``.
     """
     words = storable(f"{reason} ({by})" if by else reason)
-    act = partial(_bury, using=jobs.db, reason=words)
+    act = partial(_bury, asked=asked, using=jobs.db, reason=words)
     found = run_slice(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs moved to dead", found, using=jobs.db, by=by)
     return found
@@ -132,15 +147,15 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
     return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
 
 
-def _cancel(ids: list[int], *, using: str) -> int:
+def _cancel(ids: list[int], *, asked: Moment, using: str) -> int:
     with transaction.atomic(using=using):
-        return len(_taken(ids, using=using))
+        return len(_taken(ids, asked=asked, using=using))
 
 
-def _release(ids: list[int], *, using: str) -> int:
+def _release(ids: list[int], *, asked: Moment, using: str) -> int:
     released = 0
     with transaction.atomic(using=using):
-        for job in _rows(ids, using=using):
+        for job in _rows(ids, asked=asked, using=using):
             # Not job.save(): a row that is gone by now stays gone.
             held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__isnull=False)
             released += held.update(available_at=None, envelope=_without_eta(job.envelope))
@@ -148,10 +163,10 @@ def _release(ids: list[int], *, using: str) -> int:
     return released
 
 
-def _bury(ids: list[int], *, using: str, reason: str) -> int:
+def _bury(ids: list[int], *, asked: Moment, using: str, reason: str) -> int:
     with transaction.atomic(using=using):
-        found = _rows(ids, using=using)
-        taken = _taken([job.pk for job in found], using=using)
+        found = _rows(ids, asked=asked, using=using)
+        taken = _taken([job.pk for job in found], asked=asked, using=using)
         dead = [
             DeadJob(
                 **job.copied(),
@@ -169,17 +184,18 @@ def _bury(ids: list[int], *, using: str, reason: str) -> int:
     return len(dead)
 
 
-def _rows(ids: list[int], *, using: str) -> list[StagedJob]:
-    return list(StagedJob.objects.using(using).filter(pk__in=ids).order_by("id"))
+def _rows(ids: list[int], *, asked: Moment, using: str) -> list[StagedJob]:
+    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
+    return list(rows.filter(pk__in=ids).order_by("id"))
 
 
-def _taken(ids: Iterable[int], *, using: str) -> set[int]:
+def _taken(ids: Iterable[int], *, asked: Moment, using: str) -> set[int]:
     """Delete rows; return the ids of those that were there.
 
     One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
     others' rows where it scans for many.
     """
-    rows = StagedJob.objects.using(using)
+    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
     return {id for id in sorted(ids) if rows.filter(pk=id)._raw_delete(using)}
 
 

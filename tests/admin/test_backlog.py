@@ -226,9 +226,11 @@ def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, d
     def act():
         jobs = StagedJob.objects.using(alias).all()
         if decide == "cancel":
-            done.append(staged.cancel_slice(jobs, until=10**9).done)
+            done.append(staged.cancel_slice(jobs, until=10**9, asked=DatabaseNow()).done)
         else:
-            done.append(staged.bury_slice(jobs, until=10**9, reason="why").done)
+            done.append(
+                staged.bury_slice(jobs, until=10**9, asked=DatabaseNow(), reason="why").done
+            )
 
     set_failpoint("published_not_deleted", act)
     try:
@@ -248,7 +250,12 @@ def test_a_released_job_leaves_and_runs_now(alias, make_app):
         task.apply_async(("", 1), countdown=86400)
     Drain(using=alias).run(once=True)
     [job] = StagedJob.objects.using(alias).all()
-    assert staged.release_slice(StagedJob.objects.using(alias).all(), until=job.pk).done == 1
+    assert (
+        staged.release_slice(
+            StagedJob.objects.using(alias).all(), until=job.pk, asked=DatabaseNow()
+        ).done
+        == 1
+    )
     Drain(using=alias).run(once=True)
     [message] = received(task.app)
     assert message.headers["eta"] is None

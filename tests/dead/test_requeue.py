@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.exceptions import InvalidJob
-from outbox_app.models import DeadJob, Incident, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob
 from outbox_app.operations import dead, slices
 from outbox_app.operations.dead import discard, find, requeue
 from outbox_app.signals import incident_recorded
@@ -73,7 +73,9 @@ def test_an_incident_that_was_pruned_meanwhile_is_recorded_anew(alias):
 
     incidents = [12345]
     ids = list(everything(alias).values_list("pk", flat=True))
-    dead._requeue_batch(ids, until=max(ids), using=alias, by="", incidents=incidents)
+    dead._requeue_batch(
+        ids, until=max(ids), asked=DatabaseNow(), using=alias, by="", incidents=incidents
+    )
     incident = Incident.objects.using(alias).get()
     assert incidents == [12345, incident.pk]
     assert (incident.first_id, incident.last_id) == (staged(alias)[0].pk, staged(alias)[2].pk)

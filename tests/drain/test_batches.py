@@ -35,7 +35,7 @@ def test_large_messages_are_read_one_by_one_and_a_batch_ends_at_its_budget(
     while rows := reader.read(shards):
         sizes.append(sum(len(row.body) for row in rows))
         seen += [json.loads(row.body)[0][1] for row in rows]
-        batch.delete([row.id for row in rows], using=alias)
+        batch.delete([(row.id, row.task_id) for row in rows], using=alias)
 
     assert seen == list(range(60))
     assert max(sizes) < 1_500_000

@@ -100,15 +100,15 @@ def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
         with transaction.atomic(using=alias):
             for i in range(count + 2):
                 note.delay("", i)
-        ids = list(StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True))
+        rows = list(StagedJob.objects.using(alias).order_by("id").values_list("id", "task_id"))
         blocker.set_autocommit(False)
         with blocker.cursor() as cursor:
-            for id in (ids[0], ids[-1]):
+            for id, _ in (rows[0], rows[-1]):
                 cursor.execute("SELECT id FROM outbox_stagedjob WHERE id = %s FOR UPDATE", [id])
         with connections[alias].cursor() as cursor:
             cursor.execute("SET innodb_lock_wait_timeout = 1")
         try:
-            delete(ids[1:-1], using=alias)
+            delete(rows[1:-1], using=alias)
         finally:
             blocker.close()
         assert StagedJob.objects.using(alias).count() == 2
