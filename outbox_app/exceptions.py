@@ -15,6 +15,8 @@
     │   ├── Unroutable          no queue is bound for its exchange and routing key
     │   └── KeyBlocked          an earlier job of its ordering key is dead
     ├── InboxError              an idempotent task cannot be noted; nothing of it is committed
+    ├── StatementRefused        a handler or an idempotent task may not end its transaction
+    ├── TransactionEnded        it has ended it all the same; its effects may be there in part
     ├── PublishRefused          the event is not published; the caller's transaction stays usable
     │   ├── InvalidEvent        a field of the event is out of bounds     (also a ValueError)
     │   ├── UnknownLog          there is no such log                      (also a LookupError)
@@ -92,6 +94,14 @@ class KeyBlocked(Undeliverable):
 
 class InboxError(OutboxError):
     """An idempotent task's id or result cannot be kept, so its effects are not committed."""
+
+
+class StatementRefused(OutboxError):
+    """A statement that would end the transaction of a handler or task; it was not executed."""
+
+
+class TransactionEnded(OutboxError):
+    """A handler or a task has ended its transaction; its effects may be committed in part."""
 
 
 class PublishRefused(OutboxError):

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import settings
-from ..exceptions import LeaseLost, ReadRefused
+from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..models import Cursor, DatabaseNow, Subscription
@@ -145,9 +145,37 @@ def advanced(cursor: Cursor, state: State, *, position: int) -> None:
     cursor.error = ""
 
 
-def fail(cursor: Cursor, error: BaseException, *, using: str) -> float:
-    """Write down why a cursor stands still. Returns the seconds after which to try again."""
+def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
+    """Write down why a cursor stands still. Returns the seconds after which to try again.
+
+    Where the page's transaction was ended, and the cursor's move committed by that, it is put back
+    and stops until a person decides: by then its effects may be there in part.
+
+    Args:
+        cursor: The cursor, as it was before the page.
+        error: What the page failed with.
+        handled: Events of the page.
+        using: Database alias.
+    """
     cursor.failures += 1
+    rows = Cursor.objects.using(using).filter(pk=cursor.pk)
+    if isinstance(error, TransactionEnded):
+        error.add_note(
+            "The effects of these events may be there in part. They are not tried again until "
+            f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
+        )
+        cursor.error = described(error)
+        if rows.filter(revision=cursor.revision + 1).update(
+            state=cursor.state,
+            position=cursor.position,
+            handled=F("handled") - handled,
+            revision=F("revision") + 1,
+            error=cursor.error,
+            failures=cursor.failures,
+            retry_at=None,
+        ):
+            return float("inf")
+        error.__notes__.pop()  # the move is not there: all of it was rolled back
     delay: float = min(settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = described(error)
     columns: dict[str, Any] = {
@@ -155,6 +183,10 @@ def fail(cursor: Cursor, error: BaseException, *, using: str) -> float:
         "failures": cursor.failures,
         "retry_at": DatabaseNow() + timedelta(seconds=delay),
     }
-    rows = Cursor.objects.using(using).filter(pk=cursor.pk, revision=cursor.revision)
-    rows.update(**columns)
+    rows.filter(revision=cursor.revision).update(**columns)
     return delay
+
+
+def is_stopped(cursor: Cursor) -> bool:
+    """Say whether a cursor was put back, and waits until its subscription is resumed."""
+    return cursor.retry_at is None and cursor.error.startswith(TransactionEnded.__name__)

@@ -27,9 +27,10 @@ from django.db.models.constants import OnConflict
 from kombu.utils import json
 
 from ..conf import settings
-from ..exceptions import InboxError
+from ..exceptions import InboxError, TransactionEnded
 from ..intake.rows import outbox_alias
 from ..text import get_logger
+from .enclosure import SwallowedError, enclosed
 
 logger = get_logger("outbox_app.inbox")
 
@@ -124,16 +125,25 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
             if not first:
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
                 return _first_result(job_id, using=using)
-            with _progress(job_id):
+            with _progress(job_id), enclosed(f"{task.name}[{job_id}]", using=using):
                 result = function()
-            if transaction.get_rollback(using=using):
-                raise InboxError(
-                    f"{task.name}[{job_id}] caught a database error, so its transaction cannot "
-                    "commit. Wrap the statement that may fail in an atomic() of its own."
-                )
+                if transaction.get_rollback(using=using):
+                    raise SwallowedError(
+                        f"{task.name}[{job_id}] caught a database error, so its transaction cannot "
+                        "commit. Wrap the statement that may fail in an atomic() of its own."
+                    )
             if result is not None and _is_asked_for(task):
                 _keep(result, task, job_id, using=using)
             return result
+    except SwallowedError as error:
+        raise InboxError(str(error)) from error
+    except TransactionEnded as error:
+        # Or another delivery would take for done what may be there in part.
+        from ..models import InboxEntry
+
+        InboxEntry.objects.using(using).filter(pk=job_id).delete()
+        error.add_note("Its job id was deleted from the inbox: run again, it does all of it again.")
+        raise
     except OperationalError as error:
         if noted or task.request.is_eager or not _is_race(error):
             raise

@@ -15,7 +15,7 @@ import django.db
 from django.db import connections, transaction
 from django.db.models import Q
 
-from ..exceptions import LeaseLost
+from ..exceptions import LeaseLost, TransactionEnded
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.record import COLUMNS, RecordedEvent
@@ -72,6 +72,8 @@ class Parking:
                     connections[self.using].check_constraints()
         except (LeaseLost, django.db.OperationalError, django.db.InterfaceError):
             raise  # not the event's fault
+        except TransactionEnded:
+            raise  # there is nothing any more that parking could be committed with
         except Exception as error:
             self.park(event, error)
 

@@ -23,7 +23,7 @@ import django.db
 from django.db import close_old_connections, connections, transaction
 
 from ..conf import settings
-from ..exceptions import LeaseLost, OutboxError, ReadRefused
+from ..exceptions import LeaseLost, OutboxError, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..log.completeness import Checked
 from ..log.cursor import State
@@ -32,7 +32,16 @@ from ..log.record import RecordedEvent
 from ..log.window import Page
 from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
-from .cursors import Overtaken, advance, advanced, cursor_of, fail, is_in_hand
+from .cursors import (
+    Overtaken,
+    advance,
+    advanced,
+    cursor_of,
+    fail,
+    is_in_hand,
+    is_stopped,
+)
+from .enclosure import SwallowedError, enclosed
 from .gaps import Gaps
 from .idgaps import IdGaps
 from .parking import Parking
@@ -47,10 +56,6 @@ PARK_AFTER = 3
 IN_HAND_SECONDS = 1.0
 #: Nobody's fault but the database's: the runner rests, and nothing is written down.
 AWAY = (django.db.OperationalError, django.db.InterfaceError)
-
-
-class SwallowedError(OutboxError):
-    """A handler left its transaction in a state in which it cannot be committed."""
 
 
 class EndedByHandler(OutboxError):
@@ -172,6 +177,9 @@ class Partition:
                 self.error = described(error)
                 self._rest_until = self.clock() + settings().MAX_BACKOFF
                 return
+            if is_stopped(cursor):
+                self.error, self._rest_until = cursor.error, float("inf")
+                return
             try:
                 state = reader.load(cursor.state)
                 reader.verify(state)
@@ -226,7 +234,7 @@ class Partition:
             if found.events:
                 first, last = found.events[0], found.events[-1]
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
-            self._fail(feed.cursor, error)
+            self._fail(feed.cursor, error, handled=len(found.events))
             return False
         self._moved(feed, found, self.clock() - started)
         return page.more
@@ -242,6 +250,10 @@ class Partition:
         failpoint("advanced")
 
     def _handle(self, events: list[RecordedEvent]) -> None:
+        with enclosed(f"The handler of {self.subscriber.name!r}", using=self.using):
+            self._call(events)
+
+    def _call(self, events: list[RecordedEvent]) -> None:
         connection = connections[self.using]
         blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
         try:
@@ -330,6 +342,12 @@ class Partition:
                 self.gaps.made_up(parked, feed.state, events, hole)
         except LeaseLost:
             raise
+        except TransactionEnded as error:
+            error.add_note(
+                f"Handling version {parked.version} and later of {parked.stream!r:.100}."
+            )
+            self._fail(feed.cursor, error, handled=len(wanted))
+            return False
         except Exception as error:
             return self._leave_aside(feed, parked, error)
         failpoint("committed")
@@ -348,10 +366,10 @@ class Partition:
         self.parking.park_again(parked, error)
         return True
 
-    def _fail(self, cursor: Cursor, error: Exception) -> None:
+    def _fail(self, cursor: Cursor, error: Exception, *, handled: int = 0) -> None:
         self._failed += 1
-        self.error = described(error)
-        delay = fail(cursor, error, using=self.using)
+        delay = fail(cursor, error, handled=handled, using=self.using)
+        self.error = cursor.error
         # Those that the handler uses: in a process that serves no requests nobody else does it.
         close_old_connections()
         self._rest_until = self.clock() + delay

@@ -21,6 +21,7 @@ from django.db import IntegrityError, connections, models, transaction
 from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
 from ..log.record import RecordedEvent
+from .enclosure import refusing
 
 if TYPE_CHECKING:
     from .projection import Projection
@@ -82,7 +83,8 @@ class View:
         for attempt in range(1, ATTEMPTS + 1):
             before = self._read(keys)
             failpoint("view_read")
-            after = self.fold(before, keyed)
+            with refusing(f"Projection {self.projection.name!r}", using=self.using):
+                after = self.fold(before, keyed)
             new = [row for key, row in after.items() if key not in before and row is not None]
             try:
                 self._insert(new)

@@ -20,7 +20,7 @@ from django.db.models import F, Max
 
 from ..delivery.partitions import adopt_partitions
 from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
-from ..exceptions import NotMoved
+from ..exceptions import NotMoved, TransactionEnded
 from ..log.logs import log_alias, log_named
 from ..log.reader import LogReader
 from ..log.sql import Filter
@@ -75,7 +75,7 @@ def pause(name: str, *, using: str | None = None) -> None:
 
 
 def resume(name: str, *, using: str | None = None) -> None:
-    """Have a paused subscription go on where it stands. Arguments and errors: as ``pause``."""
+    """Have a subscription go on that is paused or has stopped. Arguments, errors: as ``pause``."""
     _set_paused(name, False, using)
 
 
@@ -223,6 +223,9 @@ def _set_paused(name: str, paused: bool, using: str | None) -> None:
         row.save(using=using, update_fields=["paused"])
         cursors = Cursor.objects.using(using).filter(subscription=name)
         cursors.update(revision=F("revision") + 1)
+        if not paused:  # also what has stopped by itself (delivery.cursors.is_stopped)
+            stopped = cursors.filter(error__startswith=TransactionEnded.__name__)
+            stopped.update(error="", failures=0, retry_at=None)
 
 
 def _logs_of(name: str, tables: list[str]) -> list[type[EventLog]]:

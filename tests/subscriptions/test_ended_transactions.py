@@ -1,0 +1,201 @@
+"""Handlers that end the transaction of their page: refused, or found and told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import subscriber
+from outbox_app.models import Cursor, Incident, ParkedStream
+from outbox_app.operations import positions
+from tests.faults.tools import PATIENCE, on
+from tests.subscriptions.test_handlers import note, noted
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
+
+
+def execute(alias, *statements):
+    with connections[alias].cursor() as cursor:
+        for sql in statements:
+            cursor.execute(sql)
+
+
+@pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK", "SET autocommit = 1", "DDL"])
+def test_a_statement_is_refused(alias, published, run, sql):
+    if sql == "DDL":  # transactional on the others
+        sql = "CREATE TABLE outbox_never (id int)" if alias == "mariadb" else "BEGIN"
+
+    @subscriber("ends")
+    def handle(events):
+        for event in events:
+            note(alias, event)
+        execute(alias, sql)
+
+    published("a", "b")
+    run("ends")
+    cursor = Cursor.objects.using(alias).get()
+    assert cursor.error.startswith("StatementRefused: The handler of 'ends' may not execute")
+    assert (cursor.handled, cursor.position, noted(alias)) == (0, 0, [])
+    assert cursor.retry_at is not None
+
+
+def test_what_a_handler_may_do_inside(alias, published, run):
+    @subscriber("fine")
+    def handle(events):
+        for event in events:
+            with transaction.atomic(using=alias):
+                note(alias, event)
+            with transaction.atomic(using=alias):
+                note(alias, event)
+                transaction.set_rollback(True, using=alias)
+        execute(alias, "CREATE TEMPORARY TABLE outbox_aside (id int)")
+        execute(alias, f"DROP {'TEMPORARY ' if alias == 'mariadb' else ''}TABLE outbox_aside")
+
+    published("a", "b")
+    assert run("fine") == 2
+    assert noted(alias) == ["a1", "b1"]
+
+
+def by_driver(alias):
+    connections[alias].connection.commit()
+
+
+def by_procedure(alias):
+    execute(alias, "CALL outbox_test_commit()")
+
+
+@pytest.fixture
+def procedure(alias):
+    if alias == "mariadb":
+        execute(alias, "CREATE OR REPLACE PROCEDURE outbox_test_commit() BEGIN COMMIT; END")
+    yield
+    if alias == "mariadb":
+        execute(alias, "DROP PROCEDURE outbox_test_commit")
+
+
+@pytest.mark.usefixtures("procedure")
+@pytest.mark.parametrize("on_error", ["stop", "park"])
+@pytest.mark.parametrize("then", ["raises", "returns", "database error"])
+@pytest.mark.parametrize("way", [by_driver, by_procedure])
+def test_a_transaction_that_was_ended(alias, published, run, way, then, on_error):
+    if way is by_procedure and alias != "mariadb":
+        return  # a procedure that commits is an error inside a transaction, or there is none
+    calls = []
+
+    @subscriber("ends", on_error=on_error)
+    def handle(events):
+        calls.append([event.id for event in events])
+        if len(calls) == 1:
+            return
+        note(alias, events[0])
+        if len(calls) > 2:
+            return
+        way(alias)
+        for event in events[1:]:
+            note(alias, event)
+        if then == "raises":
+            raise ValueError("halfway")
+        if then == "database error":
+            execute(alias, "SELECT nothing FROM nowhere")
+
+    published("z")
+    run("ends")
+    before = Cursor.objects.using(alias).get()
+    published("a", "b", "c")
+    if on_error == "park":  # the third attempt goes event by event
+        Cursor.objects.using(alias).update(failures=2, retry_at="2020-01-01T00:00Z")
+    run("ends")
+    stopped = Cursor.objects.using(alias).get()
+    assert (stopped.state, stopped.position, stopped.handled) == (
+        before.state,
+        before.position,
+        before.handled,
+    )
+    assert stopped.error.startswith("TransactionEnded: The handler of 'ends' ended its transaction")
+    assert f"from position {before.position + 1} to {before.position + 3}" in stopped.error
+    assert "outbox_subscriptions resume ends" in stopped.error
+    assert (stopped.retry_at, len(calls)) == (None, 2)
+    assert "a1" in noted(alias)
+    assert not ParkedStream.objects.using(alias).exists()
+
+    run("ends")
+    assert len(calls) == 2  # a new process leaves it alone, too
+    positions.resume("ends")
+    run("ends")
+    assert {id for call in calls[2:] for id in call} == {before.position + i for i in (1, 2, 3)}
+    cursor = Cursor.objects.using(alias).get()
+    assert (cursor.error, cursor.failures, cursor.handled) == ("", 0, before.handled + 3)
+
+
+@on("mariadb")
+def test_a_deadlock_that_is_swallowed_around_a_raw_cursor(alias, published, run):
+    """The database has undone the transaction, cursor and all; what is written after that is no
+    part of it."""
+    for name in ("one", "two"):
+        Incident.objects.using(alias).create(kind="unknown", detail=name, last_id=0, first_id=0)
+    locked, swallowed = threading.Barrier(2, timeout=PATIENCE), []
+    update = "UPDATE outbox_incident SET last_id = last_id + 1 WHERE detail = '{}'"
+
+    def other():
+        try:
+            with transaction.atomic(using=alias):
+                Incident.objects.using(alias).bulk_create(
+                    Incident(kind="unknown", detail="weight", last_id=0, first_id=0)
+                    for _ in range(200)  # the lighter transaction is undone
+                )
+                execute(alias, update.format("two"))
+                locked.wait()
+                execute(alias, update.format("one"))
+        finally:
+            connections[alias].close()
+
+    @subscriber("swallows")
+    def handle(events):
+        if not swallowed:
+            execute(alias, update.format("one"))
+            locked.wait()
+            try:
+                execute(alias, update.format("two"))
+            except Exception as error:
+                swallowed.append(error)
+        for event in events:
+            note(alias, event)
+
+    execute(alias, "CREATE INDEX outbox_test_detail ON outbox_incident (detail(20))")
+    thread = threading.Thread(target=other)
+    try:
+        published("a")
+        thread.start()
+        run("swallows")
+    finally:
+        thread.join()
+        execute(alias, "DROP INDEX outbox_test_detail ON outbox_incident")
+    assert swallowed[0].args[0] == 1213
+    cursor = Cursor.objects.using(alias).get()
+    assert cursor.error.startswith("SwallowedError: The handler of 'swallows' caught an error")
+    assert (cursor.handled, cursor.retry_at is None) == (0, False)
+    assert "a1" not in noted(alias)
+    run("swallows")
+    assert noted(alias).count("a1") == 1
+
+
+@on("postgres")
+def test_an_error_that_is_swallowed_around_a_raw_cursor(alias, published, run):
+    """PostgreSQL would take its COMMIT for a ROLLBACK, in silence."""
+
+    @subscriber("swallows")
+    def handle(events):
+        for event in events:
+            note(alias, event)
+        try:
+            execute(alias, "SELECT nothing FROM nowhere")
+        except Exception:
+            return
+
+    published("a")
+    run("swallows")
+    cursor = Cursor.objects.using(alias).get()
+    assert cursor.error.startswith("SwallowedError: The handler of 'swallows' caught an error")
+    assert (cursor.handled, noted(alias)) == (0, [])
