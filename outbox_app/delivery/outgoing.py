@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import after_task_publish
 from kombu import serialization
+from kombu.compression import decompress
 
 from ..intake.instrumentation import heard_by
 from ..intake.message import Declaration, Message, moment
@@ -24,6 +25,8 @@ _TYPES: list[tuple[str, type]] = [
     *((name, dict) for name in ("headers", "properties")),
     ("declare", list),
 ]
+#: kombu decodes them to plain data.
+_SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
 
 @dataclass(slots=True)
@@ -132,16 +135,19 @@ def _options(message: Message) -> dict[str, Any]:
 
 
 def _decoded(item: Prepared) -> Any:
-    """Return the body as receivers expect it, where decoding is safe and succeeds."""
+    """Return the body as Celery gives it to receivers; as bytes where decoding may run code."""
     message = item.message
-    if message.content_type != "application/json" or message.headers.get("compression"):
-        return item.row.body
     try:
-        return serialization.loads(
-            item.row.body,
+        compression = message.headers.get("compression")
+        body = serialization.loads(
+            decompress(item.row.body, compression) if compression else item.row.body,
             message.content_type,
             message.content_encoding,
-            accept=["application/json"],
+            accept=_SAFE,
         )
-    except Exception:  # edited by hand; the broker took it as it is
+        if isinstance(body, dict):  # task protocol 1
+            return {**body, "args": tuple(body["args"])}
+        args, *rest = body
+        return (tuple(args), *rest)
+    except Exception:  # another serializer, or edited by hand; the broker took it as it is
         return item.row.body

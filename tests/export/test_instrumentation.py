@@ -58,7 +58,7 @@ def test_paired_ones_hear_of_the_row_and_the_others_of_the_publish(alias, app, h
     assert heard == [("paired", *said)]
     heard.clear()
     Drain(using=alias).run(once=True)
-    assert heard == [("other", "add", [1, 2], "t", "", app.main)]
+    assert heard == [("other", *said)]
 
 
 def test_paired_ones_hear_of_what_is_refused_too(alias, app, heard):

@@ -50,8 +50,50 @@ def test_before_fires_while_staging_and_after_in_the_drain(alias, app, add, hear
     assert [message.headers["trace"] for message in stored] == ["00-1", "00-2", "00-3"]
     Drain(using=alias).run(once=True)
     assert sorted(heard[3:]) == [
-        ("after", "add", [i, i], f"00-{i}", "", app.main) for i in range(1, 4)
+        ("after", "add", (i, i), f"00-{i}", "", app.main) for i in range(1, 4)
     ]
+
+
+#: Options of apply_async, and what the receiver gets: what Celery gives, or the body's bytes.
+BODIES = {
+    "json": ({}, True),
+    "compressed": ({"compression": "zlib"}, True),
+    "yaml": ({"serializer": "yaml"}, True),
+    "links": ({"link": Celery("links", set_as_current=False).signature("a", (1,))}, True),
+    "pickle": ({"serializer": "pickle"}, False),
+    "compressed pickle": ({"serializer": "pickle", "compression": "bzip2"}, False),
+}
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize(("options", "is_decoded"), BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_after_has_the_body_as_celery_gives_it(options, is_decoded, protocol, alias):
+    bodies = []
+
+    def after(sender, body, **kwargs):
+        bodies.append(body)
+
+    after_task_publish.connect(after)
+    conf = {"now": timezone.now(), "task_protocol": protocol}
+    try:
+        for cls in (Celery, OutboxCelery):
+            twin = twins.twin(cls, "memory://", f"outbox-{uuid4().hex[:8]}", **conf)
+            with transaction.atomic(using=alias):
+                twin.add.apply_async((1, 2), {}, task_id="t", **options)
+            Drain(using=alias).run(once=True)
+            twin.close()
+    finally:
+        after_task_publish.disconnect(after)
+
+    expected, got = bodies
+    if is_decoded:
+        assert type(got) is type(expected)
+        assert (got[0] if protocol == 2 else got["args"]) == (1, 2)
+        as_lists = [json.dumps(body, sort_keys=True) for body in (got, expected)]
+        assert as_lists[0] == as_lists[1]
+    else:
+        assert isinstance(got, bytes)
 
 
 @pytest.mark.parametrize("alias", ["default"])
