@@ -54,6 +54,28 @@ def test_what_is_rolled_back_was_never_staged(send, alias, add, staged, sent):
     assert not sent()
 
 
+def test_a_chord_whose_header_is_a_generator_is_unrolled_where_it_is_staged(alias, add, staged):
+    made = []
+
+    def parts():
+        for number in range(3):
+            made.append(number)
+            yield add.s(number, number)
+
+    with transaction.atomic(using=alias):
+        chord(parts())(add.si(9, 9))
+        assert made == [0, 1, 2]
+        assert len(staged()) == 3
+
+
+def test_what_is_sent_on_purpose_before_an_error_leaves_with_a_connection(alias, add, staged, sent):
+    with rolled_back(alias), add.app.connection_for_write() as connection:
+        add.apply_async((1, 1), connection=connection)
+
+    assert not staged()
+    assert len(sent()) == 1
+
+
 @pytest.mark.parametrize("form", ["delay", "group", "chord"])
 def test_a_savepoint_takes_its_jobs_with_it(form, alias, add, staged):
     with transaction.atomic(using=alias):
