@@ -26,7 +26,7 @@ DATA = "data"
 #: What is raised where a file of a manifest makes no sense.
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError, DamagedCursor)
 
-_DATA_FILE = re.compile(rf"{DATA}/date=[\d-]+/(?:\d+-)?(\d+)-[0-9a-f]{{12}}\.parquet")
+_DATA_FILE = re.compile(rf"{DATA}/date=[\d-]+/(?:\d+-)?(\d+)-[0-9a-f]{{12}}\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,11 @@ class Entry:
             raise ValueError("its checksum does not fit")
         del values["rows"]
         values |= {name: Offset.load(values[name]) for name in ("start", "end")}
-        return cls(**{**values, "files": tuple(File(**each) for each in values["files"])})
+        files = tuple(File(**each) for each in values["files"])
+        for file in files:
+            if last_batch(file.name) is None:  # others could lie outside the archive
+                raise ValueError(f"{file.name!r:.100} is no name of a file of an archive")
+        return cls(**{**values, "files": files})
 
 
 def last_batch(name: str) -> int | None:

@@ -113,7 +113,15 @@ class Store:
             yield
 
     def _path(self, name: str) -> str:
-        return f"{self.root}/{name}" if name else self.root
+        if not name:
+            return self.root
+        path, root = f"{self.root}/{name}", os.path.realpath(self.root)
+        if self.is_local and not os.path.realpath(path).startswith(f"{root}/"):
+            raise ArchiveRefused(
+                f"The archive {self.folder} is damaged: {name!r:.100} leads out of it, by a "
+                "symbolic link or by its name. Archives hold no links; put a folder in its place."
+            )
+        return path
 
 
 #: In the names of parameters that nobody else may see.

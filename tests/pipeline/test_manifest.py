@@ -316,3 +316,69 @@ def _killed_at(monkeypatch, store, method, passed):
         return original(*arguments)
 
     monkeypatch.setattr(store, method, act)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.parquet",
+        "/tmp/outside.parquet",
+        "data/date=2026-01-01/../../../00000000-0123456789ab.parquet",
+        "data/../00000000-0123456789ab.parquet",
+        "_manifest/archive.json",
+        "data/date=2026-01-01/00000000-0123456789ab.parquet/../x",
+        "s3://other/data/date=2026-01-01/00000000-0123456789ab.parquet",
+        "",
+        7,
+    ],
+)
+def test_an_entry_that_names_a_file_elsewhere(filled, name, tmp_path):
+    """Its checksum fits: somebody has made it anew."""
+    manifest = Manifest.load(filled, LOG)
+    entry = manifest.entries[1]
+    tampered = replace(entry, files=[replace(entry.files[0], name=name), entry.files[1]])
+    filled.write(entry.name, tampered.dump())
+    before = tree(tmp_path)
+    for use in (lambda: Manifest.load(filled, LOG), manifest.again, lambda: prune_reader(filled)):
+        with pytest.raises(ArchiveRefused, match=r"is damaged: _manifest/.*Nothing was written\.$"):
+            use()
+    assert tree(tmp_path) == before
+
+
+def prune_reader(store):
+    from outbox_app.operations.archived_rows import ArchivedRows
+
+    return ArchivedRows(store.folder, LOG)
+
+
+@pytest.mark.parametrize("folder", ["_replaced", "_incoming", "data/date=2026-01-02", "_manifest"])
+def test_a_folder_that_is_a_link_out_of_the_archive(filled, folder, tmp_path):
+    """Nothing is written, moved or deleted beyond it."""
+    outside = tmp_path / "outside"
+    here = Path(filled.folder, folder)
+    if here.exists():
+        here.rename(outside)
+    else:
+        outside.mkdir()
+    (outside / "precious.json").write_text("{}")
+    (outside / f"1-{'0' * 8}-old.parquet").write_text("old")
+    here.symlink_to(outside)
+    before = tree(outside)
+
+    def use():
+        manifest = Manifest.load(filled, LOG)
+        manifest.tidy()
+        manifest.commit(entry(filled, 3, files=2))
+        manifest.commit(replace(manifest.entries[0], last=1, end=manifest.entries[1].end))
+
+    with pytest.raises(ArchiveRefused, match="leads out of it, by a symbolic link"):
+        use()
+    assert tree(outside) == before
+
+
+def test_an_archive_whose_own_folder_is_a_link(filled, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(filled.folder)
+    manifest = Manifest.load(Store(str(link)), LOG)
+    manifest.tidy()
+    assert manifest.next == 3
