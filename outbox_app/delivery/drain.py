@@ -179,7 +179,7 @@ class Drain:
         """Do one turn. Returns whether there was anything to do."""
         self._beat_if_due()
         # Before shards may be given up: whoever gets them must not find what was published.
-        self._debts.pay()
+        self._pay()
         if self.membership.sharing_is_due():
             self._share_shards()
         self._counters.keep()
@@ -196,6 +196,12 @@ class Drain:
         self.membership.beat(
             published=tally.published, expired=tally.expired, dead=tally.dead, trouble=self.trouble
         )
+        self._debts.note_heartbeat()
+
+    def _pay(self) -> None:
+        if not self.membership.joined:
+            self._debts.record_loss(drainer=str(self))
+        self._debts.pay()
 
     def _share_shards(self) -> None:
         """Share the shards with the other drainers, and look for apps that are new."""
@@ -247,6 +253,7 @@ class Drain:
 
     def _settle(self, outcome: Outcome, seconds: float) -> None:
         """Delete what was taken, bury what was refused, and write down what is unknown."""
+        self._debts.note_sent(outcome.accepted + outcome.unknown)
         self._debts.delete(outcome.accepted + outcome.expired)
         if outcome.unknown:
             detail = repr(outcome.error) if outcome.error else "One of a batch was refused."
@@ -257,7 +264,7 @@ class Drain:
         if outcome.accepted:
             failpoint("published_not_deleted")
         try:
-            self._debts.pay()
+            self._pay()
         finally:
             self._announce(outcome, seconds)
         failpoint("deleted")
@@ -343,9 +350,10 @@ class Drain:
                 break
 
     def _hand_back(self) -> None:
-        self._debts.pay()
-        if self.membership.joined:
-            self.membership.leave()
+        self._pay()
+        if self.membership.joined and self.membership.leave():
+            self._debts.note_heartbeat()
+        self._pay()
         self._counters.write()
 
     def _quietly(self, step: Callable[..., None], *args: Any) -> bool:

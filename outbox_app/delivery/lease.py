@@ -2,9 +2,12 @@
 
 One drainer owns a shard at a time. A live drainer rewrites only its own row. One that is silent for
 its lease is removed by whoever notices first, and its shards are free from then on; it learns that
-from its own next heartbeat, which finds no row. Locally a drainer trusts its lease only until some
-time *before* it could have expired, on the monotonic clock. What this cannot prevent: a process
-stopped between its check and its publish sends the batch in hand when it goes on.
+from its own next heartbeat, which finds no row. A heartbeat that does not change for a lease on the
+clock of whoever looks is as silent, in case the database's clock was set back. Locally a drainer
+trusts its lease only until some time *before* it could have expired, on a clock that counts
+suspended time. What this cannot prevent: a process stopped between its check
+and its publish sends the batch in hand when it goes on, and one whose clock stood still with it, in
+a frozen virtual machine, what it reads until its next heartbeat.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ BEATS = 5
 TRUST = 0.9
 
 
+def elapsed() -> float:
+    """Return seconds on a monotonic clock, one that counts suspended time where there is one."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
 class Membership:
     """A drainer's place among the others, and the shards it owns.
 
@@ -49,7 +58,7 @@ class Membership:
         lease_seconds: float,
         resource: str = "jobs",
         parts: int = SHARDS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = elapsed,
         on_takeover: Callable[[UUID, list[int]], None] = lambda owner, parts: None,
     ) -> None:
         self.using = using
@@ -64,6 +73,8 @@ class Membership:
         self._beaten_at = self._shared_at = float("-inf")
         #: A moment on the database's clock and on ours.
         self._same_moment: tuple[datetime, float] | None = None
+        #: By drainer: its heartbeat, and when on our clock that was first seen.
+        self._seen: dict[UUID, tuple[datetime, float]] = {}
 
     def join(self) -> None:
         """Enter the row that makes this drainer visible, and take a share of the parts."""
@@ -81,12 +92,13 @@ class Membership:
         self.joined = True
         self.rebalance()
 
-    def leave(self) -> None:
-        """Hand the parts back and go."""
+    def leave(self) -> bool:
+        """Hand the parts back and go. Returns whether they had been ours to the end."""
         self.owned = frozenset()
         self._leases().filter(owner=self.id).update(owner=None)
-        Drainer.objects.using(self.using).filter(id=self.id).delete()
+        removed, _ = Drainer.objects.using(self.using).filter(id=self.id).delete()
         self.joined = False
+        return bool(removed)
 
     def beat_is_due(self) -> bool:
         """Say whether it is time for a heartbeat."""
@@ -159,22 +171,32 @@ class Membership:
 
     def _bury_the_silent(self) -> set[UUID]:
         live = set()
+        seen_before, self._seen = self._seen, {}
         asked = self.clock()
         seen = Drainer.objects.using(self.using).filter(resource=self.resource)
         seen = seen.annotate(now=DatabaseNow())
-        for id, heartbeat_at, lease_seconds, now in seen.values_list(
-            "id", "heartbeat_at", "lease_seconds", "now"
-        ):
+        found = list(seen.values_list("id", "heartbeat_at", "lease_seconds", "now"))
+        answered = self.clock()
+        for id, heartbeat_at, lease_seconds, now in found:
             self._same_moment = now, asked
-            if id != self.id and _age(heartbeat_at, now) > lease_seconds:
-                # Only if it has not come back since: then its own heartbeat wins. The millisecond
-                # is for SQLite, which compares texts: "12:00:00.000" comes after "12:00:00".
+            before, since = seen_before.get(id, (None, answered))
+            # Since the answer that showed it first, and until this question: it had that long.
+            since = since if before == heartbeat_at else answered
+            silence = max(_age(heartbeat_at, now), asked - since)
+            if id != self.id and silence > lease_seconds:
+                # Only if it has not come back since: then its own heartbeat wins, also one on a
+                # clock that was set back. The milliseconds are for SQLite, which compares texts:
+                # "12:00:00.000" comes after "12:00:00".
+                margin = timedelta(milliseconds=1)
                 silent = Drainer.objects.using(self.using).filter(
-                    id=id, heartbeat_at__lt=heartbeat_at + timedelta(milliseconds=1)
+                    id=id,
+                    heartbeat_at__gt=heartbeat_at - margin,
+                    heartbeat_at__lt=heartbeat_at + margin,
                 )
                 if silent.delete()[0]:
                     continue
             live.add(id)
+            self._seen[id] = heartbeat_at, since
         return live
 
     def _fair_share(self, live: set[UUID]) -> int:

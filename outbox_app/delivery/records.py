@@ -74,7 +74,7 @@ def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -
     """Write down that shards were taken from a drainer whose lease had run out.
 
     It may have published any row of theirs that is there now, and may yet do so with those in its
-    hand. It never saw one that commits later.
+    hand. If it lives and publishes one that commits later, it records that itself: see ``debts``.
     """
     ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
     if ids["first"] is None:
