@@ -23,12 +23,12 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .sections import listed
 
 
-def _requeue(rows: Any, values: Any, **slice: Any) -> Slice:
-    return dead.requeue_slice(rows, **slice)
+def _requeue(rows: Any, values: Any, *, by: str, **slice: Any) -> Slice:
+    return dead.requeue_slice(rows, by=dead.decided(by, values["reason"]), **slice)
 
 
-def _discard(rows: Any, values: Any, **slice: Any) -> Slice:
-    return dead.discard_slice(rows, **slice)
+def _discard(rows: Any, values: Any, *, by: str, **slice: Any) -> Slice:
+    return dead.discard_slice(rows, by=dead.decided(by, values["reason"]), **slice)
 
 
 REQUEUE = Decision(

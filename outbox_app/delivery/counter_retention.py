@@ -41,18 +41,24 @@ def prune_if_worth_it(now: datetime, *, using: str) -> int:
     return removed
 
 
-def pruned(before: datetime, *, using: str, batch_size: int) -> Iterator[int]:
+def pruned(
+    before: datetime, *, using: str, batch_size: int, dry_run: bool = False
+) -> Iterator[int]:
     """Delete counters of minutes before a time; yield how many, batch by batch.
 
     Args:
         before: The time, as Django stores times: with a time zone where ``USE_TZ`` is on.
         using: Database alias.
         batch_size: Rows of one DELETE.
+        dry_run: Delete nothing: count them.
     """
     rows = Statistic.objects.using(using)
     # The samples last: while some of them are old, there may be more of the others.
     for name in sorted(NAMES, key=lambda name: name == NEWEST_ID):
         old = rows.filter(name=name, minute__lt=before).order_by("minute")
+        if dry_run:
+            yield old.count()
+            continue
         while batch := list(old.values_list("pk", flat=True)[:batch_size]):
             rows.filter(pk__in=batch).delete()
             yield len(batch)

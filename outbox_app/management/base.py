@@ -6,6 +6,7 @@ and errors hold text of strangers: no character of theirs reaches the terminal b
 
 from __future__ import annotations
 
+import getpass
 import json
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
@@ -28,6 +29,15 @@ class TeachingCommand(BaseCommand):
         return super().create_parser(
             prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
         )
+
+    @property
+    def user(self) -> str:
+        """Who runs the command, for what is recorded."""
+        name = f"manage.py {type(self).__module__.rpartition('.')[2]}"
+        try:
+            return f"{getpass.getuser()} ({name})"
+        except (KeyError, OSError):  # a user id without a name, as in many containers
+            return name
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; escape the error that ends it. Django colours it afterwards."""

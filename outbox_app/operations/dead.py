@@ -71,6 +71,11 @@ def find(
     return DeadJob.objects.using(using).filter(**given)
 
 
+def decided(by: str, reason: str) -> str:
+    """Return who decided, and why, in one text."""
+    return f"{by} (reason: {reason})" if reason else by
+
+
 def requeue(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
@@ -83,7 +88,7 @@ def requeue(
         jobs: Which ones, for example from ``find``.
         using: Database alias.
         batch_size: Rows of one transaction.
-        by: Who decided, for the incident.
+        by: Who decided, and why, for the incident: see ``decided``.
 
     Returns:
         How many jobs were requeued, those left out that were gone by then.
@@ -106,7 +111,7 @@ def discard(
         jobs: Which ones, for example from ``find``.
         using: Database alias.
         batch_size: Rows of one transaction.
-        by: Who decided, for the log.
+        by: Who decided, and why, for the log.
 
     Returns:
         How many jobs were discarded, those left out that were gone by then.

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import connections
 
 from ..conf import settings
 from ..delivery.drain import Drain
@@ -23,7 +22,7 @@ from ..intake.rows import outbox_alias
 from ..text import get_logger
 from .processes import bound_waits, in_children
 from .status import backlog, held
-from .tables import require_tables
+from .tables import require_alias, require_tables
 
 logger = get_logger("outbox_app.drain")
 
@@ -66,10 +65,7 @@ def drain(
         if value is not None and not value >= least:  # NaN too
             raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
     using = using or outbox_alias()
-    if using not in connections:
-        raise CommandError(
-            f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
-        )
+    require_alias(using)
     bound_waits(using)
     require_tables(using)
     options: dict[str, Any] = {

@@ -30,7 +30,7 @@ from ..log.window import TOMBSTONE
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
 from ..text import get_logger
 from .archived_rows import ArchivedRows
-from .retention import BATCH_SIZE, check_arguments
+from .retention import BATCH_SIZE, check_arguments, outcome
 from .tables import require_tables
 
 logger = get_logger("outbox_app.retention")
@@ -54,6 +54,7 @@ def prune_events(
     log: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    dry_run: bool = False,
     archive: str | None = None,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
@@ -64,6 +65,7 @@ def prune_events(
         log: Table or label of one log. Default: all; with an archive ``Event``.
         older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
+        dry_run: Remove nothing: say how many would be.
         archive: Folder of the log's archive: remove only what is in it.
         write: Takes progress lines, and what holds the rest.
 
@@ -93,7 +95,9 @@ def prune_events(
         check_arguments(alias, days, batch_size)
         require_tables(alias)
         if each._meta.db_table in connections[alias].introspection.table_names():
-            removed += _prune(each, days, batch_size, archived, using=alias, write=write)
+            removed += _prune(
+                each, days, batch_size, archived, using=alias, dry_run=dry_run, write=write
+            )
     return removed
 
 
@@ -145,6 +149,7 @@ def _prune(
     archived: ArchivedRows | None,
     *,
     using: str,
+    dry_run: bool,
     write: Callable[[str], Any],
 ) -> int:
     table = log._meta.db_table
@@ -163,10 +168,11 @@ def _prune(
     started = told = time.monotonic()
     removed, holder = 0, ""
     try:
-        for count, reached, held in _batches(log, days, batch_size, archived, using=using):
+        batches = _batches(log, days, batch_size, archived, using=using, dry_run=dry_run)
+        for count, reached, held in batches:
             removed, holder = removed + count, held
             now = time.monotonic()
-            if 0 < settings().PROGRESS_INTERVAL <= now - told:
+            if not dry_run and 0 < settings().PROGRESS_INTERVAL <= now - told:
                 told = now
                 rate = removed / (now - started)
                 write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
@@ -177,7 +183,7 @@ def _prune(
     if holder and holder != TOO_YOUNG:
         write(f"held log={table} by={holder}")
     write(
-        f"pruned log={table} removed={removed} older_than={days}d database={using} "
+        f"{outcome(f'log={table}', removed, dry_run=dry_run)} older_than={days}d database={using} "
         f"seconds={time.monotonic() - started:.1f}"
     )
     return removed
@@ -190,6 +196,7 @@ def _batches(
     archived: ArchivedRows | None,
     *,
     using: str,
+    dry_run: bool = False,
 ) -> Iterator[tuple[int, int, str]]:
     """Delete from the front, batch after batch.
 
@@ -209,7 +216,8 @@ def _batches(
             # or the batch sees where it stands now.
             if connections[using].vendor == "postgresql":
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            Subscription.objects.using(using).update(paused=F("paused"))
+            if not dry_run:
+                Subscription.objects.using(using).update(paused=F("paused"))
             kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
             cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
             cursor.execute(
@@ -231,7 +239,8 @@ def _batches(
                     held = f"position {missing[0]}, which is not archived"
             if free:
                 ids = [id for id, *_ in free]
-                rows.filter(pk__in=ids)._raw_delete(using)
+                if not dry_run:
+                    rows.filter(pk__in=ids)._raw_delete(using)
                 reached = ids[-1]
         yield len(free), reached, held
         if len(front) < batch_size:

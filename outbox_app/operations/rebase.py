@@ -27,7 +27,7 @@ from ..log.logs import all_logs, log_named
 from ..log.reader import LogReader, reads_by_time
 from ..models import Cursor, EventLog
 from ..text import get_logger
-from .tables import require_tables
+from .tables import require_alias, require_tables
 
 logger = get_logger("outbox_app.rebase")
 
@@ -91,10 +91,7 @@ def rebase(
 
 
 def _check(using: str, log: str | None, last_id: int | None) -> None:
-    if using not in connections:
-        raise CommandError(
-            f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
-        )
+    require_alias(using)
     if last_id is not None and (log is None or last_id < 0):
         raise CommandError(
             f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too.",

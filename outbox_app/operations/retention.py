@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import connections
 from django.db.models import Model, QuerySet
 
 from ..conf import settings
@@ -23,7 +22,7 @@ from ..delivery.inbox import inbox_alias
 from ..intake.rows import outbox_alias
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
 from ..text import get_logger
-from .tables import require_tables
+from .tables import require_alias, require_tables
 
 logger = get_logger("outbox_app.retention")
 
@@ -37,6 +36,7 @@ def prune_inbox(
     using: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Remove ids of executed jobs that are older than the retention.
@@ -45,6 +45,7 @@ def prune_inbox(
         using: Database alias. Default: the inbox's.
         older_than: Age in days. Default: the setting INBOX_RETENTION_DAYS.
         batch_size: Rows removed at once.
+        dry_run: Remove nothing: say how many would be.
         write: Takes progress lines.
 
     Returns:
@@ -54,8 +55,9 @@ def prune_inbox(
         CommandError: An argument makes no sense.
     """
     days = settings().INBOX_RETENTION_DAYS if older_than is None else older_than
+    using = using or inbox_alias()
     return _prune(
-        "inbox", InboxEntry, "handled_at", using or inbox_alias(), days, batch_size, write
+        "inbox", InboxEntry, "handled_at", using, days, batch_size, dry_run=dry_run, write=write
     )
 
 
@@ -64,6 +66,7 @@ def prune_incidents(
     using: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Remove incidents that are older than the retention.
@@ -72,6 +75,7 @@ def prune_incidents(
         using: Database alias. Default: the outbox's.
         older_than: Age in days. Default: the setting INCIDENT_RETENTION_DAYS.
         batch_size: Rows removed at once.
+        dry_run: Remove nothing: say how many would be.
         write: Takes progress lines.
 
     Returns:
@@ -81,8 +85,9 @@ def prune_incidents(
         CommandError: An argument makes no sense.
     """
     days = settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
+    using = using or outbox_alias()
     return _prune(
-        "incidents", Incident, "created_at", using or outbox_alias(), days, batch_size, write
+        "incidents", Incident, "created_at", using, days, batch_size, dry_run=dry_run, write=write
     )
 
 
@@ -91,6 +96,7 @@ def prune_counters(
     using: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Remove counters of drainers and subscriptions that are older than the retention.
@@ -101,6 +107,7 @@ def prune_counters(
         using: Database alias. Default: the outbox's.
         older_than: Age in days. Default: the setting STATISTICS_RETENTION_HOURS.
         batch_size: Rows removed at once.
+        dry_run: Remove nothing: say how many would be.
         write: Takes progress lines.
 
     Returns:
@@ -119,9 +126,9 @@ def prune_counters(
     removed = 0
     if now is not None:
         before = now - timedelta(hours=hours)
-        removed = sum(pruned(before, using=using, batch_size=batch_size))
+        removed = sum(pruned(before, using=using, batch_size=batch_size, dry_run=dry_run))
     write(
-        f"pruned counters removed={removed} older_than={hours}h database={using} "
+        f"{outcome('counters', removed, dry_run=dry_run)} older_than={hours}h database={using} "
         f"seconds={time.monotonic() - started:.1f}"
     )
     return removed
@@ -134,6 +141,8 @@ def _prune(
     using: str,
     days: int,
     batch_size: int,
+    *,
+    dry_run: bool,
     write: Callable[[str], Any],
 ) -> int:
     check_arguments(using, days, batch_size)
@@ -141,28 +150,31 @@ def _prune(
     rows = model._default_manager.using(using).order_by(column)
     started = told = time.monotonic()
     removed = 0
-    for count, reached in _batches(rows, column, days, batch_size):
+    for count, reached in _batches(rows, column, days, batch_size, dry_run=dry_run):
         removed += count
         now = time.monotonic()
-        if 0 < settings().PROGRESS_INTERVAL <= now - told:
+        if not dry_run and 0 < settings().PROGRESS_INTERVAL <= now - told:
             told = now
             rate = removed / (now - started)
             write(f"pruning {name} removed={removed} rate={rate:.0f}/s reached={reached:%F %T}")
     write(
-        f"pruned {name} removed={removed} older_than={days}d database={using} "
+        f"{outcome(name, removed, dry_run=dry_run)} older_than={days}d database={using} "
         f"seconds={time.monotonic() - started:.1f}"
     )
     return removed
 
 
 def _batches(
-    rows: QuerySet[Any], column: str, days: int, batch_size: int
+    rows: QuerySet[Any], column: str, days: int, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
     now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
     if now is None:
         return
     old = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
+    if dry_run:
+        yield old.count(), now
+        return
     while batch := list(old.values_list("pk", column)[:batch_size]):
         rows.filter(pk__in=[pk for pk, _ in batch]).delete()
         reached = batch[-1][1]
@@ -171,12 +183,14 @@ def _batches(
         old = old.filter(**{f"{column}__gte": reached})
 
 
+def outcome(what: str, count: int, *, dry_run: bool) -> str:
+    """Return the beginning of the line that says what was removed, or would be."""
+    return f"would prune {what} rows={count}" if dry_run else f"pruned {what} removed={count}"
+
+
 def check_arguments(using: str, days: int, batch_size: int) -> None:
     """Raise ``CommandError`` where one of them makes no sense."""
-    if using not in connections:
-        raise CommandError(
-            f"--database {using!r}: no such alias. Known: {', '.join(connections)}.", returncode=2
-        )
+    require_alias(using)
     if days < 1:
         raise CommandError(f"--older-than must be at least 1 day; got {days}.", returncode=2)
     if not 1 <= batch_size <= MAX_BATCH_SIZE:

@@ -1,4 +1,4 @@
-"""Whether the tables are there: said before the work begins, with what to do.
+"""Whether alias and tables are there: said before the work begins, with what to do.
 
 A database that is away is no answer: drainers wait for it, and other commands fail by themselves.
 """
@@ -10,6 +10,17 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from ..models import StagedJob
+
+
+def require_alias(using: str) -> None:
+    """Check that the project has an alias.
+
+    Raises:
+        CommandError: It has not; exit code 2.
+    """
+    if using not in connections:
+        known = ", ".join(connections)
+        raise CommandError(f"--database {using!r}: no such alias. Known: {known}.", returncode=2)
 
 
 def require_tables(using: str) -> None:

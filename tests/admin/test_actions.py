@@ -56,7 +56,8 @@ def test_it_is_written_to_the_admins_log_by_whom_what_and_which(alias, superuser
     assert str(jobs[0].pk) in entry.get_change_message()
     assert entry.is_deletion() == (action == "discard_selected")
     if action == "requeue_selected":
-        assert "by <b>superuser</b>" in Incident.objects.using(alias).get().detail
+        [incident] = Incident.objects.using(alias).all()
+        assert incident.detail == "Dead jobs requeued by <b>superuser</b> (reason: why)."
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -108,6 +108,10 @@ def test_the_command_removes_them_too(alias, settings):
     )
     rows = Statistic.objects.using(alias).order_by("value").values_list("name", "value")
 
+    said = prune("--counters", "--batch-size", "1", "--dry-run")
+    assert f"would prune counters rows=2 older_than=48h database={alias} " in said
+    assert rows.count() == 4
+
     said = prune("--counters", "--batch-size", "1")
     assert f"pruned counters removed=2 older_than=48h database={alias} " in said
     assert list(rows.all()) == [("dead", 47.9), ("events", 100)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox_app.models import DeadJob, StagedJob
+from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.operations import status
 
 from .rows import dead_jobs
@@ -72,6 +72,17 @@ def test_list_shows_terminal_codes_as_escapes(alias):
     _, out = run("list")
     assert "\\x1b[31mred" in out
     assert not {"\x1b", "\x07", "\u202e"} & set(out)
+
+
+@pytest.mark.django_db
+def test_why_is_kept(alias, caplog):
+    dead_jobs(3, using=alias, task="a")
+    assert run("requeue", "--task", "a", "--because", "the queue is back")[0] == 0
+    detail = Incident.objects.using(alias).get().detail
+    assert detail.endswith("manage.py outbox_dead) (reason: the queue is back).")
+    dead_jobs(1, using=alias, task="a")
+    assert run("discard", "--task", "a", "--because", "sent by hand\nsince")[0] == 0
+    assert caplog.messages[-1].endswith("(reason: sent by hand\\nsince)")
 
 
 @pytest.mark.django_db

@@ -62,8 +62,13 @@ def test_the_batches_of_a_call_are_one_incident(alias):
     assert (incident.first_id, incident.last_id) == (rows[0].pk, rows[-1].pk)
     assert incident.shards == sorted({row.shard for row in rows})
 
+    assert incident.detail == "Dead jobs requeued by ann."
+
     dead_jobs(1, using=alias)
-    requeue(everything(alias), using=alias, by="ann")
+    by = dead.decided("ann", "the queue is back")
+    requeue(everything(alias), using=alias, by=by)
+    newest = Incident.objects.using(alias).latest("id")
+    assert newest.detail == "Dead jobs requeued by ann (reason: the queue is back)."
     assert Incident.objects.using(alias).count() == 2
 
 

@@ -65,6 +65,16 @@ def test_by_default_the_settings_say_how_long(alias, settings, kept):
     assert f"pruned incidents removed=1 older_than=60d database={alias} " in said
 
 
+def test_a_dry_run_counts_and_removes_nothing(alias, kept):
+    kept.fill(0, 29.9, 30.1, 59.9, 60.1)
+    said = prune("--inbox", "--incidents", "--batch-size", "2", "--dry-run")
+    assert kept.inbox == kept.incidents == [0, 29.9, 30.1, 59.9, 60.1]
+    assert f"would prune inbox rows=3 older_than=30d database={alias} " in said
+    assert f"would prune incidents rows=3 older_than=30d database={alias} " in said
+    assert "pruned" not in said
+    assert "removed=3" in prune("--inbox", "--batch-size", "2")
+
+
 @pytest.mark.parametrize("what", ["inbox", "incidents"])
 def test_only_what_is_named_is_pruned(alias, settings, kept, what):
     settings.OUTBOX = {"DATABASE": "elsewhere", "INBOX_DATABASE": "elsewhere"}

@@ -73,7 +73,12 @@ def test_what_is_archived_goes_and_the_rest_stays(old, archive, left):
     folder = archive()
     old(5)
     kept = left()[10:]
-    said = prune("--archived", folder, "--older-than=3", "--batch-size=4")
+    arguments = ["--archived", folder, "--older-than=3", "--batch-size=4"]
+    said = prune(*arguments, "--dry-run")
+    assert "would prune log=outbox_event rows=10 " in said
+    assert f"held log=outbox_event by=position {kept[0]}, which is not archived" in said
+    assert len(left()) == 15
+    said = prune(*arguments)
     assert left() == kept
     assert f"held log=outbox_event by=position {kept[0]}, which is not archived" in said
     assert "removed=10" in said

@@ -10,6 +10,7 @@ from threading import Thread
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish, subscriber
 from outbox_app.delivery.partition import Partition
@@ -85,6 +86,21 @@ def test_old_events_go_and_versions_go_on(alias, old, published, left):
     with transaction.atomic(using=alias):
         assert publish("b", "made").version == 2
         assert publish("a", "made", expected_version=3).version == 4
+
+
+def test_a_dry_run_counts_says_who_holds_the_rest_and_removes_nothing(alias, old, left):
+    declare("slow")
+    positions = old(*"abcdefgh")
+    page("slow", 5)
+    rows = Subscription.objects.using(alias).filter(name="slow")
+    with CaptureQueriesContext(connections[alias]) as queries:
+        said = prune("--older-than=1", "--batch-size=2", "--dry-run")
+    assert "would prune log=outbox_event rows=5 older_than=1d " in said
+    assert "held log=outbox_event by=subscription slow[0] in outbox_event" in said
+    assert left() == positions
+    assert not [each for each in queries if each["sql"].startswith(("UPDATE", "DELETE"))]
+    assert rows.exists()
+    assert "removed=5" in prune("--older-than=1", "--batch-size=2")
 
 
 def test_the_setting_says_how_long(alias, settings, old, left):

@@ -6,14 +6,12 @@ Thin: arguments in, ``operations.dead`` out. It asks nothing back, so that scrip
 
 from __future__ import annotations
 
-import getpass
 import re
 from argparse import ArgumentTypeError
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -22,7 +20,7 @@ from ...intake.rows import outbox_alias
 from ...models import DeadJob
 from ...operations import dead
 from ...operations.status import MANY, dead_groups
-from ...operations.tables import require_tables
+from ...operations.tables import require_alias, require_tables
 from ...text import one_line
 from ..base import TeachingCommand
 
@@ -39,7 +37,7 @@ A job is selected if all of the options hold for it. To requeue or discard, at l
 
   manage.py outbox_dead list
   manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --dry-run
-  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h
+  manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --because "queue is back"
   manage.py outbox_dead discard --id 17 --id 18
 
 Two people may do this at the same time: a job is requeued once. If a run is stopped, run it again.
@@ -109,15 +107,17 @@ class Command(TeachingCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help="say how many, and touch nothing"
         )
+        parser.add_argument(
+            "--because",
+            default="",
+            metavar="TEXT",
+            help="why: kept in the incident of a requeue, and in the log of a discard",
+        )
 
     def handle(self, *, action: str, **options: Any) -> None:
         """Do what was asked for."""
         using = options["database"] or outbox_alias()
-        if using not in connections:
-            known = ", ".join(connections)
-            raise CommandError(
-                f"--database {using!r}: no such alias. Known: {known}.", returncode=EXIT_USAGE
-            )
+        require_alias(using)
         if options["batch_size"] < 1:
             raise CommandError("--batch-size must be at least 1.", returncode=EXIT_USAGE)
         names = ("ids", "task", "error", "reason", "queue", "app", "older_than", "newer_than")
@@ -164,7 +164,8 @@ class Command(TeachingCommand):
             return
         decide = {"requeue": dead.requeue, "discard": dead.discard}[action]
         try:
-            done = decide(jobs, using=using, batch_size=options["batch_size"], by=_user())
+            by = dead.decided(self.user, options["because"])
+            done = decide(jobs, using=using, batch_size=options["batch_size"], by=by)
         except OutboxError as error:
             raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]
@@ -182,10 +183,3 @@ def _jobs(count: int) -> str:
 def _when(moment: datetime) -> str:
     local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
     return f"{local:%Y-%m-%d %H:%M:%S}"
-
-
-def _user() -> str:
-    try:
-        return f"{getpass.getuser()} (manage.py outbox_dead)"
-    except (KeyError, OSError):  # a user id without a name, as in many containers
-        return "manage.py outbox_dead"

@@ -70,6 +70,9 @@ class Command(TeachingCommand):
             metavar="N",
             help=f"rows removed at once (default {BATCH_SIZE})",
         )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say how many of each, and remove nothing"
+        )
 
     def handle(self, **options: Any) -> None:
         """Prune what was named."""
@@ -94,5 +97,6 @@ class Command(TeachingCommand):
                 using=options["database"],
                 older_than=options["older_than"],
                 batch_size=options["batch_size"],
+                dry_run=options["dry_run"],
                 write=self.write,
             )

@@ -13,7 +13,6 @@ from typing import Any
 import django.db
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
 
 from ...intake.rows import outbox_alias
 from ...log.logs import log_alias
@@ -21,7 +20,7 @@ from ...models import Event
 from ...operations.facts import facts
 from ...operations.problems import Limits, problems
 from ...operations.processes import bound_waits
-from ...operations.tables import require_tables
+from ...operations.tables import require_alias, require_tables
 from ...text import one_line
 from ..base import TeachingCommand
 from ..status_table import as_json, table
@@ -97,11 +96,7 @@ class Command(TeachingCommand):
             using = database or outbox_alias()
         except ImproperlyConfigured as error:  # 1 would say that it was asked
             raise CommandError(one_line(error, 1000), returncode=EXIT_UNKNOWN) from error
-        if using not in connections:
-            known = ", ".join(connections)
-            raise CommandError(
-                f"--database {using!r}: no such alias. Known: {known}.", returncode=EXIT_UNKNOWN
-            )
+        require_alias(using)
         names = ("max_age", "max_backlog", "max_dead")
         limits = Limits(**{name: options[name] for name in names})
         for alias in {using, database or log_alias(Event)}:

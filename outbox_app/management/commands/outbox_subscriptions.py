@@ -7,12 +7,10 @@ scripts may call it; ``--dry-run`` is the preview.
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
 
 from ...exceptions import NotMoved, OutboxError
 from ...log.logs import log_alias
@@ -23,7 +21,7 @@ from ...operations.gaps import list_gaps, skip_gap
 from ...operations.lag import SubscriptionLag, in_flight, lags
 from ...operations.places import parse_place
 from ...operations.status import LISTED
-from ...operations.tables import require_tables
+from ...operations.tables import require_alias, require_tables
 from ...text import one_line
 from ..base import TeachingCommand
 
@@ -113,9 +111,8 @@ class Command(TeachingCommand):
     ) -> None:
         """Do what was asked for."""
         using = database
-        if using is not None and using not in connections:
-            known = ", ".join(connections)
-            raise _usage(f"--database {using!r}: no such alias. Known: {known}.")
+        if using is not None:
+            require_alias(using)
         if action not in ("list", "gaps") and not name:
             raise _usage(f"Which one? {action} needs a NAME, or an ID.")
         if (action == "replay") != (options["place"] is not None):
@@ -211,7 +208,7 @@ class Command(TeachingCommand):
             place,
             log=options["log"],
             skip_ahead=options["skip_ahead"],
-            by=_user(),
+            by=self.user,
             reason=options["reason"] or "",
             using=using,
         )
@@ -247,7 +244,7 @@ class Command(TeachingCommand):
             self.write(f"There are more. Shown: the oldest {LISTED}.")
 
     def _skip_gap(self, id: str, *, using: str, **options: Any) -> None:
-        gap = skip_gap(int(id[:19]), by=_user(), reason=options["reason"], using=using)
+        gap = skip_gap(int(id[:19]), by=self.user, reason=options["reason"], using=using)
         self.write(f"Skipped: {one_line(gap, 300)}")
 
     def _repartition(self, name: str, *, using: str, **options: Any) -> None:
@@ -285,13 +282,6 @@ def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
             for each in lag.cursors
         ],
     }
-
-
-def _user() -> str:
-    try:
-        return f"{getpass.getuser()} (manage.py outbox_subscriptions)"
-    except (KeyError, OSError):  # a user id without a name, as in many containers
-        return "manage.py outbox_subscriptions"
 
 
 def _usage(text: str) -> CommandError:
