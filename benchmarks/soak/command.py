@@ -233,7 +233,7 @@ def judged(world: World, done: Counter[str]) -> dict[str, Any]:
         "incidents": dict(Counter(incident.kind for incident in found.incidents)),
         "duplicates explained": verdict.explained,
         "verdicts": {name: verdict.count(name) for name in VERDICTS},
-        "faults": {**done, **Counter(known["fault"])},
+        "faults": dict(sorted((done + Counter(known["fault"])).items())),
         "holds": verdict.holds,
     }
 

@@ -16,7 +16,8 @@ __all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "SECRET_KEY", "USE_TZ"]
 INSTALLED_APPS = ["outbox_app", "benchmarks.soak"]
 DATABASES = {"default": {**DATABASES["default"], "OPTIONS": {"connect_timeout": 5}}}
 if DATABASES["default"]["ENGINE"].endswith("mysql"):
-    DATABASES["default"]["OPTIONS"] |= {"charset": "utf8mb4"}
+    level = os.environ.get("SOAK_ISOLATION", "read committed")
+    DATABASES["default"]["OPTIONS"] |= {"charset": "utf8mb4", "isolation_level": level}
 OUTBOX: dict[str, Any] = {
     "LEASE_SECONDS": 4,
     "PUBLISH_TIMEOUT": 1.5,
