@@ -1,8 +1,9 @@
 """What a row refuses, before any SQL: a failed INSERT would break the caller's transaction.
 
-Jobs keep Celery's own rules: only what could never be sent, or would be cut or aliased on the way,
-is refused. The limits are AMQP's (short strings of at most 255 bytes, priority one octet) and the
-settings'. Each error names the field, what was expected, what came, and what to do.
+Jobs keep Celery's own rules: only what could never be sent or stored, or would be cut or aliased on
+the way, is refused. The limits are AMQP's (short strings of at most 255 bytes, priority one octet;
+for some values only where the broker speaks AMQP), the columns' and the settings'. Each error names
+the field, what was expected, what came, and what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ logger = get_logger("outbox_app.intake")
 
 #: AMQP 0-9-1, 4.2.5.3: short strings carry their length in one octet.
 MAX_NAME_BYTES = 255
+#: The width of the column, in characters; ids are not names, and AMQP's limit is counted in bytes.
+MAX_ID_LENGTH = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_name(field: str, value: Any, *, empty: bool = False) -> str:
@@ -55,27 +59,44 @@ def check_name(field: str, value: Any, *, empty: bool = False) -> str:
     return value
 
 
-def check_headers(headers: Any, *, name: str, task_id: str | None) -> None:
+def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
     """Refuse user headers that could not travel, or that would replace the task's own.
 
     Raises:
-        InvalidJob: Not a mapping, a key that is no string, CR or LF, or another ``id`` or ``task``.
+        InvalidJob: Not a mapping, a key that AMQP does not carry, or another ``id`` or ``task``.
     """
     if headers is None:
         return
     if not isinstance(headers, Mapping):
         raise InvalidJob(f"headers must be a mapping; got {headers!r}.")
-    for key, value in headers.items():
-        if not isinstance(key, str):
-            raise InvalidJob(f"headers: the key {key!r} must be a string.")
-        check_name("headers: a key", key)
-        if any(c in text for text in (key, value) if isinstance(text, str) for c in "\r\n"):
-            raise InvalidJob(f"headers: {key!r} has a line break. Remove CR and LF.")
+    for key in headers:
+        check_short_string("headers: a key", key, app)
     for key, own in (("id", task_id), ("task", name)):
         if key in headers and headers[key] != own:
             raise InvalidJob(
                 f"headers: {key!r} would replace the task's own. Use task_id= or another key."
             )
+
+
+def check_short_string(field: str, value: Any, app: Celery) -> None:
+    """Refuse what is no short string, where the app's broker speaks AMQP. Others take anything.
+
+    Raises:
+        InvalidJob: See above.
+    """
+    if isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= MAX_NAME_BYTES:
+        return
+    if speaks_amqp(app):
+        raise InvalidJob(
+            f"{field} must be a string of at most {MAX_NAME_BYTES} bytes (AMQP short string); got "
+            f"{repr(value)[:60]}. Convert it to str, or take a shorter one."
+        )
+
+
+def speaks_amqp(app: Celery) -> bool:
+    """Say whether the app's broker is reached by AMQP; it is not contacted."""
+    connection: Any = app.amqp.producer_pool.connections.connection
+    return bool(connection.transport.driver_type == "amqp")
 
 
 def check_task(name: str, app: Celery) -> None:
@@ -108,31 +129,46 @@ def check_eta(eta: datetime | None) -> None:
         )
 
 
-def check_priority(priority: Any) -> None:
-    """Refuse a priority that AMQP does not carry.
+def check_priority(priority: Any, app: Celery) -> None:
+    """Refuse a priority that the app's broker does not carry: AMQP has one octet for it.
 
     Raises:
-        InvalidJob: Not an integer from 0 to 255, and not None.
+        InvalidJob: See above.
     """
-    if priority is None:
+    if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
+    if speaks_amqp(app):
         raise InvalidJob(f"priority must be an integer from 0 to 255; got {priority!r}.")
 
 
-def check_job(job: StagedJob, message: Message) -> None:
+def check_id(task_id: Any, app: Celery) -> str:
+    """Return a task id as its column holds it.
+
+    Raises:
+        InvalidJob: The column or the broker could not hold it.
+    """
+    check_short_string("task_id", task_id, app)
+    text = str(task_id)
+    if not 0 < len(text) <= MAX_ID_LENGTH or _UNSTORABLE.search(text):
+        raise InvalidJob(
+            f"task_id must have 1 to {MAX_ID_LENGTH} characters of valid Unicode without NUL; it "
+            f"has {len(text)}, and begins with {text[:60]!r}."
+        )
+    return text
+
+
+def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     """Refuse a row that a column or the broker could not hold.
 
     Raises:
         InvalidJob: See the module.
     """
-    check_name("task_id", job.task_id)
     check_name("ordering_key", job.ordering_key, empty=True)
     check_name("app name", job.app, empty=True)
     check_name("queue", job.queue, empty=True)
     check_name("exchange", message.exchange, empty=True)
     check_name("routing_key", message.routing_key, empty=True)
-    check_name("reply_to", message.properties.get("reply_to") or "", empty=True)
+    check_short_string("reply_to", message.properties.get("reply_to") or "", app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
     limit = settings().MAX_MESSAGE_BYTES

@@ -66,7 +66,7 @@ class StagingProducer(Producer):
         # Task protocol 1 has them in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
         try:
-            limits.check_priority(options.get("priority"))
+            limits.check_priority(options.get("priority"), self.app)
             super().publish(body, **options)
         except (
             BaseException
@@ -107,7 +107,9 @@ class StagingProducer(Producer):
             properties.pop("expiration", None)
         elif "expiration" in properties:  # kombu has made text of the seconds, and does so again
             properties["expiration"] = int(properties["expiration"]) / 1000
-        task_id = headers.get("id") or properties.get("correlation_id") or ""
+        task_id = limits.check_id(
+            headers.get("id") or properties.get("correlation_id") or "", self.app
+        )
         job = StagedJob(
             app=self.app.main or "",
             task=self.task,
@@ -126,7 +128,7 @@ class StagingProducer(Producer):
         limits.check_eta(eta)
         if eta is not None and eta - timezone.now() > timedelta(seconds=self.hold):
             job.available_at = eta
-        limits.check_job(job, message)
+        limits.check_job(job, message, self.app)
         job.shard = rows.shard_of(self.ordering_key, task_id)
         rows.add(job, using=self.using)
 

@@ -114,7 +114,12 @@ class StagingMixin:
             return super().send_task(name, *args, **options)  # type: ignore[misc]
 
         limits.check_task(name, self)  # type: ignore[arg-type]
-        limits.check_headers(options.get("headers"), name=name, task_id=options.get("task_id"))
+        limits.check_headers(
+            options.get("headers"),
+            name=name,
+            task_id=options.get("task_id"),
+            app=self,  # type: ignore[arg-type]
+        )
         explicit = _explicit.get()
         staging = StagingProducer(
             self,  # type: ignore[arg-type]
@@ -231,9 +236,16 @@ class StagingMixin:
 def adopt(app: Any) -> None:
     """Make a plain app able to stage what ``stage()`` is given; its own calls go on sending."""
     if not isinstance(app, StagingMixin):
-        cls = type(app)
+        cls: Any = type(app)
+
+        def reduce(self: Any) -> Any:
+            rebuild, (_, *rest) = cls.__reduce__(self)
+            return rebuild, (cls, *rest)  # pickled as the plain app that it was
+
         app.__class__ = type(
-            cls.__name__, (StagingMixin, cls), {"stages_by_itself": False, "__module__": __name__}
+            cls.__name__,
+            (StagingMixin, cls),
+            {"stages_by_itself": False, "__module__": __name__, "__reduce__": reduce},
         )
 
 

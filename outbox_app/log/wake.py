@@ -34,6 +34,9 @@ def wake_after_commit(using: str, channel: str) -> None:
     connection = connections[using]
     if connection.vendor != "postgresql" or not settings().WAKE:
         return
+    # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
+    if any(block._from_testcase for block in connection.atomic_blocks):  # type: ignore[attr-defined]
+        return
     waker = _waker(using, channel)
     pending = connection.run_on_commit
     # One is enough: it is gone only if a savepoint is rolled back that is open now as well.

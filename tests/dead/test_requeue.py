@@ -223,12 +223,13 @@ def test_only_what_was_asked_for_is_requeued(alias):
     assert Incident.objects.using(alias).count() == 1
 
 
-@pytest.mark.django_db
-def test_the_drainers_are_woken_after_the_commit(alias, django_capture_on_commit_callbacks):
+@pytest.mark.django_db(transaction=True)
+def test_the_drainers_are_woken_after_the_commit(alias):
     dead_jobs(3, using=alias)
-    with django_capture_on_commit_callbacks(using=alias) as callbacks:
+    with transaction.atomic(using=alias):
         requeue(everything(alias), using=alias)
-    assert len(callbacks) == (1 if connections[alias].vendor == "postgresql" else 0)
+        callbacks = connections[alias].run_on_commit
+        assert len(callbacks) == (1 if connections[alias].vendor == "postgresql" else 0)
 
 
 @pytest.mark.django_db

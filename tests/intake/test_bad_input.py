@@ -116,19 +116,12 @@ def test_an_eta_within_a_year_is_accepted(due, alias, add):
 
 # The options of apply_async, and what the error has to say: the field and what to do, or expect.
 REFUSED = {
-    "priority -1": ({"priority": -1}, "priority must be an integer from 0 to 255; got -1"),
-    "priority 300": ({"priority": 300}, "priority must be an integer from 0 to 255; got 300"),
-    "priority as text": ({"priority": "x"}, "priority must be an integer from 0 to 255; got 'x'"),
-    "priority True": ({"priority": True}, "priority must be an integer"),
-    "priority 1.5": ({"priority": 1.5}, "priority must be an integer"),
     "eta in years": ({"eta": timezone.now() + YEARS}, r"eta .* further away .*MAX_ETA.*Stage the"),
     "countdown of years": ({"countdown": YEARS.total_seconds()}, "eta .* further away"),
     "eta as nonsense": ({"eta": "tomorrow"}, "cannot be stored"),
-    "long task_id": ({"task_id": LONG}, "task_id is 256 bytes long; at most 255 are possible"),
-    "task_id in many bytes": ({"task_id": LONG_IN_BYTES}, "task_id is 256 bytes long"),
-    "task_id that is no text": ({"task_id": uuid.UUID(int=7)}, "task_id must be a string"),
-    "task_id with a NUL": ({"task_id": "a\x00b"}, "task_id .* has control characters"),
-    "task_id with a surrogate": ({"task_id": "\ud800"}, "task_id .* is not valid Unicode"),
+    "long task_id": ({"task_id": LONG}, "task_id must have 1 to 255 characters.*it has 256"),
+    "task_id with a NUL": ({"task_id": "a\x00b"}, "task_id must have .* without NUL"),
+    "task_id with a surrogate": ({"task_id": "\ud800"}, "task_id must have .* valid Unicode"),
     "long key": ({"ordering_key": LONG}, "ordering_key is 256 bytes long"),
     "key that is no text": ({"ordering_key": 17}, "ordering_key must be a string; got 17. Convert"),
     "key with a NUL": ({"ordering_key": "a\x00"}, "ordering_key .* has control characters"),
@@ -146,19 +139,26 @@ REFUSED = {
         {"exchange": LONG, "exchange_type": "topic", "routing_key": "k"},
         "exchange is 256 bytes long",
     ),
-    "long reply_to": ({"reply_to": LONG}, "reply_to is 256 bytes long"),
     "headers that replace id": ({"headers": {"id": "x"}}, "'id' would replace the task's own"),
     "headers that replace task": (
         {"headers": {"task": "x"}},
         "'task' would replace the task's own",
     ),
-    "headers with a number for key": ({"headers": {1: "x"}}, "the key 1 must be a string"),
-    "headers with a long key": ({"headers": {LONG: 1}}, "headers: a key is 256 bytes long"),
-    "headers with CR": ({"headers": {"a": "x\ry"}}, "'a' has a line break"),
-    "headers with LF in the key": ({"headers": {"a\n": "x"}}, "control characters"),
     "headers as a list": ({"headers": ["a"]}, "headers must be a mapping"),
     "headers that cannot be encoded": ({"headers": {"a": object()}}, "cannot be stored"),
     "declare of what is no queue": ({"declare": ["q"]}, "cannot be stored: declare"),
+}
+#: Refused where the broker speaks AMQP. Others take them, and so they are staged.
+REFUSED_BY_AMQP = {
+    "priority -1": ({"priority": -1}, "priority must be an integer from 0 to 255; got -1"),
+    "priority 300": ({"priority": 300}, "priority must be an integer from 0 to 255; got 300"),
+    "priority as text": ({"priority": "5"}, "priority must be an integer from 0 to 255; got '5'"),
+    "priority 1.5": ({"priority": 1.5}, "priority must be an integer"),
+    "task_id in many bytes": ({"task_id": LONG_IN_BYTES}, "task_id must be a string of at most"),
+    "task_id that is no text": ({"task_id": uuid.UUID(int=7)}, "task_id must be a string"),
+    "long reply_to": ({"reply_to": LONG}, "reply_to must be a string of at most 255 bytes"),
+    "headers with a number for key": ({"headers": {1: "x"}}, "headers: a key must be a string"),
+    "headers with a long key": ({"headers": {LONG: 1}}, "headers: a key .* got 'xxx.*Convert"),
 }
 # Celery's own errors, raised in the caller's line.
 REFUSED_BY_CELERY = {
@@ -193,6 +193,20 @@ def assert_refused(call, error, match, alias, add):
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_words(options, message, alias, add):
     assert_refused(lambda add: add.apply_async((1, 1), **options), InvalidJob, message, alias, add)
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED_BY_AMQP.values(), ids=REFUSED_BY_AMQP)
+def test_refused_where_the_broker_speaks_amqp(options, message, alias, add, make_app):
+    amqp = make_app("amqp://guest@localhost:1//").task(name="add", shared=False)(tasks.add)
+
+    def call(_):
+        amqp.apply_async((1, 1), **options)
+
+    assert_refused(call, InvalidJob, message, alias, add)
+    with transaction.atomic(using=alias):
+        add.apply_async((1, 1), **options)
+    job = StagedJob.objects.using(alias).latest("id")
+    assert job.task_id == str(options.get("task_id", job.task_id))
 
 
 @pytest.mark.parametrize(("call", "error"), REFUSED_BY_CELERY.values(), ids=REFUSED_BY_CELERY)

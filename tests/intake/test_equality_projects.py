@@ -7,8 +7,10 @@ without Django.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+import uuid
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +21,7 @@ from celery.contrib.django.task import DjangoTask
 from django.db import connections, transaction
 from django.utils import timezone
 
+from outbox_app import stage
 from outbox_app.celery import OutboxCelery, OutboxTask
 from outbox_app.intake.sending import StagingMixin
 from outbox_app.models import StagedJob
@@ -103,6 +106,55 @@ def test_stamps_that_are_named_like_the_options_of_staging(form, assert_equal):
     for message in assert_equal(send):
         assert message["headers"]["stamps"] == {"ordering_key": 17, "using": "mariadb"}
     assert not StagedJob.objects.exclude(ordering_key="").exists()
+
+
+#: Options that look odd, and that each broker takes.
+ODD = {
+    "headers with line breaks": {"headers": {"a": "x\r\ny", "b\n": "\x00"}},
+    "priority True": {"priority": True},
+    "task_id with control characters": {"task_id": "a\nb\x1b"},
+}
+#: Options that brokers beside AMQP's take.
+LOOSE = {
+    "task_id as UUID": {"task_id": uuid.UUID(int=7)},
+    "task_id as number": {"task_id": 17},
+    "long task_id": {"task_id": "ß" * 255},
+    "priority as text": {"priority": "5"},
+    "priority out of range": {"priority": 300},
+    "priority as nonsense": {"priority": "x"},
+    "long reply_to": {"reply_to": "r" * 300},
+    "reply_to as UUID": {"reply_to": uuid.UUID(int=7)},
+    "header's key as number": {"headers": {1: "x"}},
+    "long header's key": {"headers": {"k" * 300: "x"}},
+}
+
+
+@pytest.mark.parametrize("options", ODD.values(), ids=ODD)
+def test_odd_options_that_each_broker_takes(options, assert_equal):
+    assert_equal(lambda t: t.add.apply_async((1, 2), **options))
+
+
+@pytest.mark.parametrize("options", LOOSE.values(), ids=LOOSE)
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_odd_options_that_redis_takes(options, assert_equal):
+    assert_equal(lambda t: t.add.apply_async((1, 2), **options))
+
+
+@on_sqlite
+@pytest.mark.parametrize("v1", [False, True])
+def test_an_app_that_stage_was_given_is_pickled_as_before(v1, alias, monkeypatch):
+    plain = Celery("pickled", broker="memory://", set_as_current=False)
+    monkeypatch.setattr(plain, "_using_v1_reduce", v1)
+    with transaction.atomic(using=alias):
+        stage("staged", app=plain)
+    again = pickle.loads(pickle.dumps(plain))
+    assert type(again) is Celery
+    assert again.main == "pickled"
+    with transaction.atomic(using=alias):
+        stage("staged", app=again)
+    assert StagedJob.objects.count() == 2
+    plain.close()
+    again.close()
 
 
 class Alone(Backend):

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from django.db import connections, transaction
 
+from outbox_app import publish
 from outbox_app.log import wake
 from tests.intake.transactions import rolled_back
 
@@ -86,6 +87,22 @@ def test_a_transaction_registers_one_callback(alias, add):
         for i in range(50):
             add.delay(i, i)
         assert len(connections[alias].run_on_commit) == 1
+
+
+@pytest.mark.django_db(transaction=False)
+def test_a_test_that_captures_callbacks_sees_its_own_only(
+    alias, add, django_capture_on_commit_callbacks
+):
+    def own():
+        pass
+
+    with django_capture_on_commit_callbacks(using=alias) as callbacks:
+        add.delay(1, 1)
+        with transaction.atomic(using=alias):
+            publish("orders:1", "order.placed", {}, using=alias)
+            transaction.on_commit(own, using=alias)
+
+    assert callbacks == [own]
 
 
 def test_at_most_one_in_the_debounce_window(alias, add, notified, clock):
