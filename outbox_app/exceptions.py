@@ -148,7 +148,7 @@ class NotMoved(OutboxError):
 
 
 class NotSkippable(OutboxError):
-    """The gap is not open, or nothing waits for it. Nothing was changed."""
+    """The gap is not open, or the subscription does not fail at the event. Nothing was changed."""
 
 
 class ReadRefused(OutboxError):

@@ -12,6 +12,9 @@ from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -20,7 +23,9 @@ from ..log.logs import log_alias
 from ..models import Event, ParkedStream
 from ..operations import lag, positions
 from ..operations.places import parse_place
-from ..text import shown
+from ..operations.skips import discard_stream, skip_event
+from ..operations.status import LISTED
+from ..text import one_line, shown
 from .asking import AskingAdmin, Decision, Reason, RequiredReason
 from .base import HarmlessChangeList
 from .blocking import may_read_queries
@@ -54,6 +59,18 @@ class Place(RequiredReason):
             raise ValidationError(shown(error, 300)) from error
 
 
+class Position(RequiredReason):
+    """Which event, and why."""
+
+    position = forms.IntegerField(
+        label=gettext_lazy("Position"),
+        min_value=1,
+        max_value=2**63 - 1,
+        help_text=gettext_lazy("The event that it fails at, as its page says."),
+    )
+    field_order = ("position", "reason")
+
+
 def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
     return _each(rows, lambda name: positions.pause(name, using=rows.db), _("Paused: %s."))
 
@@ -85,6 +102,27 @@ def _release(rows: Any, values: dict[str, Any], by: str) -> str:
 def _release_all(rows: Any, values: dict[str, Any], by: str) -> str:
     parked = ParkedStream.objects.using(rows.db)
     return _release(parked.filter(subscription__in=list(rows)), values, by)
+
+
+def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
+    reason, position = values["reason"], values["position"]
+    return _each(
+        rows,
+        lambda name: skip_event(name, position, by=by, reason=reason, using=rows.db),
+        _("Skips the event: %s."),
+    )
+
+
+def _skip_first(rows: Any, values: dict[str, Any], by: str) -> str:
+    options = {"by": by, "reason": values["reason"], "using": rows.db}
+    gaps = [skip_event(r.subscription, r.position, log=r.log, **options) for r in rows[:LISTED]]
+    return _("Skipped: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
+
+
+def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
+    options = {"by": by, "reason": values["reason"], "using": rows.db}
+    gaps = [discard_stream(r.subscription, r.stream, log=r.log, **options) for r in rows[:LISTED]]
+    return _("Discarded: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
 
 
 def _each(rows: Any, act: Any, words: str) -> str:
@@ -153,6 +191,15 @@ class SubscriptionAdmin(AskingAdmin):
             RELEASE,
             _release_all,
         ),
+        Decision(
+            "skip_selected",
+            "skip_event",
+            gettext_lazy("Skip the event that fails"),
+            gettext_lazy("The handler does not get this event; it goes on with what follows."),
+            _skip,
+            Position,
+            destroys=True,
+        ),
     )
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
@@ -166,6 +213,7 @@ class SubscriptionAdmin(AskingAdmin):
             _measure([row])
             for each in row.lag.cursors:
                 each.cursor.error = shown(masked_text(each.cursor.error[:4000]), 1000)
+                each.cursor.failed = failed_event(each.cursor)
         return row
 
     def changeform_view(
@@ -227,12 +275,57 @@ class ParkedStreamAdmin(AskingAdmin):
             _release,
             Reason,
         ),
+        Decision(
+            "skip_selected",
+            "skip_event",
+            gettext_lazy("Skip the first event"),
+            gettext_lazy(
+                "The event that failed is given up; those behind it are handled. At most 50 at a "
+                "time."
+            ),
+            _skip_first,
+            RequiredReason,
+            destroys=True,
+        ),
+        Decision(
+            "discard_selected",
+            "skip_event",
+            gettext_lazy("Discard streams"),
+            gettext_lazy(
+                "What the streams have missed is given up; their later events are handled. At most "
+                "50 at a time."
+            ),
+            _discard,
+            RequiredReason,
+            destroys=True,
+        ),
     )
+    fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
+              "released", "error", "event"]  # fmt: skip
+    readonly_fields = ["event"]
+
+    @admin.display(description=gettext_lazy("event"))
+    def event(self, row: ParkedStream) -> SafeString:
+        """The event that failed, with its traceback."""
+        return failed_event(row) or SafeString("-")
 
     @admin.display(description=gettext_lazy("error"))
     def short_reason(self, row: ParkedStream) -> str:
         """The beginning of the error."""
         return shown(row.error, 120)
+
+
+def failed_event(row: Any) -> SafeString:
+    """Return the event that a cursor or a parked stream fails at: a link, and the traceback."""
+    failed = row.failed_event
+    if not failed:
+        return SafeString("")
+    text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
+    if row.log == Event._meta.db_table:
+        url = reverse("admin:outbox_app_event_change", args=[failed["position"]])
+        text = format_html('<a href="{}">{}</a>', url, text)
+    trace = shown(masked_text(failed["traceback"]), 10_000)
+    return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
 
 
 def _measure(rows: list[Any]) -> None:

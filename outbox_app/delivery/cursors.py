@@ -114,6 +114,7 @@ def advance(cursor: Cursor, state: State, *, handled: int, position: int, using:
             error="",
             failures=0,
             retry_at=None,
+            failed_event=None,
         )
     )
     if not moved:
@@ -143,6 +144,7 @@ def advanced(cursor: Cursor, state: State, *, position: int) -> None:
     cursor.revision += 1
     cursor.failures = 0
     cursor.error = ""
+    cursor.failed_event = None
 
 
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
@@ -172,6 +174,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
             revision=F("revision") + 1,
             error=cursor.error,
             failures=cursor.failures,
+            failed_event=cursor.failed_event,
             retry_at=None,
         ):
             return float("inf")
@@ -182,6 +185,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
         "error": cursor.error,
         "failures": cursor.failures,
         "retry_at": DatabaseNow() + timedelta(seconds=delay),
+        "failed_event": cursor.failed_event,
     }
     rows.filter(revision=cursor.revision).update(**columns)
     return delay

@@ -22,6 +22,7 @@ from ..log.record import COLUMNS, RecordedEvent
 from ..models import ParkedStream
 from ..signals import stream_parked
 from .cursors import Overtaken
+from .isolation import evidence
 from .subscriber import Subscriber
 from .trouble import described
 
@@ -80,7 +81,8 @@ class Parking:
     def park(self, event: RecordedEvent, error: BaseException) -> None:
         """Set the event's stream aside, from this event on, in the open transaction."""
         why = described(error)
-        parked = self.hold(event.log, event.stream, event.version, event.id, why)
+        found = evidence(event, error)
+        parked = self.hold(event.log, event.stream, event.version, event.id, why, failed=found)
 
         def committed() -> None:
             self.failed += 1
@@ -88,7 +90,16 @@ class Parking:
 
         transaction.on_commit(committed, using=self.using, robust=True)
 
-    def hold(self, log: str, stream: str, version: int, position: int, why: str) -> ParkedStream:
+    def hold(
+        self,
+        log: str,
+        stream: str,
+        version: int,
+        position: int,
+        why: str,
+        *,
+        failed: dict[str, Any] | None = None,
+    ) -> ParkedStream:
         """Set a stream aside, from a version on, in the open transaction."""
         parked = ParkedStream(
             subscription=self.subscriber.name,
@@ -98,6 +109,7 @@ class Parking:
             version=version,
             position=position,
             error=why,
+            failed_event=failed,
         )
         parked.save(using=self.using, force_insert=True)
         self.parked[log, stream] = version
@@ -154,15 +166,24 @@ class Parking:
             transaction.on_commit(lambda: self.parked.pop(key, None), using=self.using)
         else:
             version, position = events[-1].version + 1, events[-1].id + 1
-            moved = row.update(version=version, position=position, released=not waits)
+            moved = row.update(
+                version=version, position=position, released=not waits, failed_event=None
+            )
             self.parked[key] = version
         if not moved:
             raise Overtaken(f"{parked} was moved by somebody else; it is looked at again.")
 
-    def park_again(self, parked: ParkedStream, error: BaseException) -> None:
-        """It failed again: leave it parked, with the new error."""
+    def park_again(
+        self, parked: ParkedStream, error: BaseException, events: list[RecordedEvent]
+    ) -> None:
+        """It failed again: leave it parked, with the new error and the event, where it is known."""
         row = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        row.update(released=False, error=described(error))
+        values: dict[str, Any] = {"released": False, "error": described(error)}
+        if len(events) == 1:
+            [event] = events
+            values["failed_event"] = evidence(event, error)
+            values |= {"version": event.version, "position": event.id}
+        row.update(**values)
 
     def _rows(self) -> Any:
         return ParkedStream.objects.using(self.using).filter(

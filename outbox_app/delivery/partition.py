@@ -6,7 +6,8 @@
 
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
-With ``on_error="park"`` the third attempt goes event by event, and sets the streams at fault aside.
+The second failure of a page looks for the event (``delivery.isolation``). With ``on_error="park"``
+the third attempt goes event by event, and sets the streams at fault aside.
 A page may be checked for missing versions first (``delivery.gaps``).
 """
 
@@ -16,8 +17,6 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import django.db
 from django.db import close_old_connections, connections, transaction
@@ -25,11 +24,9 @@ from django.db import close_old_connections, connections, transaction
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
-from ..log.completeness import Checked
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.record import RecordedEvent
-from ..log.window import Page
 from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
 from .cursors import (
@@ -44,6 +41,7 @@ from .cursors import (
 from .enclosure import SwallowedError, enclosed
 from .gaps import Gaps
 from .idgaps import IdGaps
+from .isolation import Attempt, Feed, Found, evidence, narrowed
 from .parking import Parking
 from .subscriber import Subscriber
 from .trouble import described
@@ -60,24 +58,6 @@ AWAY = (django.db.OperationalError, django.db.InterfaceError)
 
 class EndedByHandler(OutboxError):
     """A handler asked for the end of the process, in which other subscriptions run."""
-
-
-@dataclass(slots=True)
-class Feed:
-    """One log of a partition."""
-
-    reader: LogReader
-    cursor: Cursor
-    state: State
-    stored_at: float
-
-
-class Found(NamedTuple):
-    """A page, and what of it is to be handled."""
-
-    events: list[RecordedEvent]
-    page: Page[Any]
-    checked: Checked
 
 
 class Partition:
@@ -201,24 +181,54 @@ class Partition:
         self.error = next((feed.cursor.error for feed in feeds if feed.cursor.error), "")
 
     def _handle_page(self, feed: Feed) -> bool:
+        cursor, parks = feed.cursor, self.subscriber.on_error == "park"
+        failures = cursor.failures
+        parking = parks and failures + 1 >= PARK_AFTER
+        tried = self._try_page(feed, 1 if cursor.failed_event else self.batch_size, parking)
+        # Parking finds events itself; what it does not catch is looked for as elsewhere.
+        ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
+        if tried.error and not ended and tried.rows > 1 and failures and (parking or not parks):
+            tried = narrowed(tried, lambda limit: self._try_again(feed, limit, parking))
+        if not tried.error:
+            return tried.more
+        cursor.failures = failures  # the halves that succeeded do not shorten the back-off
+        if tried.rows:
+            alone = tried.events[0] if tried.rows == 1 and tried.events else None
+            cursor.failed_event = alone and evidence(alone, tried.error)
+        self._fail(cursor, tried.error, handled=len(tried.events))
+        return False
+
+    def _try_again(self, feed: Feed, limit: int, parks: bool) -> Attempt:
+        self._forget_notes()
+        return self._try_page(feed, limit, parks)
+
+    def _forget_notes(self) -> None:
+        """Read anew what was noted in memory by a transaction that was rolled back."""
+        self.parking.load()
+        self.gaps.load()
+
+    def _try_page(self, feed: Feed, limit: int, parks: bool) -> Attempt:
+        """Handle a page of at most so many rows. What it fails with is returned."""
         try:
-            events, page = feed.reader.read(feed.state, self.batch_size)
+            events, page = feed.reader.read(feed.state, limit)
             failpoint("page_read")
             checked = self.gaps.check(feed.reader, feed.state, events)
         except AWAY:
             raise
         except Exception as error:  # refused; or a row that somebody edited into nonsense
-            self._fail(feed.cursor, error)
-            return False
+            return Attempt(error=error)
         found = Found(self.gaps.wanted(checked.events), page, checked)
+        failed = feed.cursor.failed_event
+        if failed and failed.get("skip"):  # a person has decided so
+            kept = [event for event in found.events if event.id != failed["position"]]
+            found = found._replace(events=kept)
         seen = events if self.gaps.active else found.events
         if not seen and not page.more and not self._is_stale(feed, page.state):
             # The state is not moved in memory either. A server that crashes may give out again
             # the ids of transactions that wrote nothing down: a snapshot is worth something from
             # the moment on at which a later transaction, the cursor's own, is on disk.
-            return False
+            return Attempt()
         started = self.clock()
-        parks = self.subscriber.on_error == "park" and feed.cursor.failures + 1 >= PARK_AFTER
         try:
             with transaction.atomic(using=self.using):
                 self._advance(feed, found)
@@ -234,10 +244,9 @@ class Partition:
             if found.events:
                 first, last = found.events[0], found.events[-1]
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
-            self._fail(feed.cursor, error, handled=len(found.events))
-            return False
+            return Attempt(len(events), False, error, found.events)
         self._moved(feed, found, self.clock() - started)
-        return page.more
+        return Attempt(len(events), page.more)
 
     def _advance(self, feed: Feed, found: Found) -> None:
         advance(
@@ -305,7 +314,7 @@ class Partition:
 
     def _is_stale(self, feed: Feed, state: State) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
-        return bool(feed.cursor.failures) or (
+        return bool(feed.cursor.failures or feed.cursor.failed_event) or (
             state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS
         )
 
@@ -319,15 +328,15 @@ class Partition:
                 more |= self._make_up(feed, parked)
         return more
 
-    def _make_up(self, feed: Feed, parked: ParkedStream) -> bool:
+    def _make_up(self, feed: Feed, parked: ParkedStream, limit: int | None = None) -> bool:
         try:
             events, hole, more = self.gaps.following(
-                feed.reader, feed.state, parked, self.batch_size
+                feed.reader, feed.state, parked, limit or self.batch_size
             )
         except AWAY:
             raise
         except Exception as error:  # a row that somebody edited into nonsense
-            return self._leave_aside(feed, parked, error)
+            return self._leave_aside(feed, parked, error, [])
         if hole and not events:
             self.gaps.wait(parked, hole)
             return False
@@ -349,13 +358,19 @@ class Partition:
             self._fail(feed.cursor, error, handled=len(wanted))
             return False
         except Exception as error:
-            return self._leave_aside(feed, parked, error)
+            if len(events) > 1 and limit != 1:  # find the event; what is before it is handled
+                self._forget_notes()
+                parked.refresh_from_db(using=self.using)
+                return self._make_up(feed, parked, len(events) // 2)
+            return self._leave_aside(feed, parked, error, wanted)
         failpoint("committed")
         advanced(feed.cursor, feed.state, position=0)
         self.handled += len(wanted)
         return True
 
-    def _leave_aside(self, feed: Feed, parked: ParkedStream, error: Exception) -> bool:
+    def _leave_aside(
+        self, feed: Feed, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
+    ) -> bool:
         self._feeds = []  # what was noted in memory was rolled back
         stops = self.subscriber.on_error == "stop" or isinstance(error, AWAY)
         if stops and self.gaps.held(parked):
@@ -363,7 +378,7 @@ class Partition:
             return False
         self._failed += 1
         self.gaps.failed(parked)
-        self.parking.park_again(parked, error)
+        self.parking.park_again(parked, error, events)
         return True
 
     def _fail(self, cursor: Cursor, error: Exception, *, handled: int = 0) -> None:

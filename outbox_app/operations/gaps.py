@@ -8,6 +8,8 @@ audits leave it out. Permission is the caller's business (``outbox_app.skip_gap`
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -85,4 +87,53 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
             )
         gap.refresh_from_db(using=using)
     logger.warning("Gap skipped database=%s gap=%s by=%s", using, gap, by)
+    return gap
+
+
+def record_skip(
+    name: str,
+    log: str,
+    first: int,
+    last: int,
+    *,
+    by: str,
+    reason: str,
+    using: str,
+    partition: int = 0,
+    stream: str = "",
+) -> Gap:
+    """Write down, in the open transaction, that a person has a subscription skip events of a log.
+
+    The row was never open. A second decision about the same place is written above the first.
+
+    Args:
+        name: The subscription.
+        log: Table of the log.
+        first, last: Positions of the events, both included.
+        by, reason: Who decided, and why.
+        using: Database alias.
+        partition, stream: Of the events, where all are of one.
+    """
+    key: dict[str, Any] = {
+        "kind": Gap.Kind.EVENT,
+        "subscription": name,
+        "partition": partition,
+        "log": log,
+        "stream": stream,
+        "first": first,
+    }
+    gaps = Gap.objects.using(using)
+    if before := gaps.filter(**key).first():
+        reason = f"{reason}\nBefore, to {before.last}, by {before.settled_by}: {before.reason}"
+    gap, _ = gaps.update_or_create(
+        **key,
+        defaults={
+            "state": Gap.State.SKIPPED,
+            "last": last,
+            "settled_at": DatabaseNow(),
+            "settled_by": by[:255],
+            "reason": reason[:10_000],
+        },
+    )
+    logger.warning("Events skipped subscription=%s gap=%s by=%s", name, gap, by)
     return gap

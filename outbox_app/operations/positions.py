@@ -25,8 +25,8 @@ from ..log.logs import log_alias, log_named
 from ..log.reader import LogReader
 from ..log.sql import Filter
 from ..models import Cursor, DatabaseNow, Event, EventLog, Gap, ParkedStream, Subscription
+from .gaps import record_skip
 from .places import Landing, Place, landing, position_of
-from .skips import record
 
 #: Longest wait for a page that is being handled, on PostgreSQL; elsewhere as the server has it.
 LOCK_SECONDS = 50
@@ -148,7 +148,7 @@ def replay(
     """
     using = using or alias_of(name)
     moves = plan(name, place, log=log, using=using)
-    with _locked(name, using) as (row, cursors):
+    with locked(name, using) as (row, cursors):
         for number, move in enumerate(moves):
             # Anew, under the locks: a page may have been handled since, and events published.
             there = _landing(name, row.partitions, move, cursors, using)
@@ -162,7 +162,7 @@ def replay(
             if there.passed:
                 ends = there.passed[0][0], move.after or there.last
                 why = f"Moved ahead over {there}. {reason}".strip()
-                record(name, move.log._meta.db_table, *ends, by=by, reason=why, using=using)
+                record_skip(name, move.log._meta.db_table, *ends, by=by, reason=why, using=using)
             _move(row, move, there, using)
     return moves
 
@@ -218,7 +218,7 @@ def alias_of(name: str) -> str:
 
 def _set_paused(name: str, paused: bool, using: str | None) -> None:
     using = using or alias_of(name)
-    with _locked(name, using) as (row, _):
+    with locked(name, using) as (row, _):
         row.paused = paused
         row.save(using=using, update_fields=["paused"])
         cursors = Cursor.objects.using(using).filter(subscription=name)
@@ -300,7 +300,7 @@ def _forget_parked(name: str, table: str, after: int, using: str) -> None:
 
 
 @contextmanager
-def _locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
+def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
     """Hold the rows of a subscription: the order of locks is that of ``delivery.cursors``."""
     rows = Subscription.objects.using(using)
     with _patient(name), transaction.atomic(using=using):

@@ -1,62 +1,147 @@
-"""Events that a person has a subscription skip: each decision leaves a row in ``Gap``.
+"""Events that a person gives up: one that fails, or all that a parked stream has missed.
 
-Such a row is of the kind ``event``, goes by positions, and was never open. A second decision about
-the same place is written above the first in one row. Permission is the caller's business
-(``outbox_app.skip_event``, for a move ahead ``outbox_app.replay_subscription``).
+Each takes a name and a reason, and leaves a row in ``Gap`` of the kind ``event``. The process that
+runs the subscription goes on by itself. Permission is the caller's business
+(``outbox_app.skip_event``).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..models import DatabaseNow, Gap
-from ..text import get_logger
+from django.db.models import F, Max
 
-logger = get_logger("outbox_app.subscriptions")
+from ..delivery.delivered import note
+from ..exceptions import NotSkippable
+from ..log.logs import log_named
+from ..log.reader import LogReader, reads_by_time
+from ..models import Cursor, Gap, ParkedStream
+from .gaps import record_skip
+from .positions import alias_of, locked
 
 
-def record(
+def skip_event(
     name: str,
-    log: str,
-    first: int,
-    last: int,
+    position: int,
     *,
     by: str,
     reason: str,
-    using: str,
-    partition: int = 0,
-    stream: str = "",
+    log: str | None = None,
+    using: str | None = None,
 ) -> Gap:
-    """Write down, in the open transaction, that a subscription skips events of a log.
+    """Give up the event that a subscription, or a parked stream of it, fails at.
+
+    Its handler does not get the event any more; what follows is handled.
 
     Args:
         name: The subscription.
-        log: Table of the log.
-        first, last: Positions of the events, both included.
+        position: Of the event.
         by, reason: Who decided, and why.
-        using: Database alias.
-        partition, stream: Of the events, where all are of one.
+        log: Table of the log, where it reads several.
+        using: Database alias. Default: that of its logs.
+
+    Returns:
+        The row that says so.
+
+    Raises:
+        NotSkippable: It does not fail at that event, or name or reason are missing. Nothing was
+            changed.
+        NotMoved: A page that is being handled does not end. Nothing was changed.
     """
-    key: dict[str, Any] = {
-        "kind": Gap.Kind.EVENT,
-        "subscription": name,
-        "partition": partition,
-        "log": log,
-        "stream": stream,
-        "first": first,
-    }
-    gaps = Gap.objects.using(using)
-    if before := gaps.filter(**key).first():
-        reason = f"{reason}\nBefore, to {before.last}, by {before.settled_by}: {before.reason}"
-    gap, _ = gaps.update_or_create(
-        **key,
-        defaults={
-            "state": Gap.State.SKIPPED,
-            "last": last,
-            "settled_at": DatabaseNow(),
-            "settled_by": by[:255],
-            "reason": reason[:10_000],
-        },
+    _require(by, reason)
+    using = using or alias_of(name)
+    with locked(name, using) as (_, cursors):
+        parked = ParkedStream.objects.using(using).filter(
+            subscription=name, position=position, failed_event__isnull=False
+        )
+        found: list[Any] = [*cursors, *parked]
+        for each in found:
+            failed = each.failed_event
+            if not failed or failed["position"] != position or log not in (None, each.log):
+                continue
+            rows = type(each)._default_manager.using(using).filter(pk=each.pk)
+            if isinstance(each, Cursor):  # the owner passes it, in the transaction of its place
+                rows.update(
+                    failed_event={**failed, "skip": True},
+                    revision=F("revision") + 1,
+                    error="",
+                    failures=0,
+                    retry_at=None,
+                )
+            elif not rows.filter(version=each.version).update(
+                version=F("version") + 1, position=position + 1, released=True, failed_event=None
+            ):
+                continue
+            return record_skip(
+                name,
+                each.log,
+                position,
+                position,
+                by=by,
+                reason=reason,
+                using=using,
+                partition=each.partition,
+                stream=failed["stream"],
+            )
+    raise NotSkippable(
+        f"Subscription {name!r} does not fail at position {position}. The list of subscriptions "
+        "names the event, after the second attempt."
     )
-    logger.warning("Events skipped subscription=%s gap=%s by=%s", name, gap, by)
-    return gap
+
+
+def discard_stream(
+    name: str,
+    stream: str,
+    *,
+    by: str,
+    reason: str,
+    log: str | None = None,
+    using: str | None = None,
+) -> Gap:
+    """Give up what a parked stream has missed by now; what its cursor comes to later is handled.
+
+    Arguments, result and errors: as ``skip_event``.
+    """
+    _require(by, reason)
+    using = using or alias_of(name)
+    with locked(name, using) as (_, cursors):
+        rows = ParkedStream.objects.using(using).filter(subscription=name, stream=stream)
+        parked = (rows if log is None else rows.filter(log=log)).order_by("pk").first()
+        if parked is None:
+            raise NotSkippable(f"Subscription {name!r} has not parked the stream {stream!r:.300}.")
+        if Gap.objects.using(using).filter(
+            subscription=name, log=parked.log, stream=stream, state=Gap.State.OPEN
+        ):
+            raise NotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
+        key = (parked.log, parked.partition)
+        cursor = next(each for each in cursors if (each.log, each.partition) == key)
+        by_time = reads_by_time(cursor.state)
+        reader = LogReader(log_named(parked.log), using=using, by_time=by_time)
+        state = reader.load(cursor.state)
+        missed = reader.log._default_manager.using(using).filter(
+            stream=stream, version__gte=parked.version
+        )
+        missed = missed.extra(where=[f"NOT ({reader.window.unread(state)})"])
+        ends = missed.aggregate(Max("id"), Max("version"))
+        last = max(ends["id__max"] or 0, parked.position)
+        if ends["version__max"]:
+            note(name, parked.log, state, {stream: ends["version__max"]}, using=using)
+        parked.delete(using=using)
+        # Whoever holds a page that leaves the stream out has to read it anew.
+        Cursor.objects.using(using).filter(pk=cursor.pk).update(revision=F("revision") + 1)
+        return record_skip(
+            name,
+            parked.log,
+            parked.position,
+            last,
+            by=by,
+            reason=f"Discarded, from version {parked.version} on. {reason}",
+            partition=parked.partition,
+            stream=stream,
+            using=using,
+        )
+
+
+def _require(by: str, reason: str) -> None:
+    if not by.strip() or not reason.strip():
+        raise NotSkippable("Skipping an event takes a name and a reason; both are kept.")

@@ -404,3 +404,64 @@ def test_a_move_ahead_names_the_events_and_takes_a_tick(alias, shop, superuser):
     gap = Gap.objects.using(alias).get(kind="event")
     assert (gap.settled_by, gap.state) == ("<b>superuser</b>", "skipped")
     assert "1 event that it has not handled" in text(superuser.get(page(gap)))
+
+
+def test_the_event_that_fails_is_shown_and_skipped(alias, superuser, log_in):
+    @subscriber("fails")
+    def handle(events):
+        if any(event.stream == "b" for event in events):
+            raise ValueError("password=hunter2 <script>")
+
+    publish(alias, *"abc")
+    for _ in range(2):
+        run("fails")
+    row = Subscription.objects.using(alias).get()
+    event = Event.objects.using(alias).get(stream="b")
+    shown = body(superuser.get(page(row)))
+    assert f'<a href="{page(event)}">{event.pk}: made b</a>' in shown
+    assert "in handle" in shown
+    assert "hunter2" not in shown
+    assert "<script>" not in shown.partition("<pre")[2].partition("</pre>")[0]
+    form = {"position": event.pk, "reason": "sold twice"}
+    viewer = log_in("without", permissions=(*VIEW, "replay_subscription"))
+    viewer.post(SUBSCRIPTIONS, selection("skip_selected", row, confirmed="yes", **form))
+    assert not Gap.objects.using(alias).exists()
+    wrong = {**form, "position": event.pk + 1}
+    _, answer = decide(superuser, SUBSCRIPTIONS, "skip_selected", row, **wrong)
+    assert said(answer)[0].startswith("Not done: Subscription")
+    question, answer = decide(superuser, SUBSCRIPTIONS, "skip_selected", row, **form)
+    assert "The handler does not get this event" in text(question)
+    assert said(answer) == ["Skips the event: fails."]
+    assert run("fails") == 1
+    gap = Gap.objects.using(alias).get()
+    assert (gap.first, gap.settled_by, gap.reason) == (event.pk, "<b>superuser</b>", "sold twice")
+
+
+@pytest.mark.parametrize(
+    ("action", "left"),
+    [("skip_selected", [2, 3]), ("discard_selected", [])],
+    ids=["skip", "discard"],
+)
+def test_so_is_that_of_a_parked_stream(alias, superuser, log_in, action, left):
+    seen, bad = [], {1}
+
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        if bad.intersection(event.version for event in events):
+            raise ValueError("no")
+        seen.extend(event.version for event in events)
+
+    publish(alias, *"aaa")
+    for _ in range(3):
+        run("parks")
+    row = ParkedStream.objects.using(alias).get()
+    assert "in handle" in body(superuser.get(page(row)))
+    viewer = log_in("without", permissions=(*VIEW, "replay_subscription"))
+    viewer.post(PARKED, selection(action, row, confirmed="yes", reason="why"))
+    assert not Gap.objects.using(alias).exists()
+    _, answer = decide(superuser, PARKED, action, row, reason="why")
+    assert "a 1-" in said(answer)[0] or "a " in said(answer)[0]
+    run("parks")
+    assert seen == left
+    assert not ParkedStream.objects.using(alias).exists()
+    assert Gap.objects.using(alias).get().settled_by == "<b>superuser</b>"

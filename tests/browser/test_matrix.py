@@ -80,12 +80,17 @@ ACTIONS = {
         "bury_selected": "bury_stagedjob",
     },
     "gap": {"skip_selected": "skip_gap"},
-    "parkedstream": {"release_selected": "replay_subscription"},
+    "parkedstream": {
+        "release_selected": "replay_subscription",
+        "skip_selected": "skip_event",
+        "discard_selected": "skip_event",
+    },
     "subscription": {
         "pause_selected": "pause_subscription",
         "resume_selected": "pause_subscription",
         "replay_selected": "replay_subscription",
         "release_selected": "replay_subscription",
+        "skip_selected": "skip_event",
     },
 }
 #: What somebody may do, by role. None: everything.

@@ -20,6 +20,7 @@ from ...operations.forgetting import forget
 from ...operations.gaps import list_gaps, skip_gap
 from ...operations.lag import SubscriptionLag, in_flight, lags
 from ...operations.places import parse_place
+from ...operations.skips import discard_stream, skip_event
 from ...operations.status import LISTED
 from ...operations.tables import require_alias, require_tables
 from ...text import one_line
@@ -37,6 +38,11 @@ Shows subscriptions, and does what a person decides about them.
   reset NAME                replay from the beginning
   release NAME              handle parked streams from where they were set aside: --stream S, or
                             --all of them
+  skip NAME --position N --reason TEXT
+                            give up the event that it fails at (list says which), or the first
+                            event of a parked stream; what follows is handled
+  discard NAME --stream S --reason TEXT
+                            give up what a parked stream has missed; what comes later is handled
   gaps [NAME]               what is missing and still open, with the ids for skip-gap
   skip-gap ID --reason TEXT give up a gap: its stream goes on without what is missing
   repartition NAME          go to the number of partitions that the code declares
@@ -63,6 +69,8 @@ ACTIONS = (
     "replay",
     "reset",
     "release",
+    "skip",
+    "discard",
     "gaps",
     "skip-gap",
     "repartition",
@@ -82,7 +90,7 @@ class Command(TeachingCommand):
             "name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID"
         )
         parser.add_argument("--from", dest="place", metavar="PLACE", help="where to replay from")
-        parser.add_argument("--log", help="replay in this log only (default: all that it reads)")
+        parser.add_argument("--log", help="in this log only (default: all that it reads)")
         parser.add_argument(
             "--skip-ahead",
             action="store_true",
@@ -91,7 +99,8 @@ class Command(TeachingCommand):
         parser.add_argument(
             "--noinput", action="store_false", dest="interactive", help="ask for no confirmation"
         )
-        parser.add_argument("--stream", metavar="S", help="release this stream")
+        parser.add_argument("--stream", metavar="S", help="release, or discard, this stream")
+        parser.add_argument("--position", type=int, metavar="N", help="of the event to skip")
         parser.add_argument("--all", action="store_true", help="release all parked streams")
         parser.add_argument(
             "--reason", metavar="TEXT", help="why something is skipped; kept with it"
@@ -123,6 +132,9 @@ class Command(TeachingCommand):
             name and name.isascii() and name.isdecimal() and options["reason"]
         ):
             raise _usage("skip-gap needs the ID of a gap, a whole number, and a --reason.")
+        needed = {"skip": "position", "discard": "stream"}.get(action)
+        if needed and (options[needed] is None or not options["reason"]):
+            raise _usage(f"{action} needs --{needed} and --reason.")
         using = using or (positions.alias_of(name) if name else log_alias(Event))
         require_tables(using)
         try:
@@ -169,6 +181,12 @@ class Command(TeachingCommand):
                     self.write(
                         f"  {each.cursor.log}[{each.cursor.partition}]: "
                         f"{one_line(each.cursor.error, 300)}"
+                    )
+                if failed := each.cursor.failed_event:
+                    self.write(
+                        f"  fails at position {failed['position']}: "
+                        f"{one_line(failed['type'], 100)} {one_line(failed['stream'], 200)} "
+                        f"version {failed['version']}{' (skipped)' if 'skip' in failed else ''}"
                     )
         for table, held in flight.items():
             for holder in held.holders:
@@ -229,6 +247,16 @@ class Command(TeachingCommand):
         if not count:
             raise SystemExit(EXIT_REFUSED)
 
+    def _skip(self, name: str, *, using: str, position: int, **options: Any) -> None:
+        given = {key: options[key] for key in ("reason", "log")}
+        skip_event(name, position, by=self.user, using=using, **given)
+        self.write(f"{name} skips position {position}.")
+
+    def _discard(self, name: str, *, using: str, stream: str, **options: Any) -> None:
+        given = {key: options[key] for key in ("reason", "log")}
+        gap = discard_stream(name, stream, by=self.user, using=using, **given)
+        self.write(f"{name} skips {one_line(gap, 300)}.")
+
     def _gaps(self, name: str | None, *, using: str, **options: Any) -> None:
         found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
         if not found:
@@ -278,6 +306,8 @@ def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
                 "behind": each.behind and each.behind.rows,
                 "seconds_behind": round(each.seconds, 3),
                 "error": each.cursor.error,
+                "failed_event": each.cursor.failed_event
+                and {k: v for k, v in each.cursor.failed_event.items() if k != "traceback"},
             }
             for each in lag.cursors
         ],
