@@ -47,7 +47,6 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_drainer_shards": ("Shards that a drainer owns.", ("host", "pid")),
     "outbox_drainer_heartbeat_age_seconds": ("Since a drainer's heartbeat.", ("host", "pid")),
     "outbox_published_jobs_total": ("Jobs that a drainer has published.", ("host", "pid")),
-    "outbox_expired_jobs_total": ("Jobs that a drainer dropped as expired.", ("host", "pid")),
     "outbox_died_jobs_total": ("Jobs that a drainer gave up on.", ("host", "pid")),
     "outbox_events_per_minute": ("Events of the last full minute, by outcome.", ("outcome",)),
     "outbox_subscription_state": (
@@ -143,7 +142,7 @@ def _samples(facts: Facts) -> Iterator[Sample]:
     yield "outbox_oldest_ready_seconds", (), facts.backlog.oldest_seconds
     for due, jobs in (("now", held.due), ("hour", held.within_the_hour), ("later", held.later)):
         yield "outbox_held_jobs", (due,), jobs
-    for outcome in ("staged", "published", "expired", "dead"):
+    for outcome in ("staged", "published", "dead"):
         if (value := getattr(rate, outcome)) is not None:
             yield "outbox_jobs_per_minute", (outcome,), value
     for percentile, value in (("50", delay.p50), ("95", delay.p95), ("99", delay.p99)):
@@ -163,7 +162,6 @@ def _samples(facts: Facts) -> Iterator[Sample]:
         yield "outbox_drainer_shards", name, drainer.shards
         yield "outbox_drainer_heartbeat_age_seconds", name, drainer.silent_seconds
         yield "outbox_published_jobs_total", name, drainer.published
-        yield "outbox_expired_jobs_total", name, drainer.expired
         yield "outbox_died_jobs_total", name, drainer.dead
     yield "outbox_events_per_minute", ("handled",), rate.handled
     yield "outbox_events_per_minute", ("failed",), rate.failed

@@ -21,10 +21,6 @@ jobs_published = Signal()
 #: Sent after a row was moved to the dead table. Arguments: ``using`` (str), ``dead`` (DeadJob).
 job_dead = Signal()
 
-#: Sent after jobs were dropped because their ``expires`` had passed. Arguments: ``using``,
-#: ``jobs``.
-jobs_expired = Signal()
-
 #: Sent after an incident was recorded. Arguments: ``using`` (str), ``incident`` (Incident).
 incident_recorded = Signal()
 

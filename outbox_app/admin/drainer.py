@@ -29,7 +29,6 @@ class DrainerAdmin(OutboxAdmin):
         "started_at",
         "heartbeat_at",
         "published",
-        "expired",
         "dead",
         "trouble",
     ]

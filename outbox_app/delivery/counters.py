@@ -24,8 +24,8 @@ from .lease import Membership
 from .lock_wait import atomic_with_lock_wait
 from .trouble import Trouble
 
-#: Jobs of a minute: taken by the broker, dropped as expired, moved to the dead.
-PUBLISHED, EXPIRED, DEAD = "published", "expired", "dead"
+#: Jobs of a minute: taken by the broker, moved to the dead.
+PUBLISHED, DEAD = "published", "dead"
 #: Jobs of a minute by their delay, from staged (held ones: from the end of that) to taken by the
 #: broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
@@ -39,7 +39,6 @@ HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     PUBLISHED,
-    EXPIRED,
     DEAD,
     DELAY,
     READ_ID,

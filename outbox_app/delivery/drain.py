@@ -31,7 +31,7 @@ from ..failpoints import failpoint
 from ..intake.rows import outbox_alias
 from ..log.wake import LINGER
 from ..models import StagedJob
-from ..signals import drainer_started, drainer_stopped, jobs_expired, jobs_published
+from ..signals import drainer_started, drainer_stopped, jobs_published
 from ..text import get_logger
 from .batch import apps_with_rows
 from .debts import Debts
@@ -56,13 +56,12 @@ class Tally:
     """What a drainer has done."""
 
     published: int = 0
-    expired: int = 0
     dead: int = 0
 
     @property
     def done(self) -> int:
         """Rows that left the table."""
-        return self.published + self.expired + self.dead
+        return self.published + self.dead
 
 
 class Stopping(OutboxError):
@@ -193,9 +192,7 @@ class Drain:
         if not self.membership.joined or not self.membership.beat_is_due():
             return
         tally = self.tally
-        self.membership.beat(
-            published=tally.published, expired=tally.expired, dead=tally.dead, trouble=self.trouble
-        )
+        self.membership.beat(published=tally.published, dead=tally.dead, trouble=self.trouble)
         self._debts.note_heartbeat()
 
     def _pay(self) -> None:
@@ -254,12 +251,11 @@ class Drain:
     def _settle(self, outcome: Outcome, seconds: float) -> None:
         """Delete what was taken, bury what was refused, and write down what is unknown."""
         self._debts.note_sent(outcome.accepted + outcome.unknown)
-        self._debts.delete(outcome.accepted + outcome.expired)
+        self._debts.delete(outcome.accepted)
         if outcome.unknown:
             detail = repr(outcome.error) if outcome.error else "One of a batch was refused."
             self._debts.record_unknown(outcome.unknown, drainer=str(self), detail=detail)
         self.tally.published += len(outcome.accepted)
-        self.tally.expired += len(outcome.expired)
         self._counters.accepted(outcome.accepted)
         if outcome.accepted:
             failpoint("published_not_deleted")
@@ -280,8 +276,6 @@ class Drain:
                 seconds=seconds,
                 jobs=outcome.accepted,
             )
-        if outcome.expired:
-            jobs_expired.send_robust(Drain, using=self.using, jobs=outcome.expired)
         with self._watchdog.elsewhere():
             trace_batch(outcome)
 

@@ -36,7 +36,6 @@ class Done(Protocol):
     """What a drainer has done: ``delivery.drain.Tally``."""
 
     published: int
-    expired: int
     dead: int
 
 
@@ -59,7 +58,7 @@ class DrainCounters:
         self._counters = Counters(using=self.using, clock=clock)
         self._trouble = Trouble(f"samples of {self.using}", logger)
         #: What of ``done`` is in the counters.
-        self._counted = dict.fromkeys((counters.PUBLISHED, counters.EXPIRED, counters.DEAD), 0)
+        self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD), 0)
         self._read_at = 0.0
         self._highest_id = 0
         self._sampled: datetime | None = None

@@ -1,7 +1,7 @@
 """Rows on their way to a broker: made ready for kombu, and what became of each.
 
-Whatever can be wrong with a row by itself shows here, before anything is sent. Rows expire by the
-database's clock, as held ones are held by it: a drainer whose host has a wrong clock drops nothing.
+Whatever can be wrong with a row by itself shows here, before anything is sent. What is
+left until a job expires goes by the database's clock: a wrong one of the host shortens nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Outcome:
 
     accepted: list[Row] = field(default_factory=list)
     refused: list[tuple[Row, Exception]] = field(default_factory=list)
-    expired: list[Row] = field(default_factory=list)
     #: The broker may have taken these; some of them may have been sent again, and be accepted.
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
@@ -70,7 +69,7 @@ class Prepared:
 
 
 def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome) -> list[Prepared]:
-    """Make rows ready; those that are damaged or expired go into ``outcome``."""
+    """Make rows ready; those that are damaged go into ``outcome``."""
     prepared = []
     for row in rows:
         try:
@@ -80,10 +79,10 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
             declare = {repr(declaration): declaration for declaration in message.declare}
             expires = moment(message.expires, app)
             if expires is not None:
-                options["expiration"] = (expires - now).total_seconds()
-                if options["expiration"] <= 0:
-                    outcome.expired.append(row)
-                    continue
+                # One that is over goes without: the broker would drop it, and a worker has to say
+                # that it is revoked.
+                left = (expires - now).total_seconds()
+                options |= {"expiration": left} if left > 0 else {}
         except Exception as error:  # a damaged row may fail in any way
             outcome.refuse(row, error)
         else:

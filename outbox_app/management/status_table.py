@@ -55,10 +55,7 @@ def table(facts: Facts, wrong: list[Problem]) -> Iterator[str]:
         f"the hour, {shown_count(held.later)} later"
     )
     staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
-    yield (
-        f"per minute  {staged} staged, {rate.published:.0f} published, {rate.expired:.0f} expired, "
-        f"{rate.dead:.0f} dead"
-    )
+    yield (f"per minute  {staged} staged, {rate.published:.0f} published, {rate.dead:.0f} dead")
     if delay.p50 is not None:
         parts = {"half": delay.p50, "95 %": delay.p95, "99 %": delay.p99}
         shown = ", ".join(f"{name} {seconds(value or 0)}" for name, value in parts.items())

@@ -27,6 +27,7 @@ class Drainer(models.Model):
     #: Seconds after the heartbeat at which others may take its shards.
     lease_seconds = models.FloatField(_("lease in seconds"))
     published = models.BigIntegerField(_("published"), default=0)
+    #: No longer counted: drainers of earlier versions write it while they are replaced.
     expired = models.BigIntegerField(_("dropped as expired"), default=0)
     dead = models.BigIntegerField(_("moved to dead"), default=0)
     #: What it is waiting for, in the exception's own words; empty when all is well.

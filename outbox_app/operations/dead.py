@@ -6,7 +6,7 @@ stopped run has left can be asked for again. Only rows that were dead when the c
 by id and by time: a job that dies again at once is not requeued for ever, and one that has got the
 id of a row that the database lost (a fail-over, TRUNCATE … RESTART IDENTITY) is left alone. A
 requeued job is a new row of the same message with the same task id; the drain treats it as any
-other, so one that has expired is dropped.
+other.
 """
 
 from __future__ import annotations

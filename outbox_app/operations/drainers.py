@@ -113,10 +113,7 @@ def _drain_here(
         write(f"unsafe broker: {error}")
         return EXIT_UNSAFE
     waiting = f" held={held(using=drainer.using).rows}" if once else ""
-    write(
-        f"drainer stopped published={tally.published} expired={tally.expired} "
-        f"dead={tally.dead}{waiting}"
-    )
+    write(f"drainer stopped published={tally.published} dead={tally.dead}{waiting}")
     return EXIT_OK
 
 

@@ -38,7 +38,6 @@ class DrainerFacts:
     silent: bool
     #: Since it began.
     published: int
-    expired: int
     dead: int
     #: Published, lately.
     per_minute: float
@@ -63,7 +62,6 @@ class PerMinute:
 
     staged: float | None
     published: float
-    expired: float
     dead: float
     handled: float
     failed: float
@@ -187,7 +185,6 @@ def _drainers(rows: list[status.DrainerStatus], *, using: str) -> list[DrainerFa
             silent_seconds=row.silent_seconds,
             silent=row.is_silent,
             published=row.drainer.published,
-            expired=row.drainer.expired,
             dead=row.drainer.dead,
             per_minute=rates.get(str(row.drainer.pk), 0.0),
             trouble=row.drainer.trouble,
@@ -209,7 +206,6 @@ def _per_minute(jobs: str, logs: str) -> PerMinute:
     return PerMinute(
         staged=left.staged[-2],
         published=left.published[-2],
-        expired=left.expired[-2],
         dead=left.dead[-2],
         handled=events.handled[-2],
         failed=events.failed[-2],

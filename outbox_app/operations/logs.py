@@ -12,7 +12,6 @@ from typing import Any
 from ..signals import (
     incident_recorded,
     job_dead,
-    jobs_expired,
     jobs_published,
     page_failed,
     page_handled,
@@ -28,7 +27,6 @@ def connect() -> None:
     """Connect the log lines, once."""
     for signal, receiver in (
         (jobs_published, log_published),
-        (jobs_expired, log_expired),
         (job_dead, log_dead),
         (incident_recorded, log_incident),
         (page_handled, log_page),
@@ -41,12 +39,6 @@ def connect() -> None:
 def log_published(*, using: str, count: int, seconds: float, **kwargs: Any) -> None:
     """A batch left."""
     logger.debug("Batch published database=%s jobs=%d seconds=%.3f", using, count, seconds)
-
-
-def log_expired(*, using: str, jobs: list[Any], **kwargs: Any) -> None:
-    """Jobs were dropped, as a worker would have dropped them."""
-    for job in jobs:
-        logger.info("Job expired database=%s task=%s task_id=%s", using, job.task, job.task_id)
 
 
 def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:

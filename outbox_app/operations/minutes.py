@@ -27,7 +27,6 @@ MINUTE = timedelta(minutes=1)
 #: Counted, and added up over processes.
 COUNTED = (
     counters.PUBLISHED,
-    counters.EXPIRED,
     counters.DEAD,
     counters.HANDLED,
     counters.FAILED,
@@ -50,9 +49,8 @@ class Series:
 
     #: Beginning of each step, in UTC.
     starts: list[datetime]
-    #: Per minute: jobs that left, were dropped as expired, died; events handled, attempts failed.
+    #: Per minute: jobs that left, died; events handled, attempts failed.
     published: list[float]
-    expired: list[float]
     dead: list[float]
     handled: list[float]
     failed: list[float]
@@ -113,7 +111,6 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     return Series(
         starts=starts,
         published=counted(counters.PUBLISHED),
-        expired=counted(counters.EXPIRED),
         dead=counted(counters.DEAD),
         handled=counted(counters.HANDLED),
         failed=counted(counters.FAILED),

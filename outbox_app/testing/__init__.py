@@ -183,7 +183,7 @@ def drain_inline(*, using: str | None = None) -> Tally:
         using: Database alias. Default: the outbox's.
 
     Returns:
-        How many jobs were published, expired and dead.
+        How many jobs were published and dead.
 
     Raises:
         AssertionError: The broker or the database failed; a drainer would have tried again.

@@ -112,7 +112,7 @@ def _figures() -> None:
         published = 40 * wave if not jam else 5.0
         newest += int(42 * wave)
         values = {
-            "published": published, "dead": 2.0 if ago % 37 == 0 else 0.0, "expired": 0.0,
+            "published": published, "dead": 2.0 if ago % 37 == 0 else 0.0,
             "ready": 15 * wave + jam, "oldest": 0.4 * wave + jam / 20, "held": 14.0,
             "newest_id": float(newest),
         }  # fmt: skip

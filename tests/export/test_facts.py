@@ -51,9 +51,7 @@ def test_of_an_empty_outbox(alias):
     )
     assert found.dead == DeadFacts(jobs=0, complete=True, by_error={})
     assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0}
-    assert found.per_minute == PerMinute(
-        staged=None, published=0, expired=0, dead=0, handled=0, failed=0
-    )
+    assert found.per_minute == PerMinute(staged=None, published=0, dead=0, handled=0, failed=0)
     assert found.delay == DelayFacts(None, None, None)
     assert (found.subscriptions, found.gaps) == ([], 0)
 
@@ -86,7 +84,7 @@ def test_of_jobs(alias, staged, died):
 
 def test_of_drainers(alias, drainer, monkeypatch):
     monkeypatch.setattr(minutes, "_now", lambda using: NOW)
-    one = drainer(shards=100, published=9, expired=2, dead=1, trouble="broker is away")
+    one = drainer(shards=100, published=9, dead=1, trouble="broker is away")
     drainer(pid=8, shards=8, silent=900)
     figure(alias, counters.PUBLISHED, 90, source=str(one.pk))
 
@@ -94,7 +92,7 @@ def test_of_drainers(alias, drainer, monkeypatch):
 
     first, second = found.drainers
     assert (first.id, first.host, first.pid, first.shards) == (str(one.pk), "web-1", 7, 100)
-    assert (first.published, first.expired, first.dead) == (9, 2, 1)
+    assert (first.published, first.dead) == (9, 1)
     assert (first.trouble, first.silent, first.lease_seconds) == ("broker is away", False, 10)
     assert first.per_minute == pytest.approx(60)  # 90 in the minute and a half
     assert (second.per_minute, second.silent) == (0, True)
@@ -105,7 +103,7 @@ def test_of_drainers(alias, drainer, monkeypatch):
 
 def test_per_minute_is_the_last_full_one(alias, monkeypatch):
     monkeypatch.setattr(minutes, "_now", lambda using: NOW)
-    names = (counters.PUBLISHED, counters.EXPIRED, counters.DEAD)
+    names = (counters.PUBLISHED, counters.DEAD)
     for number, name in enumerate([*names, counters.HANDLED, counters.FAILED], 1):
         figure(alias, name, 1000, ago=0)
         figure(alias, name, number)
@@ -118,9 +116,7 @@ def test_per_minute_is_the_last_full_one(alias, monkeypatch):
 
     found = facts()
 
-    assert found.per_minute == PerMinute(
-        staged=60, published=11, expired=22, dead=33, handled=44, failed=55
-    )
+    assert found.per_minute == PerMinute(staged=60, published=11, dead=22, handled=33, failed=44)
     assert found.delay.p50 == pytest.approx(float(counters.BUCKETS[0]))
     assert found.delay.p50 < found.delay.p95 < found.delay.p99 <= float(counters.BUCKETS[1])
 

@@ -35,7 +35,7 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     published("a", "b")
     staged(3, age=50)
     died(2, error=HOSTILE)
-    drainer(shards=100, published=9, expired=2, dead=1)
+    drainer(shards=100, published=9, dead=1)
     drainer(host="web-2", silent=600)
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
@@ -77,7 +77,6 @@ def test_what_is_told_is_so(alias, lively):
     assert value(found, "outbox_shards_unowned") == 28
     assert value(found, "outbox_drainer_shards", host="web-1", pid="7") == 100
     assert value(found, "outbox_published_jobs_total", host="web-1", pid="7") == 9
-    assert value(found, "outbox_expired_jobs_total", host="web-1") == 2
     assert value(found, "outbox_died_jobs_total", host="web-1") == 1
     assert value(found, "outbox_drainer_heartbeat_age_seconds", host="web-2") >= 600
     assert value(found, "outbox_subscription_state", subscription="stock", state="stopped") == 1

@@ -19,7 +19,7 @@ from outbox_app.operations.status import MANY, Backlog, Held
 
 DRAINER = DrainerFacts(
     id="d", host="web-1", pid=7, shards=128, lease_seconds=10, silent_seconds=1, silent=False,
-    published=0, expired=0, dead=0, per_minute=0, trouble="",
+    published=0, dead=0, per_minute=0, trouble="",
 )  # fmt: skip
 SUBSCRIPTION = SubscriptionFacts(
     name="stock", state="running", declared=True, served=True, behind=0, complete=True,
@@ -33,7 +33,7 @@ FINE = Facts(
     unowned_shards=0,
     dead=DeadFacts(jobs=2, complete=True, by_error={"E": 2}),
     incidents={},
-    per_minute=PerMinute(None, 0, 0, 0, 0, 0),
+    per_minute=PerMinute(None, 0, 0, 0, 0),
     delay=DelayFacts(None, None, None),
     subscriptions=[SUBSCRIPTION],
 )

@@ -6,14 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
 from django.contrib.auth.models import Group
 from django.db import transaction
+from django.utils import timezone
 from kombu import pools
 
 from outbox_app.celery import OutboxCelery
@@ -190,3 +193,23 @@ def test_an_early_result_is_kept_in_the_reply_queue(alias, start, rabbitmq_url):
         until(lambda: reply_queue.queue_declare(passive=True).message_count)
 
     assert result.get(timeout=TIMEOUT) == 3
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_a_job_that_expired_before_it_left_is_revoked_by_a_worker(
+    broker, alias, start, redis_url, request
+):
+    app = start(alias, broker=request.getfixturevalue(f"{broker}_url"), backend=redis_url)
+    add, past = app.tasks["add"], timezone.now() - timedelta(seconds=5)
+    with transaction.atomic(using=alias):
+        late = add.apply_async((1, 2), expires=past)
+        part = add.s(1, 1).set(expires=past)
+        body = chord([part, add.s(2, 2)], app.tasks["total"].s()).delay()
+    assert Drain(using=alias).run(once=True).published == 3
+
+    with pytest.raises(TaskRevokedError):
+        late.get(timeout=TIMEOUT)
+    with pytest.raises((ChordError, TaskRevokedError)):
+        body.get(timeout=TIMEOUT)
+    assert late.state == "REVOKED"

@@ -129,8 +129,7 @@ class World:
         assert all(error and reason for _, error, reason in buried)
         self.dead = {task_id: error for task_id, error, _ in buried}
         assert len(self.dead) == len(buried), f"dead twice: {buried}"
-        counted = sum(puppet.drain.tally.expired for puppet in self.puppets if puppet.drain)
-        self.model.check_kept(staged, self.dead, expired=counted)
+        self.model.check_kept(staged, self.dead)
         self.model.check_order()
 
     def _check_owners(self) -> None:

@@ -78,12 +78,11 @@ def test_what_the_signals_say(logged: StringIO) -> None:
         shards=[1],
     )
     of: Any = {"using": "default", "subscription": HOSTILE, "partition": 0, "log": HOSTILE}
-    logs.log_expired(using="default", jobs=[row])
     logs.log_dead(using="default", dead=row)
     logs.log_incident(using="default", incident=row)
     logs.log_page(**of, count=1, seconds=0.1)
     logs.log_failure(**of, error=Careless(HOSTILE), failures=2)
     logs.log_parked(using="default", parked=row)
-    assert len(logged.getvalue().splitlines()) == 6
+    assert len(logged.getvalue().splitlines()) == 5
     Trouble(HOSTILE).note(Careless(HOSTILE))
     assert_harmless(logged.getvalue(), times=12)
