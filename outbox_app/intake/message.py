@@ -19,6 +19,10 @@ from kombu.utils import json
 
 #: What stands in ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
 Declaration = str | dict[str, Any]
+#: What ``Queue.__eq__`` leaves out.
+_NOT_COMPARED = (
+    *("bindings", "expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
+)
 
 
 @dataclass(slots=True)
@@ -78,20 +82,34 @@ def moment(value: Any, app: Celery) -> datetime | None:
 def describe(entity: Any, app: Celery) -> Declaration:
     """Return an entity of ``declare=`` in the form in which a row keeps it.
 
-    A queue that the app declares is kept by name, so that the drain declares it as the app does by
-    then.
+    A queue that the app's configuration makes is kept by name, so that the drain declares it as the
+    configuration says by then. Any other (added at run time, given with the call) is kept whole: a
+    drainer has never heard of it.
 
     Raises:
         TypeError: It is neither a queue nor an exchange.
     """
     if isinstance(entity, Queue):
-        own = app.amqp.queues.get(entity.name)
-        if own is entity or own == entity:
+        own = _configured(entity.name, app)
+        if own is entity or (
+            own == entity and all(getattr(own, a) == getattr(entity, a) for a in _NOT_COMPARED)
+        ):
             return str(entity.name)
         return {"queue": entity.as_dict(recurse=True)}
     if isinstance(entity, Exchange):
         return {"exchange": entity.as_dict(recurse=True)}
     raise TypeError(f"declare: expected kombu Queue or Exchange, got {entity!r}")
+
+
+def _configured(name: str, app: Celery) -> Queue | None:
+    """Return the queue of this name that each process with the app's configuration has."""
+    amqp: Any = app.amqp
+    if not hasattr(amqp, "outbox_configured_queues"):
+        amqp.outbox_configured_queues = amqp.Queues(app.conf.task_queues)
+    try:
+        return amqp.outbox_configured_queues[name]  # type: ignore[no-any-return]
+    except KeyError:  # task_create_missing_queues is off
+        return None
 
 
 def restore(declaration: Declaration, app: Celery) -> Queue | Exchange:
