@@ -6,14 +6,18 @@ one. What a worker would refuse, or should not accept, is said before it is stag
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from celery import Celery, _state
+from celery import Celery, Task, _state
 from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
 from ..intake.declaration import load_tasks
+from .text import listed
 
 #: Serializers that kombu accepts only where they are asked for.
 INSECURE = {"pickle", "yaml"}
@@ -34,15 +38,21 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
         ]
     found = _check_names([app.main or "" for app in apps])
     for app in apps:
-        found += [*_check_modules(app), *_check_content(app)]
-    return found
+        found += _check_configuration(app) or [*_check_modules(app), *_check_content(app)]
+    return [*found, *_check_tasks()]
 
 
 def staging_apps() -> list[Celery]:
     """Return the loaded apps whose calls stage, by name."""
-    apps: list[Any] = list(_state._get_active_apps())  # type: ignore[attr-defined]
-    staging = [app for app in apps if getattr(app, "stages_by_itself", False)]
-    return sorted(staging, key=lambda app: app.main or "")
+    return sorted(filter(_stages, _loaded()), key=lambda app: app.main or "")
+
+
+def _loaded() -> list[Any]:
+    return list(_state._get_active_apps())  # type: ignore[attr-defined]
+
+
+def _stages(app: Any) -> bool:
+    return bool(getattr(app, "stages_by_itself", False))
 
 
 def _check_names(names: list[str]) -> list[CheckMessage]:
@@ -66,6 +76,45 @@ def _check_names(names: list[str]) -> list[CheckMessage]:
             )
         )
     return found
+
+
+def _check_configuration(app: Celery) -> list[CheckMessage]:
+    """One of several apps may be another service's, configured on its hosts only."""
+    try:
+        app.conf.task_serializer  # noqa: B018  # loads it
+    except Exception as error:  # whatever the project's configuration raises
+        return [
+            Warning(
+                f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}.",
+                hint="Nothing else of the app was checked. Silence this where it is not used.",
+                id="outbox.W031",
+            )
+        ]
+    return []
+
+
+def _check_tasks() -> Iterator[CheckMessage]:
+    """Say which tasks are called on an app that does not stage, beside one that does."""
+    plain: dict[Any, set[str]] = {}
+    for app in _loaded():
+        with suppress(Exception):  # said of those that stage
+            if not _stages(app):
+                load_tasks(app)
+            for name, task in list(app.tasks.items()):
+                # Registries share what is defined. What the module holds is what is called.
+                module = sys.modules.get(task.__module__)
+                called = getattr(module, task.__name__, None)
+                if isinstance(called, Task) and called.name == name and not _stages(called.app):
+                    plain.setdefault(called.app, set()).add(name)
+    for app, names in plain.items():
+        if found := sorted(name for name in names if not name.startswith("celery.")):
+            yield Warning(
+                f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, in a "
+                f"transaction too: {listed(found)}.",
+                hint="Let that app be an OutboxCelery, or bind them to one; those of @shared_task "
+                "go to the app that was made last. Silence this if they are to be sent at once.",
+                id="outbox.W032",
+            )
 
 
 def _check_modules(app: Celery) -> list[CheckMessage]:

@@ -13,6 +13,8 @@ from celery import Celery
 
 from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
+from outbox_app.checks.brokers import check_brokers
+from outbox_app.checks.servers import check_servers
 from tests import tasks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +108,46 @@ def test_app_without_a_name():
     app = OutboxCelery(broker="memory://", set_as_current=False)
     assert "outbox.W012" in [message.id for message in check_apps()]
     app.close()
+
+
+def test_configuration_that_cannot_be_loaded_here(make_app):
+    app = OutboxCelery(f"elsewhere-{uuid4().hex}", set_as_current=False)
+    app.config_from_object("tests.no_such_configuration")
+    [message] = messages_of(app)
+    assert message.id == "outbox.W031"
+    assert "no_such_configuration" in message.msg
+    assert [m.id for m in check_brokers() if app.main in m.msg] == ["outbox.W015"]
+    check_servers(databases=["default"])  # and no error
+    app.close()
+
+
+def test_tasks_that_are_called_on_an_app_that_does_not_stage(tmp_path):
+    """The project has two apps, and the one that its tasks use was not edited."""
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from celery import Celery\n"
+        "from outbox_app.celery import OutboxCelery\n"
+        "edited = OutboxCelery('edited', broker='memory://')\n"
+        "plain = Celery('plain', broker='memory://', include=['shop.tasks'])\n"
+    )
+    (package / "tasks.py").write_text(
+        "from celery import shared_task\n"
+        "from shop import edited, plain\n"
+        "@plain.task\ndef bound(): ...\n"
+        "@shared_task\ndef shared(): ...\n"
+        "@edited.task\ndef staged(): ...\n"
+    )
+    (tmp_path / "shop_settings.py").write_text(
+        "import shop\nfrom tests.settings import *\nshop.plain.set_current()\n"
+    )
+    code, said = django_check(
+        DJANGO_SETTINGS_MODULE="shop_settings", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"
+    )
+    assert code == 0
+    assert said.count("outbox.W032") == 1
+    assert "app 'plain', which does not stage" in said
+    assert "transaction too: shop.tasks.bound, shop.tasks.shared." in said
 
 
 def test_forgotten_in_installed_apps(tmp_path):
