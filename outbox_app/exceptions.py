@@ -7,6 +7,7 @@
     │   ├── NotAtomic           no transaction, or one on another alias
     │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
     │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
+    ├── NotMigrated             a data migration came before the outbox's own tables
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── UnsafeBroker            the broker is configured to lose messages
     ├── LeaseLost               this drainer's shards belong to somebody else by now
@@ -62,6 +63,10 @@ class InvalidJob(StagingRefused, ValueError):
 
 class UnknownTask(StagingRefused, LookupError):
     """Strict mode is on and the Celery app has no task of this name."""
+
+
+class NotMigrated(OutboxError):
+    """A data migration stages or publishes before the outbox's own tables exist."""
 
 
 class BrokerUnavailable(OutboxError):

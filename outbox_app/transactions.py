@@ -7,11 +7,16 @@ open outside ``atomic()``, too. Nothing here opens a connection.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+from django.db.models.signals import post_migrate, pre_migrate
+from django.dispatch import receiver
 
 from .conf import settings
-from .exceptions import NotAtomic
+from .exceptions import NotAtomic, NotMigrated
 
 
 def is_atomic(using: str) -> bool:
@@ -39,6 +44,35 @@ def open_transactions() -> list[str]:
         for c in connections.all(initialized_only=True)
         if is_atomic(c.alias) or (c.connection is not None and lacks_autocommit(c))
     ]
+
+
+#: Aliases that ``migrate`` is at work on: only there tables may be missing, and are looked for.
+_migrating: set[str] = set()
+
+
+@receiver(pre_migrate, dispatch_uid="outbox_app.transactions")
+def _begin(using: str, **kwargs: Any) -> None:
+    _migrating.add(using)
+
+
+@receiver(post_migrate, dispatch_uid="outbox_app.transactions")
+def _end(using: str, **kwargs: Any) -> None:
+    _migrating.discard(using)
+
+
+def require_table(model: type[Model], migration: str, *, using: str) -> None:
+    """Raise ``NotMigrated`` in a data migration that comes before the table's own.
+
+    A failed INSERT would break its transaction, and say nothing of what to do.
+    """
+    if using not in _migrating:
+        return
+    table, app = model._meta.db_table, model._meta.app_label
+    if table not in connections[using].introspection.table_names():
+        raise NotMigrated(
+            f"The table {table} does not exist yet on {using!r}. Let the migration that stages or "
+            f'publishes depend on it: dependencies = [("{app}", "{migration}")].'
+        )
 
 
 def require_atomic(call: str, *, using: str) -> None:

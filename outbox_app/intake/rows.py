@@ -22,6 +22,7 @@ from ..conf import SHARDS, settings
 from ..exceptions import InvalidJob
 from ..log.wake import JOBS, wake_after_commit
 from ..signals import jobs_staged
+from ..transactions import require_table
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -111,6 +112,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
     """
     from ..models import StagedJob
 
+    require_table(StagedJob, "0001_initial", using=using)
     limit = _chunk_bytes(jobs, using=using)
     table = StagedJob.objects.using(using)
     with transaction.atomic(using=using, savepoint=False):

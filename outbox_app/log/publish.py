@@ -19,7 +19,7 @@ from django.db import IntegrityError, connections, transaction
 from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
 from ..signals import events_published
-from ..transactions import require_atomic
+from ..transactions import require_atomic, require_table
 from .heads import current_version, raise_head, raise_heads
 from .insert import insert, insert_raising
 from .logs import log_alias
@@ -92,6 +92,7 @@ def publish_many(
     rows = [checked(event, log) for event in events]
     expectations = expected_of(expected_version, rows)
     require_atomic("publish()", using=using)
+    require_table(log, "0002_event_log" if log is Event else "…", using=using)
     if not rows:
         return []
     given = [row for row, event in rows if event.message_id is not None]
