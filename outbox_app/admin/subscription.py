@@ -153,8 +153,8 @@ class SubscriptionAdmin(AskingAdmin):
     of_the_log = True
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
     ordering = ("name",)
-    fields = ["name", "state", "behind", "late", "partitions", "created_at", "error"]
-    readonly_fields = ["state", "behind", "late", "error"]
+    fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
+    readonly_fields = ["state", "what", "behind", "late", "error"]
     change_form_template = "admin/outbox_app/subscription.html"
     decisions = (
         Decision(
@@ -231,6 +231,17 @@ class SubscriptionAdmin(AskingAdmin):
     def state(self, row: Any) -> str:
         """Paused, failing, running."""
         return str(row.lag.state)
+
+    @admin.display(description=gettext_lazy("reads"))
+    def what(self, row: Any) -> str:
+        """Logs, topics and types, as the process that ran it last has declared them."""
+        if not row.reads:
+            return "-"
+        every = [_("all")]
+        return "; ".join(
+            f"{label}: {words(', '.join(row.reads.get(key) or every), 300)}"
+            for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
+        )
 
     @admin.display(description=gettext_lazy("behind"))
     def behind(self, row: Any) -> str:

@@ -146,6 +146,10 @@ class Share:
         if self.membership.joined:
             self.membership.rebalance()
         else:
+            # Once a process, so that old and new code side by side do not take turns.
+            if row.reads != self.subscriber.reads:
+                row.reads = self.subscriber.reads
+                row.save(using=self.using, update_fields=["reads"])
             self.membership.join()
         owned = self.membership.owned
         self._drop([part for part in self.partitions if part not in owned])

@@ -75,6 +75,13 @@ class Subscriber:
         return aliases.pop()
 
     @property
+    def reads(self) -> dict[str, list[str] | None]:
+        """What is kept on its row, for processes that do not have its code."""
+        topics, types = (names and list(names) for names in (self.topics, self.types))
+        tables = [log._meta.db_table for log in self.logs]
+        return {"logs": tables, "topics": topics, "types": types}  # type: ignore[dict-item]
+
+    @property
     def fault(self) -> str:
         """Why no process can run it, such as a log that does not exist; empty: one can."""
         try:

@@ -129,7 +129,9 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     cursors = Cursor.objects.using(using).filter(subscription__in=chosen)
     for cursor in cursors.order_by("subscription", "log", "partition"):
         result[cursor.subscription].cursors.append(CursorLag(cursor))
-    _measure([each for lag in result.values() for each in lag.cursors], declared, using)
+    reads = {name: row.reads for name, row in found.items()}
+    reads |= {each.name: each.reads for each in declared.values() if not each.fault}
+    _measure([each for lag in result.values() for each in lag.cursors], declared, reads, using)
     for name in served(chosen, using):
         result[name].served = True
     parked = ParkedStream.objects.using(using).filter(subscription__in=chosen)
@@ -166,7 +168,9 @@ def served(names: list[str], using: str) -> set[str]:
     }
 
 
-def _measure(lags: list[CursorLag], declared: dict[str, Subscriber], using: str) -> None:
+def _measure(
+    lags: list[CursorLag], declared: dict[str, Subscriber], reads: dict[str, Any], using: str
+) -> None:
     by_reader: dict[tuple[str, str, bool], list[CursorLag]] = defaultdict(list)
     for each in lags:
         subscriber = declared.get(each.cursor.subscription)
@@ -187,7 +191,7 @@ def _measure(lags: list[CursorLag], declared: dict[str, Subscriber], using: str)
             except DamagedCursor as error:
                 each.cursor.error = each.cursor.error or str(error)
                 continue
-            readable.append((each, (state, _filter(each.cursor, declared))))
+            readable.append((each, (state, _filter(each.cursor, reads))))
         found = behind(reader, [pair for _, pair in readable], bound=bound)
         ages = _ages(log, {each.first for each in found if each.first}, alias)
         for (each, _), measured in zip(readable, found, strict=True):
@@ -195,10 +199,9 @@ def _measure(lags: list[CursorLag], declared: dict[str, Subscriber], using: str)
             each.seconds = ages.get(measured.first, 0.0)
 
 
-def _filter(cursor: Cursor, declared: dict[str, Subscriber]) -> Filter:
-    subscriber = declared.get(cursor.subscription)
-    topics, types = (subscriber.topics, subscriber.types) if subscriber else (None, None)
-    return Filter(topics, types, cursor.partitions, cursor.partition)
+def _filter(cursor: Cursor, reads: dict[str, Any]) -> Filter:
+    asked = reads.get(cursor.subscription) or {}
+    return Filter(asked.get("topics"), asked.get("types"), cursor.partitions, cursor.partition)
 
 
 def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:

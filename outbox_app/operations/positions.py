@@ -210,6 +210,13 @@ def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
     return row.partitions, subscriber.partitions
 
 
+def reads_of(name: str, using: str) -> dict[str, Any]:
+    """Return which topics and types a subscription reads: as declared, else as it last was."""
+    subscriber = _declared(name)
+    rows = Subscription.objects.using(using).filter(pk=name).values_list("reads", flat=True)
+    return (subscriber.reads if subscriber else rows.first()) or {}
+
+
 def alias_of(name: str) -> str:
     """Return the alias that a subscription is on; one that is not declared any more: Event's."""
     subscriber = _declared(name)
@@ -242,7 +249,8 @@ def _landing(name: str, partitions: int, move: Move, cursors: list[Cursor], usin
     subscriber = _declared(name)
     table = move.log._meta.db_table
     by_part = {each.partition: each for each in cursors if each.log == table}
-    topics, types = (subscriber.topics, subscriber.types) if subscriber else (None, None)
+    asked = reads_of(name, using)
+    topics, types = asked.get("topics"), asked.get("types")
     parts: list[tuple[Cursor | None, Filter]] = [
         (by_part.get(part), Filter(topics, types, partitions, part))
         for part in range(partitions)

@@ -419,6 +419,7 @@ def test_the_event_that_fails_is_shown_and_skipped(alias, superuser, log_in):
     event = Event.objects.using(alias).get(stream="b")
     shown = body(superuser.get(page(row)))
     assert f'<a href="{page(event)}">{event.pk}: made b</a>' in shown
+    assert "logs: outbox_event; topics: all; types: all" in shown
     assert "in handle" in shown
     assert "hunter2" not in shown
     assert "<script>" not in shown.partition("<pre")[2].partition("</pre>")[0]

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import subscriber
-from outbox_app.models import Cursor, Drainer, Event, InboxEntry, ParkedStream, StagedJob
+from outbox_app.delivery import subscriber as declared
+from outbox_app.exceptions import NotMoved
+from outbox_app.models import (
+    Cursor,
+    Drainer,
+    Event,
+    InboxEntry,
+    ParkedStream,
+    StagedJob,
+    Subscription,
+)
+from outbox_app.operations import positions
+from outbox_app.operations.lag import lags
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -151,3 +164,31 @@ def test_a_rolled_back_event_reaches_nobody(alias, published, run):
     published("b")
     run("all")
     assert seen == [("b", 1)]
+
+
+def test_what_it_reads_is_on_its_row(alias, published, run):
+    """So that a deployment without its code can tell how far it is behind."""
+
+    def declare(**options):
+        declared._subscribers.clear()
+        seen_by("some", **options)
+
+    rows = Subscription.objects.using(alias)
+    declare(types=["order.*"])
+    published("a", type="order.placed")
+    run("some")
+    first = {"logs": ["outbox_event"], "topics": None, "types": ["order.*"]}
+    assert rows.get().reads == first
+    with CaptureQueriesContext(connections[alias]) as queries:
+        run("some")
+    assert not [q for q in queries if 'UPDATE "outbox_subscription"' in q["sql"].replace("`", '"')]
+    published("a", type="paid")
+    published("a", type="order.gone")
+    declared._subscribers.clear()
+    [lag] = lags(using=alias)
+    assert (lag.declared, lag.behind) == (False, 1)
+    with pytest.raises(NotMoved, match="1 event that"):
+        positions.replay("some", "now", using=alias)
+    declare(topics=["eu"])
+    run("some")
+    assert rows.get().reads == {"logs": ["outbox_event"], "topics": ["eu"], "types": None}

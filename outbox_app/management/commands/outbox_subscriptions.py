@@ -290,6 +290,7 @@ def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
         "name": lag.name,
         "state": lag.state,
         "declared": lag.declared,
+        "reads": lag.row.reads,
         "partitions": lag.row.partitions,
         "handled": lag.handled,
         "behind": lag.behind,
