@@ -13,7 +13,7 @@ from django.core import checks
 from .aliases import check_aliases, check_autocommit, check_business, check_connections
 from .apps import check_apps
 from .brokers import check_brokers
-from .databases import check_databases, check_sqlite
+from .databases import check_databases, check_sqlite, check_sqlite_settings
 from .logs import check_log_tables, check_logs
 from .models import check_models
 from .servers import check_servers
@@ -29,6 +29,7 @@ ALWAYS = (
     check_models,
     check_aliases,
     check_autocommit,
+    check_sqlite_settings,
     check_logs,
     check_declared_logs,
     check_time_readers,

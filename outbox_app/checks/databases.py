@@ -18,16 +18,12 @@ from ..intake.sending import celery_app
 from ..log.logs import all_logs
 from ..models import StagedJob
 from ..models.collation import COLLATIONS
+from ..operations.sessions import SQLITE_OPTIONS, session_faults, sqlite_fault
 from .aliases import is_standby, written_aliases
 from .text import listed
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000
-#: What several processes on one SQLite file need.
-SQLITE_OPTIONS = (
-    "DATABASES[…]['OPTIONS'] = {'timeout': 30, 'transaction_mode': 'IMMEDIATE', "
-    "'init_command': 'PRAGMA journal_mode = WAL'}"
-)
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -83,6 +79,12 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation}",
             id="outbox.E009",
         )
+    for fault in session_faults(connection.alias):
+        yield Error(
+            f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts.",
+            hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings.",
+            id="outbox.E031",
+        )
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(sql_mode.split(",")):
         yield Error(
             f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not "
@@ -90,6 +92,12 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET sql_mode='STRICT_TRANS_TABLES'\"",
             id="outbox.E025",
         )
+
+
+def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
+    """Warn of what several processes will suffer from, by the settings, without a connection."""
+    faults = filter(None, map(sqlite_fault, sorted(written_aliases())))
+    return [Warning(f"{fault}.", hint=SQLITE_OPTIONS, id="outbox.W025") for fault in faults]
 
 
 def check_sqlite(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:

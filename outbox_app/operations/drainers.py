@@ -21,6 +21,7 @@ from ..exceptions import UnsafeBroker
 from ..intake.rows import outbox_alias
 from ..text import get_logger
 from .processes import bound_waits, in_children
+from .sessions import require_sessions
 from .status import backlog, held
 from .tables import require_alias, require_tables
 
@@ -68,6 +69,7 @@ def drain(
     require_alias(using)
     bound_waits(using)
     require_tables(using)
+    require_sessions(using, write=write)
     options: dict[str, Any] = {
         "using": using,
         "interval": interval,

@@ -20,6 +20,7 @@ from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
 from ..exceptions import OutboxError
 from ..text import get_logger
 from .processes import bound_waits, in_children
+from .sessions import require_sessions
 from .tables import require_tables
 
 logger = get_logger("outbox_app.subscriptions")
@@ -68,6 +69,7 @@ def run(
         write(f"subscription left out reason={fault}")
     bound_waits(chosen[0].using)
     require_tables(chosen[0].using)
+    require_sessions(chosen[0].using, write=write)
     options = {"interval": interval, "batch_size": batch_size, "once": once}
     if processes == 1:
         code = _run_here(chosen, options, write=write)

@@ -1,0 +1,102 @@
+"""Settings of a session under which statements of the outbox fail, do less than they say, or wait.
+
+Asked when a drainer or subscriptions start, and by the system checks. Each is said in words, with
+its way out: what the server says by itself, if anything, names a statement and no setting. On MySQL
+and MariaDB they refuse to start with such a session; SQLite's are a warning, since one process at a
+desk does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import django.db
+from django.core.management.base import CommandError
+from django.db import connections
+
+#: What several processes on one SQLite file need.
+SQLITE_OPTIONS = (
+    "DATABASES[…]['OPTIONS'] = {'timeout': 30, 'transaction_mode': 'IMMEDIATE', "
+    "'init_command': 'PRAGMA journal_mode = WAL'}"
+)
+#: Variables of MySQL: the value they must have, and what happens otherwise.
+VARIABLES = {
+    "sql_safe_updates": (0, "published jobs cannot be deleted"),
+    "sql_select_limit": (2**64 - 1, "reads are cut short without an error"),
+    "completion_type": ("NO_CHAIN", "a commit begins another transaction, or disconnects"),
+}
+#: Modes of MySQL, and what happens in them.
+MODES = {
+    "ORACLE": "MariaDB reads another SQL, in which batches cannot be read",
+    "EMPTY_STRING_IS_NULL": "empty texts cannot be stored",
+}
+
+
+def session_faults(using: str) -> list[str]:
+    """Ask MySQL or MariaDB what is wrong with a session of an alias; elsewhere nothing is."""
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT @@sql_mode, @@{', @@'.join(VARIABLES)}")
+        modes, *values = cursor.fetchone()
+    wrong = [
+        f"{name} is {value}, not {wanted}: {effect}"
+        for value, (name, (wanted, effect)) in zip(values, VARIABLES.items(), strict=True)
+        if value != wanted
+    ]
+    set_modes = set(modes.split(","))
+    wrong += [f"sql_mode has {m}: {effect}" for m, effect in MODES.items() if m in set_modes]
+    return wrong
+
+
+def sqlite_fault(using: str) -> str:
+    """Say, without a connection, for what several processes lock each other out; empty: nothing."""
+    connection: Any = connections[using]
+    if connection.vendor != "sqlite" or connection.is_in_memory_db():
+        return ""
+    name = connection.settings_dict["NAME"]
+    options = connection.settings_dict["OPTIONS"]
+    wrong = []
+    if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        wrong.append("transactions begin as readers")
+    if "wal" not in str(options.get("init_command")).lower() and not _is_wal(name):
+        wrong.append("the journal mode is not WAL")
+    if not wrong:
+        return ""
+    return (
+        f"SQLite database {using!r}: {' and '.join(wrong)}, so that calls fail with 'database is "
+        "locked' as soon as two processes write, such as a web server and a drainer"
+    )
+
+
+def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
+    """Refuse sessions in which work is impossible; warn of those in which it is hard.
+
+    A database that is away is no answer, as in ``tables``.
+
+    Raises:
+        CommandError: What is wrong, and what to do.
+    """
+    try:
+        wrong = session_faults(using)
+    except django.db.Error:
+        connections[using].close()
+        return
+    if wrong:
+        raise CommandError(
+            f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Set them right for this "
+            "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\".",
+            returncode=2,
+        )
+    if fault := sqlite_fault(using):
+        write(f"warning: {fault}. Set {SQLITE_OPTIONS}")
+
+
+def _is_wal(name: Any) -> bool:
+    try:
+        with open(name, "rb") as file:
+            return file.read(19)[18:] == b"\x02"  # the version of the file format that writes need
+    except OSError:
+        return False

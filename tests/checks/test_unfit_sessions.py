@@ -1,0 +1,133 @@
+"""Sessions that cannot be worked with: said by the checks, and when a command starts."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.db.backends.sqlite3.base import DatabaseWrapper
+
+from outbox_app import publish, subscriber
+from outbox_app.checks.databases import check_databases, check_sqlite_settings
+from outbox_app.models import StagedJob
+from outbox_app.operations import sessions
+from tests import tasks
+from tests.faults.tools import on
+
+#: A setting, and a word of what is said.
+UNFIT = [
+    ("sql_safe_updates = 1", "cannot be deleted"),
+    ("sql_select_limit = 100", "cut short"),
+    ("completion_type = 1", "completion_type is CHAIN"),
+    ("completion_type = 2", "completion_type is RELEASE"),
+    ("sql_mode = 'ORACLE,STRICT_TRANS_TABLES'", "sql_mode has ORACLE"),
+    ("sql_mode = 'EMPTY_STRING_IS_NULL,STRICT_TRANS_TABLES'", "empty texts"),
+]
+#: Settings under which everything works: nothing is said of them.
+FIT = [
+    *("NO_BACKSLASH_ESCAPES", "ANSI", "HIGH_NOT_PRECEDENCE", "SIMULTANEOUS_ASSIGNMENT"),
+    *("PAD_CHAR_TO_FULL_LENGTH", "MSSQL", "TRADITIONAL"),
+]
+
+
+@pytest.fixture
+def session(alias):
+    """``session(setting)``: sessions of the alias have it from now on."""
+    options = connections.settings[alias]["OPTIONS"]
+    before = dict(options)
+
+    def use(setting):
+        connections[alias].close()
+        options["init_command"] = f"{before['init_command']}, {setting}"
+
+    yield use
+    connections[alias].close()
+    options.clear()
+    options.update(before)
+
+
+@pytest.mark.django_db(transaction=True)
+@on("mariadb")
+class TestMySQL:
+    @pytest.mark.parametrize(("setting", "words"), UNFIT)
+    def test_it_is_said_and_nothing_starts(self, alias, session, setting, words):
+        subscriber("one")(lambda events: None)
+        session(setting)
+        [message] = [m for m in check_databases(databases=[alias]) if m.id == "outbox.E031"]
+        assert words in message.msg
+        for command in ("drain_outbox", "run_subscriptions"):
+            with pytest.raises(CommandError, match=words.split()[0]) as refused:
+                call_command(command, "--once", database=alias, skip_checks=True)
+            assert refused.value.returncode == 2
+
+    @pytest.mark.parametrize("mode", FIT)
+    def test_what_does_no_harm(self, alias, session, make_app, mode):
+        seen = []
+        subscriber("one")(seen.extend)
+        app = make_app()
+        note = app.task(name="note")(tasks.note)
+        session(f"sql_mode = '{mode},STRICT_TRANS_TABLES'")
+        with transaction.atomic(using=alias):
+            for i in range(10):
+                note.apply_async(("", i), ordering_key="one" if i % 2 else "")
+            publish("s-1", "t", {"quoted": "'\\\""})
+        call_command("drain_outbox", "--once", database=alias, skip_checks=True)
+        call_command("run_subscriptions", "--once", database=alias, skip_checks=True)
+        assert not StagedJob.objects.using(alias).exists()
+        assert [event.data for event in seen] == [{"quoted": "'\\\""}]
+        assert not [m for m in check_databases(databases=[alias]) if m.id == "outbox.E031"]
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+class TestSQLite:
+    @pytest.fixture
+    def plain(self, alias, tmp_path, monkeypatch):
+        """``plain(**options)``: the outbox's database is a file with these options."""
+        made = []
+
+        def make(**options):
+            settings = {**connections[alias].settings_dict, "NAME": tmp_path / "db.sqlite3"}
+            connection = DatabaseWrapper({**settings, "OPTIONS": options}, alias=alias)
+            monkeypatch.setattr(sessions, "connections", {alias: connection})
+            made.append(connection)
+            return connection
+
+        yield make
+        for connection in made:
+            connection.close()
+
+    def test_as_django_makes_it(self, plain):
+        connection = plain()
+        [message] = check_sqlite_settings()
+        assert message.id == "outbox.W025"
+        assert "begin as readers and the journal mode is not WAL" in message.msg
+        assert "transaction_mode" in message.hint
+        assert connection.connection is None  # it did not connect
+        assert "outbox.W025" in [m.id for m in run_checks(tags=["outbox"])]
+
+    @pytest.mark.parametrize("mode", ["IMMEDIATE", "exclusive"])
+    def test_as_it_should_be(self, plain, mode):
+        plain(transaction_mode=mode, init_command="PRAGMA journal_mode=wal;")
+        assert check_sqlite_settings() == []
+
+    def test_a_file_that_is_in_wal_mode(self, plain):
+        with plain().cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            cursor.execute("CREATE TABLE t (id integer)")
+        plain(transaction_mode="IMMEDIATE")
+        assert check_sqlite_settings() == []
+        plain(transaction_mode=None)
+        assert "WAL" not in check_sqlite_settings()[0].msg
+
+    def test_in_memory(self, plain):
+        plain().settings_dict["NAME"] = ":memory:"
+        assert check_sqlite_settings() == []
+
+    def test_the_commands_warn(self, plain):
+        plain()
+        said = []
+        sessions.require_sessions("default", write=said.append)
+        [line] = said
+        assert line.startswith("warning: SQLite database 'default'")
+        assert "'transaction_mode': 'IMMEDIATE'" in line
