@@ -75,9 +75,15 @@ def test_the_second_failure_finds_it(alias, published, run, shop, at):
     assert effects(alias) == wanted()
 
 
-def test_it_is_skipped(alias, published, run, shop):
-    shop("s4", "s10")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"on_gap": "park"}, {"on_gap": "park", "by_time": True}, {"types": ["m*"]}],
+    ids=["plain", "gaps", "by time", "filter"],
+)
+def test_it_is_skipped(alias, published, run, shop, options):
+    shop("s4", "s10", **options)
     published(*STREAMS)
+    Event.objects.using(alias).update(recorded_at="2026-01-01T00:00Z")
     places = ids(alias)
     run("shop")
     with pytest.raises(NotSkippable, match="does not fail at position"):
@@ -101,8 +107,12 @@ def test_it_is_skipped(alias, published, run, shop):
     assert (cursor.error, cursor.failed_event, cursor.handled) == ("", None, 9)
     assert effects(alias) == wanted("s4", "s10")
     assert run("shop") == 0
-    published("s4")
-    with pytest.raises(NotSkippable):  # it does not fail any more
+    published("s4", "s3")
+    Event.objects.using(alias).filter(version=2).update(recorded_at="2026-01-02T00:00Z")
+    run("shop")
+    run("shop")
+    assert Cursor.objects.using(alias).get().failed_event["version"] == 2
+    with pytest.raises(NotSkippable):  # that is another event
         skip_event("shop", places[4], by="ann", reason="again", using=alias)
 
 
