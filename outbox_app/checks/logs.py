@@ -77,7 +77,7 @@ def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
     for field in log._meta.local_fields:
         if field.name in own or field.name.endswith("_ptr"):
             continue
-        if not (field.null or field.blank or field.has_default() or _has_db_default(field)):
+        if not _is_filled(field):
             yield Error(
                 f"publish() does not know the field {field.name!r}, which has to be given.",
                 hint="Put it into the event's data or metadata; or give it a default, or null.",
@@ -86,8 +86,15 @@ def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
             )
 
 
-def _has_db_default(field: Field[Any, Any]) -> bool:
-    return bool(field.has_db_default()) or bool(getattr(field, "generated", False))
+def _is_filled(field: Field[Any, Any]) -> bool:
+    """Say whether an event, or a tombstone, may leave the field out."""
+    if field.null or field.has_db_default() or getattr(field, "generated", False):
+        return True
+    if field.has_default():
+        return field.default is not None
+    if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
+        return True
+    return field.blank and bool(field.empty_strings_allowed)
 
 
 def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:

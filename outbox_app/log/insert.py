@@ -50,7 +50,7 @@ def insert(rows: Sequence[EventLog], log: type[EventLog], *, using: str) -> None
         for row, data, metadata in chunk:
             id = str(row.message_id) if native else row.message_id.hex
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
-            params += (f.get_db_prep_save(getattr(row, f.attname), connection) for f in extra)
+            params += (_stored(f, row, connection) for f in extra)
         with connection.cursor() as cursor:
             cursor.execute(f"{head}{', '.join([slots] * len(chunk))}{tail}", params)
             given = cursor.fetchall() if returning else ()
@@ -85,7 +85,7 @@ def insert_raising(row: EventLog, log: type[EventLog], *, expected: int | None, 
     )
     data, metadata = _encoded(row.data), _encoded(row.metadata)
     params += (row.topic, row.stream, row.type, data, metadata, row.slice, str(row.message_id))
-    params += (f.get_db_prep_save(getattr(row, f.attname), connection) for f in extra)
+    params += (_stored(f, row, connection) for f in extra)
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         given = cursor.fetchone()
@@ -94,6 +94,16 @@ def insert_raising(row: EventLog, log: type[EventLog], *, expected: int | None, 
     row.version = given[0]
     _note([row], [given[1:]], log, using=using)
     return True
+
+
+def own_values(log: type[EventLog], *, using: str) -> dict[str, Any]:
+    """Return the columns that a log has of its own, as a row without values for them has them."""
+    row, connection = log(), connections[using]
+    return {str(f.column): _stored(f, row, connection) for f in _extra_fields(log)}
+
+
+def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
+    return field.get_db_prep_save(field.pre_save(row, True), connection)  # auto_now_add, too
 
 
 def _encoded(value: Any) -> str:

@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..models import EventLog
 from .cursor import State
+from .insert import own_values
 from .record import COLUMNS, RecordedEvent
 from .soundness import require_sound
 from .sql import Filter
@@ -89,6 +90,7 @@ class LogReader:
             settle=conf.SETTLE_SECONDS,
             tombstones=conf.TOMBSTONES,
         )
+        self.window.own_values = partial(own_values, log, using=using)
 
     def load(self, state: str) -> State:
         """Return the state of a text. Raises ``DamagedCursor``."""

@@ -64,6 +64,8 @@ class Window(ABC, Generic[S]):
     needs_dirty = False
     #: What names are quoted with.
     quote = '"'
+    #: Gives the columns that the log has of its own, for one tombstone.
+    own_values: Callable[[], dict[str, Any]] = dict
 
     def __init__(
         self,

@@ -86,7 +86,14 @@ class TestModels:
         assert ids(check_logs()) == ["outbox.E019"]
 
     @pytest.mark.parametrize(
-        "field", [models.IntegerField(), models.CharField(max_length=10)], ids=str
+        "field",
+        [
+            models.IntegerField(),
+            models.CharField(max_length=10),
+            models.IntegerField(blank=True),  # of forms only: the database takes no empty text
+            models.UUIDField(default=None),
+        ],
+        ids=["number", "text", "blank-number", "no-default"],
     )
     def test_a_required_field(self, field):
         class Bad(EventLog):
@@ -95,6 +102,16 @@ class TestModels:
         [message] = check_logs()
         assert message.id == "outbox.E021"
         assert "'tenant'" in message.msg
+
+    def test_fields_that_fill_themselves(self):
+        class Good(EventLog):
+            text = models.CharField(max_length=10, blank=True)
+            added = models.DateTimeField(auto_now_add=True)
+            number = models.IntegerField(default=0)
+            other = models.IntegerField(db_default=0)
+            nothing = models.IntegerField(null=True)
+
+        assert check_logs() == []
 
     def test_foreign_keys(self):
         class Person(models.Model):

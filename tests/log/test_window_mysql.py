@@ -6,14 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from django.db import IntegrityError, OperationalError, connections
+from django.db import IntegrityError, OperationalError, connections, transaction
 
-from outbox_app import NewEvent, publish_many
+from outbox_app import NewEvent, publish, publish_many
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from outbox_app.log.cursor import MysqlState
+from outbox_app.log.reader import LogReader
 from outbox_app.log.windows import mysql
 from outbox_app.models import Event
 from tests.faults.tools import eventually, on
+from tests.own_log.models import Ledger
 
 from .conformance import commit, names, read_all, reading, unread
 from .sessions import Session, execute, truncate
@@ -237,6 +239,26 @@ def test_tombstones_seal(alias, settings):
         writer = Event(id=last, stream="late", version=1, type="made", slice=0)
         with pytest.raises(IntegrityError, match="Duplicate"):
             writer.save(using=alias, force_insert=True)
+
+
+def test_tombstones_seal_a_log_with_columns_of_its_own(alias, settings):
+    """The database knows no default of theirs: the model's are written."""
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
+    reader = LogReader(Ledger, using=alias)
+    try:
+        assert reader.window._seal(3, 5)
+        assert not reader.window._seal(5, 6)
+    finally:
+        reader.close()
+    sealed = list(Ledger.objects.using(alias).order_by("id"))
+    assert [(row.id, row.type, row.currency, row.remark) for row in sealed] == [
+        (id, "$tombstone", "%s'", "") for id in (3, 4, 5)
+    ]
+    assert len({row.booking for row in sealed}) == 3
+    assert all(row.booked_at and row.note is None for row in sealed)
+    with transaction.atomic(using=alias):
+        event = publish("a", "made", log=Ledger)
+    assert event.booked_at is not None
 
 
 def test_a_row_that_came_while_it_was_to_be_sealed(alias, settings):

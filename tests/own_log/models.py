@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from django.db import models
 
 from outbox_app.models import EventLog
 
 
 class Ledger(EventLog):
-    """Has a name, an index and a column of its own."""
+    """Has a name, an index and columns of its own; the database knows no default of theirs."""
 
     note = models.CharField(max_length=20, null=True)  # noqa: DJ001
+    currency = models.CharField(max_length=3, default="%s'")
+    booking = models.UUIDField(default=uuid4, unique=True)
+    remark = models.TextField(blank=True)
+    booked_at = models.DateTimeField(auto_now_add=True)
 
     class Meta(EventLog.Meta):
         db_table = "ledger"

@@ -206,16 +206,18 @@ class MysqlWindow(Window[MysqlState]):
         """Put tombstones where they are asked for. Says whether the run is closed."""
         if not self.tombstones or last - first >= MAX_SEALED:
             return True
+        own = [self.own_values() for _ in range(first, last + 1)]
+        names = "".join(f", `{name}`" for name in own[0])
         values = ", ".join(
             f"({id}, 0, '', '{TOMBSTONE}', {id}, '{TOMBSTONE}', '{{}}', '{{}}', 0, "
-            "REPLACE(UUID(), '-', ''), UTC_TIMESTAMP(6))"
+            f"REPLACE(UUID(), '-', ''), UTC_TIMESTAMP(6){', %s' * len(own[0])})"
             for id in range(first, last + 1)
         )
         try:
             self.run(
                 f"INSERT INTO {self.source} (id, txid, topic, stream, version, type, data, "
-                f"metadata, slice, message_id, recorded_at) VALUES {values}",
-                [],
+                f"metadata, slice, message_id, recorded_at{names}) VALUES {values}",
+                [value for row in own for value in row.values()],
             )
         except Exception as error:
             if error.args[:1] == (1062,):  # duplicate: its writer was there after all

@@ -65,6 +65,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("note", models.CharField(max_length=20, null=True)),
+                ("currency", models.CharField(default="%s'", max_length=3)),
+                ("booking", models.UUIDField(default=uuid.uuid4, unique=True)),
+                ("remark", models.TextField(blank=True)),
+                ("booked_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
                 "db_table": "ledger",
