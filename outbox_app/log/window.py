@@ -58,11 +58,9 @@ class Window(ABC, Generic[S]):
         tombstones: Seal such positions.
     """
 
-    #: Class of the states.
     state: type[S]
     #: Whether ``dirty`` has to be given.
     needs_dirty = False
-    #: What names are quoted with.
     quote = '"'
     #: Gives the columns that the log has of its own, for one tombstone.
     own_values: Callable[[], dict[str, Any]] = dict
