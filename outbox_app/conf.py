@@ -43,8 +43,10 @@ class OutboxSettings:
     MAX_ETA: float = 366 * 86400.0
     #: Refuse task names that the loaded Celery app does not know.
     STRICT_TASK_NAMES: bool = False
-    #: Seconds between two polls of an idle drainer.
-    INTERVAL: float = 1.0
+    #: Seconds between two polls of an idle drainer. None: 1 where commits wake it, else 0.1.
+    INTERVAL: float | None = None
+    #: Seconds between two looks of idle subscriptions. None: as for INTERVAL.
+    SUBSCRIPTION_INTERVAL: float | None = None
     #: Rows read, published and deleted at once.
     BATCH_SIZE: int = 1000
     #: Seconds after which a silent drainer loses its shards.

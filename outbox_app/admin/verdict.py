@@ -83,7 +83,7 @@ def verdict(seen: Seen) -> Verdict:
     if not backlog.rows:
         return Verdict("good", _("All staged work has left. Nothing is waiting."))
     waits = {"count": backlog.shown, "age": duration(backlog.oldest_seconds)}
-    if backlog.oldest_seconds <= settings().INTERVAL * POLLS:
+    if backlog.oldest_seconds <= (settings().INTERVAL or 1.0) * POLLS:
         return Verdict("good", _("Work is leaving. The oldest ready job waits %(age)s.") % waits)
     if seen.published:
         return Verdict(

@@ -19,7 +19,7 @@ from ..conf import OutboxSettings, settings
 from ..delivery.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
-LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01}
+LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}
 #: The part of the lease that is left, for sure, when a batch is published.
 LEFT = TRUST - 1 / BEATS
 

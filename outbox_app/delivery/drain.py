@@ -42,7 +42,7 @@ from .outgoing import Outcome
 from .records import bury, bury_blocked, record_takeover
 from .tracing import trace_batch
 from .trouble import Trouble
-from .waiting import Stop, waiter
+from .waiting import Stop, poll_interval, waiter
 from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.drain")
@@ -92,7 +92,8 @@ class Drain:
     ) -> None:
         conf = settings()
         self.using = using or outbox_alias()
-        self.interval = conf.INTERVAL if interval is None else interval
+        chosen = conf.INTERVAL if interval is None else interval
+        self.interval = poll_interval(chosen, using=self.using)
         self.batch_size = batch_size or conf.BATCH_SIZE
         self.max_jobs = max_jobs
         self.on_turn = on_turn
@@ -109,6 +110,8 @@ class Drain:
         #: With ``once``: the last row that was there at the start, and since when nothing was done.
         self._last: int | None = None
         self._idle_since = 0.0
+        #: The turn before found nothing.
+        self._is_idle = False
         self._stop = Stop()
         self._watchdog = Watchdog(using=self.using, limit=self.membership.lease_seconds)
         self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog)
@@ -183,10 +186,16 @@ class Drain:
             self._share_shards()
         self._counters.keep()
         busy = False
+        # A poll of an empty table is this one look-up; elsewhere it would be one a shard.
+        known = len(self._lanes)
+        waiting = self._find_lanes() if self._is_idle else list(self._lanes)
         for lane in list(self._lanes.values()):
-            if not lane.trouble.rest:
+            if not lane.trouble.rest and (lane.app in waiting or lane.trouble.text):
                 busy |= self._drain(lane)
-        return busy or self._find_lanes()
+        if not busy and not self._is_idle:
+            self._find_lanes()
+        self._is_idle = not busy and len(self._lanes) == known
+        return not self._is_idle
 
     def _beat_if_due(self) -> None:
         if not self.membership.joined or not self.membership.beat_is_due():
@@ -208,11 +217,12 @@ class Drain:
             self.membership.join()
         self._find_lanes()
 
-    def _find_lanes(self) -> bool:
-        new = [app for app in apps_with_rows(using=self.using) if app not in self._lanes]
-        for app in new:
+    def _find_lanes(self) -> list[str]:
+        """Return the apps that have rows; each has its lane now."""
+        found = apps_with_rows(using=self.using)
+        for app in found:
             self._lane(app)
-        return bool(new)
+        return found
 
     def _lane(self, app: str) -> Lane:
         if app not in self._lanes:

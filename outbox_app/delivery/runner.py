@@ -30,7 +30,7 @@ from .partition import Partition
 from .partitions import adopt_partitions
 from .subscriber import Subscriber
 from .trouble import Trouble
-from .waiting import Stop, waiter
+from .waiting import Stop, poll_interval, waiter
 from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.subscriptions")
@@ -190,7 +190,7 @@ class Runner:
 
     Args:
         subscribers: Which.
-        interval: Seconds between two looks while idle. Default: the setting INTERVAL.
+        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
         batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
         lease_seconds: Default: the setting LEASE_SECONDS.
         on_turn: Called after each turn with the runner, for progress.
@@ -207,7 +207,8 @@ class Runner:
     ) -> None:
         conf = settings()
         self.using = subscribers[0].using
-        self.interval = conf.INTERVAL if interval is None else interval
+        chosen = conf.SUBSCRIPTION_INTERVAL if interval is None else interval
+        self.interval = poll_interval(chosen, using=self.using)
         self.on_turn = on_turn
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)

@@ -17,12 +17,15 @@ from uuid import uuid4
 import django.db
 from django.db import connections
 
+from ..conf import settings
 from ..log.wake import JOBS
 from ..text import get_logger
 from .watchdog import Watchdog
 
 logger = get_logger("outbox_app.drain")
 
+#: Seconds between two polls by default: where commits wake the reader, and elsewhere.
+WOKEN_INTERVAL, POLL_INTERVAL = 1.0, 0.1
 #: Longest uninterrupted wait for a NOTIFY, in seconds: a stop is noticed within it.
 SLICE = 0.25
 #: Seconds in which a listener must hear its own test.
@@ -171,11 +174,23 @@ class Listener(Clock):
         return Error
 
 
+def poll_interval(chosen: float | None, *, using: str) -> float:
+    """Return what was chosen, in seconds; by default rare polls where commits wake the reader."""
+    if chosen is not None:
+        return chosen
+    return WOKEN_INTERVAL if settings().WAKE and _listens(using) else POLL_INTERVAL
+
+
 def waiter(stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> Clock:
     """Return the way of waiting that the database of ``using`` offers."""
-    if connections[using].vendor == "postgresql":
-        from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
-        if is_psycopg3:
-            return Listener(stop, using=using, watchdog=watchdog, channel=channel)
+    if _listens(using):
+        return Listener(stop, using=using, watchdog=watchdog, channel=channel)
     return Clock(stop)
+
+
+def _listens(using: str) -> bool:
+    if connections[using].vendor != "postgresql":
+        return False
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)

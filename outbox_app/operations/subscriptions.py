@@ -43,7 +43,7 @@ def run(
     Args:
         names: Which. Default: all that are declared.
         using: Only those on this database alias. Needed where they are on several.
-        interval: Seconds between two looks while idle. Default: the setting INTERVAL.
+        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
         batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
         once: Stop when nothing is left.
         processes: How many processes share the partitions.

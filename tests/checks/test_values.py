@@ -51,6 +51,7 @@ WRONG = {
     "LEASE_SECONDS": [0, -1, "10", True, float("nan"), float("inf")],
     "PUBLISH_TIMEOUT": [0, -0.1, None],
     "INTERVAL": [0, 0.001, -1, "1", float("nan")],
+    "SUBSCRIPTION_INTERVAL": [0, 0.001, "1"],
     "HOLD_HORIZON": [-1, float("nan"), "300"],
     "PROGRESS_INTERVAL": [-1, False],
     "MAX_BACKOFF": [0, float("inf")],

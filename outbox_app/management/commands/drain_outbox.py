@@ -39,9 +39,9 @@ class Command(TeachingCommand):
             "--interval",
             type=float,
             metavar="SECONDS",
-            help="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], 1). On "
-            "PostgreSQL a commit wakes the drainer at once; elsewhere this is the "
-            "longest delay, and 0.1 is fine",
+            help="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], or 1 on "
+            "PostgreSQL, where a commit wakes the drainer at once, and 0.1 elsewhere, where this "
+            "is the longest delay)",
         )
         parser.add_argument(
             "--batch-size",

@@ -46,8 +46,9 @@ class Command(TeachingCommand):
             "--interval",
             type=float,
             metavar="SECONDS",
-            help="pause between two looks at an idle log (default: OUTBOX['INTERVAL'], 1). On "
-            "PostgreSQL a commit wakes the process at once",
+            help="pause between two looks at an idle log (default: "
+            "OUTBOX['SUBSCRIPTION_INTERVAL'], or 1 on PostgreSQL, where a commit wakes the process "
+            "at once, and 0.1 elsewhere)",
         )
         parser.add_argument(
             "--batch-size",
