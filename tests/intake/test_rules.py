@@ -212,7 +212,7 @@ def test_a_block_of_a_producer_stages_all_or_nothing(alias, app, add, staged):
     with transaction.atomic(using=alias):
         with suppress(InvalidJob), app.producer_or_acquire() as producer:
             add.apply_async((1, 1), producer=producer)
-            add.apply_async((1, 1), producer=producer, priority=999)
+            add.apply_async((1, 1), producer=producer, queue="amq.x")
         add.delay(2, 2)
 
     assert staged() == [[2, 2]]

@@ -130,7 +130,7 @@ def test_outside_a_transaction_it_opens_one_where_the_setting_says_so(alias, add
     stage(add, (1, 1))
     assert stage_many(add.s(i, i) for i in range(2, 4)) == 2
     with pytest.raises(InvalidJob):
-        stage_many([add.s(4, 4), add.s(5, 5).set(priority=999)])
+        stage_many([add.s(4, 4), add.s(5, 5).set(queue="amq.x")])
 
     assert staged() == [[1, 1], [2, 2], [3, 3]]
 
