@@ -7,6 +7,7 @@
     │   ├── NotAtomic           no transaction, or one on another alias
     │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
     │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
+    ├── StillStaged             a result was waited for before its job could leave (RuntimeError)
     ├── NotMigrated             a data migration came before the outbox's own tables
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── UnsafeBroker            the broker is configured to lose messages
@@ -63,6 +64,10 @@ class InvalidJob(StagingRefused, ValueError):
 
 class UnknownTask(StagingRefused, LookupError):
     """Strict mode is on and the Celery app has no task of this name."""
+
+
+class StillStaged(OutboxError, RuntimeError):
+    """A result was waited for inside the transaction that staged its job."""
 
 
 class NotMigrated(OutboxError):

@@ -31,7 +31,7 @@ from django.db import connections
 from ..conf import settings
 from ..exceptions import NotAtomic
 from ..transactions import is_atomic, lacks_autocommit, open_transactions
-from . import limits
+from . import limits, open_results
 from .producer import Postponed, StagingProducer, or_staged
 from .results import put_off_subscriptions
 from .rows import outbox_alias
@@ -110,6 +110,8 @@ class StagingMixin:
         task_args = args[0] if args else options.get("args")
         using = ours.get("using")
         alias = None if by_hand else self._alias_to_stage(name, task_args, using, options)
+        if ours.get("ordering_key"):
+            self._check_order(name, task_args, alias, options)
         if alias is None:
             return super().send_task(name, *args, **options)  # type: ignore[misc]
 
@@ -133,9 +135,11 @@ class StagingMixin:
         before = _staging_now.get()
         _staging_now.set(True)
         try:
-            return super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
+            result = super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
         finally:
             _staging_now.set(before)
+        open_results.note(result.id, using=alias)
+        return result
 
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """As Celery's; while staging, a stand-in whose tasks are staged together."""
@@ -160,6 +164,9 @@ class StagingMixin:
         backend = super().backend  # type: ignore[misc]
         if not hasattr(backend.on_chord_part_return, "follows"):
             backend.on_chord_part_return = _following(backend.on_chord_part_return)
+            for wait in ("wait_for_pending", "iter_native"):
+                if hasattr(backend, wait):
+                    setattr(backend, wait, open_results.refuse_waiting(getattr(backend, wait)))
         return put_off_subscriptions(backend, self._stages_here)
 
     def _alias_to_stage(
@@ -176,9 +183,8 @@ class StagingMixin:
             return alias
         # What would be sent is staged in the transaction of a test: no test needs a broker for it.
         sent = alias if connections[alias].in_atomic_block else None
-        worker = self.current_worker_task  # type: ignore[attr-defined]
         outside = settings().OUTSIDE
-        if options.get("parent_id") or _chord_part.get() or (worker and _follow_up.get()):
+        if self._follows_a_task(options):
             return sent
         if outside == "stage" and lacks_autocommit(connections[alias]):
             return alias
@@ -189,6 +195,26 @@ class StagingMixin:
                 f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
             )
         return sent if outside == "send" else alias
+
+    def _follows_a_task(self, options: dict[str, Any]) -> bool:
+        worker = self.current_worker_task  # type: ignore[attr-defined]
+        return bool(options.get("parent_id") or _chord_part.get() or (worker and _follow_up.get()))
+
+    def _check_order(self, name: str, args: Any, alias: str | None, options: Any) -> None:
+        """Refuse an ordering key where the call is sent: it would overtake what is staged.
+
+        What a worker sends by itself is sent all the same, or the work would be lost.
+        """
+        if alias and (_explicit.get() or is_atomic(alias) or settings().OUTSIDE == "stage"):
+            return
+        if not self._stages_calls() or self._follows_a_task(options):
+            return
+        if not _comes_before_an_error(name, args, options):
+            raise NotAtomic(
+                f"{name} was called with an ordering_key where it is sent at once, ahead of those "
+                "that are staged with it. Open atomic() on the outbox's database, without "
+                "producer= or connection=, or leave the key out."
+            )
 
     def _refuse_elsewhere(self, name: str, alias: str) -> None:
         """Refuse a call in a transaction with which its row would not be atomic."""

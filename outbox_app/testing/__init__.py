@@ -18,6 +18,7 @@ from django.dispatch import receiver
 
 from ..conf import settings
 from ..delivery.drain import Drain, Tally
+from ..intake import open_results
 from ..intake.rows import outbox_alias
 from ..intake.sending import explicitly
 from ..models import StagedJob
@@ -165,6 +166,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                     listed = _listed(staged_jobs(using=using), using=using)
                     raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
                 StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
+                open_results.forget(job.task_id, using=using)
                 done.append(job)
                 with explicitly(using=using, ordering_key=""):
                     retry = job.execute()
