@@ -24,9 +24,9 @@ IDS = 10_000
 def note(task_id: str, *, using: str) -> None:
     """Note that a job was staged in the open transaction of an alias."""
     connection: Any = connections[using]
-    opened, ids = getattr(connection, "outbox_staged", (None, set()))
-    if opened is not connection.run_on_commit:
-        opened, ids = connection.outbox_staged = connection.run_on_commit, set()
+    if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
+        connection.outbox_staged = connection.run_on_commit, set()
+    ids: set[str] = connection.outbox_staged[1]
     if len(ids) < IDS:
         ids.add(task_id)
 
