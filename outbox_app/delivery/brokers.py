@@ -28,8 +28,19 @@ _REFUSING_CLASSES = {
     "TryAgainError",
     "MovedError",
     "AskError",
+    "ExecAbortError",
+    "ClusterCrossSlotError",
 }
-_REFUSING_WORDS = ("OOM", "READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM")
+_REFUSING_WORDS = (
+    "OOM",
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "MISCONF",
+    "BUSY",
+    "NOPERM",
+    "CROSSSLOT",
+)
 #: All that Redis says of a message: its queue is no list, or it is larger than proto-max-bulk-len.
 #: Any other answer, known or not, speaks of the broker's state, or of a proxy's.
 _REDIS_ROW_AT_FAULT = ("WRONGTYPE", "Protocol error: invalid bulk length")
@@ -125,7 +136,7 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
         try:
             channel.client.lpushx(key, "?")  # a write that does nothing, as there is no such list
         except connection.channel_errors as error:
-            if "NoPermissionError" in _classes(error) or str(error).startswith("unknown command"):
+            if "NoPermissionError" in _classes(error) or lacks_command(error):
                 return False
             raise
     return driver_type in ("amqp", "redis")
@@ -193,6 +204,16 @@ def refused_for_certain(error: BaseException) -> bool:
     if "ResponseError" in classes:
         return bool(classes & _REFUSING_CLASSES) or _said(error).startswith(_REFUSING_WORDS)
     return bool(classes & {"AccessRefused", "MessageNacked"})
+
+
+def lacks_command(error: BaseException) -> bool:
+    """Say whether Redis, or a proxy before it, refused a command that it does not offer."""
+    return _said(error).startswith(("unknown command", "EXEC without MULTI"))
+
+
+def spans_slots(error: BaseException) -> bool:
+    """Say whether Redis Cluster refused a transaction because its queues are in several slots."""
+    return "ClusterCrossSlotError" in _classes(error) or "CROSSSLOT" in str(error)
 
 
 def _classes(error: BaseException) -> set[str]:

@@ -197,8 +197,8 @@ class Drain:
         self._is_idle = not busy and len(self._lanes) == known
         return not self._is_idle
 
-    def _beat_if_due(self) -> None:
-        if not self.membership.joined or not self.membership.beat_is_due():
+    def _beat_if_due(self, *, at_once: bool = False) -> None:
+        if not self.membership.joined or not (at_once or self.membership.beat_is_due()):
             return
         tally = self.tally
         self.membership.beat(published=tally.published, dead=tally.dead, trouble=self.trouble)
@@ -289,14 +289,17 @@ class Drain:
         with self._watchdog.elsewhere():
             trace_batch(outcome)
 
-    def _may_send(self) -> None:
+    def _may_send(self, seconds: float = 0.0) -> float:
+        """Renew the lease where a send needs it. Returns the seconds that one may take."""
         if self._stop.is_set_for(FINISH_SECONDS):
             raise Stopping("The rest of the batch is left, because the drainer was told to stop.")
         with self._watchdog.busy():
-            self._beat_if_due()
-        if not self.membership.holds(settings().PUBLISH_TIMEOUT):
+            self._beat_if_due(at_once=not self.membership.holds(seconds))
+        left = self.membership.remaining
+        if left < settings().PUBLISH_TIMEOUT:
             raise LeaseLost("The lease is about to end; the batch is left to whoever owns it next.")
         failpoint("checked")
+        return left
 
     def _now(self) -> Any:
         now = self.membership.now()

@@ -5,7 +5,7 @@ A broker that is away stops its own lane and no other, however long its backlog 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from ..conf import settings
@@ -13,7 +13,7 @@ from ..exceptions import UnknownApp, UnsafeBroker
 from ..intake.sending import StagingMixin, celery_app
 from .batch import BatchReader, Row
 from .outgoing import Outcome
-from .publisher import Publisher
+from .publisher import MaySend, Publisher
 from .trouble import Trouble
 
 
@@ -56,9 +56,7 @@ class Lane:
         else:
             self.trouble.over()
 
-    def publish(
-        self, rows: Sequence[Row], *, now: datetime, may_send: Callable[[], None]
-    ) -> Outcome:
+    def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> Outcome:
         """Publish rows; see ``Publisher.publish``."""
         publisher = self._find_publisher()
         if publisher is not None:

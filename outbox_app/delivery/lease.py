@@ -122,7 +122,12 @@ class Membership:
 
     def holds(self, seconds: float) -> bool:
         """Say whether the lease is certain to hold for so many seconds more."""
-        return self.clock() + seconds <= self._beaten_at + self.lease_seconds * TRUST
+        return seconds <= self.remaining
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is certain to hold."""
+        return self._beaten_at + self.lease_seconds * TRUST - self.clock()
 
     def now(self) -> datetime | None:
         """Return the time by the database's clock without asking it; None before the first look."""

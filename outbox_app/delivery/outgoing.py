@@ -67,6 +67,11 @@ class Prepared:
     #: What is to be declared before, by a name of its own.
     declare: dict[str, Declaration]
 
+    @property
+    def size(self) -> int:
+        """Bytes of the message."""
+        return len(self.row.body) + len(self.row.envelope)
+
 
 def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome) -> list[Prepared]:
     """Make rows ready; those that are damaged go into ``outcome``."""

@@ -1,19 +1,21 @@
 """Hands batches to a broker through kombu, and says of every row what became of it.
 
-A row is *accepted* when the broker said so: the reply to the pipeline on Redis, the confirm of a
+A row is *accepted* when the broker said so: the reply to its command on Redis, the confirm of a
 mandatory message on RabbitMQ, the return of ``publish`` on other transports. A row that fails by
 itself is *refused* with the exception. When the broker fails, the rows that may have gone are
 *unknown*, and the connection is dropped: a late confirm on it could be credited to another message.
-Nothing is retried here, and every wait is bounded.
+Nothing is retried here, and every wait is bounded. The lease is renewed between two sends, and on
+Redis no send may take longer than it lasts.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from amqp.exceptions import AccessRefused
 from celery import Celery
@@ -22,7 +24,7 @@ from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from ..conf import settings
-from ..exceptions import BrokerUnavailable, UnsafeBroker
+from ..exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
 from ..intake.message import Declaration, restore
 from ..text import get_logger
 from .batch import Row
@@ -30,18 +32,27 @@ from .brokers import (
     broker_at_fault,
     check_frame,
     check_route,
+    lacks_command,
     probe,
     refuse_unsafe,
     refused_for_certain,
     row_at_fault,
+    spans_slots,
     transport_options,
 )
 from .outgoing import Outcome, Prepared, announce, prepare
+from .redis_batch import RedisBatch, Transactions
+from .wire import ATTEMPTS, Wire, rounds
 
 logger = get_logger("outbox_app.drain")
 
 
-def _nothing() -> None: ...
+#: See ``Publisher.publish``.
+MaySend = Callable[..., float]
+
+
+def _unbounded(seconds: float = 0.0) -> float:
+    return math.inf
 
 
 class Publisher:
@@ -61,13 +72,12 @@ class Publisher:
         self._returned: Exception | None = None
         #: Exchanges of ``Broadcast`` queues: nobody may be listening, and that is no error.
         self._broadcasts: set[str] = set()
-        #: A send was not answered: see ``brokers.probe``.
+        #: A send failed: see ``brokers.probe``.
         self._doubtful = False
-        #: A batch met a broker that answers but refuses, out of memory for example: one by one, as
-        #: of a batch nobody knows which rows it took.
-        self._careful = False
+        self._wire = Wire(timeout=timeout)
+        self._transactions = Transactions()
 
-    def open(self, keep_alive: Callable[[], None] = _nothing) -> None:
+    def open(self, keep_alive: MaySend = _unbounded) -> None:
         """Connect, unless connected.
 
         Args:
@@ -86,16 +96,19 @@ class Publisher:
         )
         try:
             connection.ensure_connection(
-                errback=lambda *_: keep_alive(),
+                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # what it returns is unused
                 max_retries=max(0, len(connection.alt) - 1),
                 interval_start=0,
                 interval_step=0,
             )
             channel = connection.channel()
             refuse_unsafe(connection, channel)
-            if self._doubtful:
-                probe(connection, channel, timeout=timeout)
+            if self._doubtful and probe(connection, channel, timeout=timeout):
+                self._wire.has_probed()
             self._doubtful = False
+            if driver_type == "redis":
+                # A declaration would ask for it, in a MULTI, which may be refused.
+                channel._size = lambda queue: 0  # type: ignore[attr-defined]
         except BaseException as error:
             unavailable = self._is_lost(error) or broker_at_fault(error)
             self.close()
@@ -124,14 +137,15 @@ class Publisher:
                 logger.debug("Dropping a connection failed error=%r", error)
 
     def publish(
-        self, rows: Sequence[Row], *, now: datetime, may_send: Callable[[], None] = _nothing
+        self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = _unbounded
     ) -> Outcome:
         """Publish rows in the given order.
 
         Args:
             rows: Rows of this publisher's app.
             now: Time by which rows expire.
-            may_send: Called before each send; raises what then ends up in ``Outcome.error``.
+            may_send: Called before each send with the seconds that it would like to have; returns
+                those that it may take, or raises what then ends up in ``Outcome.error``.
 
         Returns:
             The outcome of every row that was sent. Whatever failed is in there, never raised: what
@@ -143,11 +157,11 @@ class Publisher:
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared, outcome, may_send)
             self.open(may_send)
-            if self.producer.supports_batch_publish and not self._careful:
-                self._publish_batch(ready, outcome, may_send)
+            ready = self._wire.in_turn(item for item in ready if not self._gives_up(item, outcome))
+            if self.producer.supports_batch_publish:
+                self._publish_batches(ready, outcome, may_send)
             else:
                 self._publish_singly(ready, outcome, may_send)
-                self._careful = False
         except Exception as error:
             outcome.error = error
         outcome.ended = time.time_ns()
@@ -156,7 +170,7 @@ class Publisher:
         return outcome
 
     def _declare(
-        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
+        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
     ) -> list[Prepared]:
         """Declare each queue once a connection, and check the route where no broker does."""
         ready = []
@@ -164,7 +178,7 @@ class Publisher:
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
             if not item.declare.keys() <= self._declared:
-                may_send()
+                may_send(self.timeout)
             self.open(may_send)
             try:
                 for name, declaration in item.declare.items():
@@ -194,8 +208,9 @@ class Publisher:
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except self.connection.channel_errors as error:
-            if broker_at_fault(error) and not hasattr(error, "reply_code"):
-                raise  # it is Redis'
+            known = hasattr(error, "reply_code") or lacks_command(error)  # kombu binds in a MULTI
+            if broker_at_fault(error) and not known:
+                raise
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
             logger.warning(
@@ -206,15 +221,46 @@ class Publisher:
             self._declared = declared
         self._declared.add(name)
 
+    def _gives_up(self, item: Prepared, outcome: Outcome) -> bool:
+        if not self._wire.gives_up(item):
+            return False
+        error = Undeliverable(
+            f"The broker did not take this message of {item.size:,} bytes within the lease, in "
+            f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
+            "and its key as argument; or lengthen OUTBOX['LEASE_SECONDS'] and requeue the job."
+        )
+        outcome.refuse(item.row, error)
+        return True
+
+    def _publish_batches(self, ready: list[Prepared], outcome: Outcome, may_send: MaySend) -> None:
+        dealt = [ready]
+        keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
+        repeated = len(set(keys)) < len(keys)
+        channel = self.producer.channel
+        if repeated and not self._transactions.are_taken(channel, seconds=self.timeout):
+            dealt = rounds(ready)
+        for items in dealt:
+            for batch in self._wire.batches(items):
+                self._publish_batch(batch, outcome, may_send, atomic=repeated and len(dealt) == 1)
+
     def _publish_batch(
-        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
+        self, items: list[Prepared], outcome: Outcome, may_send: MaySend, *, atomic: bool
     ) -> None:
-        may_send()
+        seconds = self._wire.seconds(items)
+        seconds = min(seconds, may_send(seconds))
+        self.open(may_send)
+        try:
+            batch = RedisBatch(self.producer.channel, seconds=seconds, atomic=atomic)
+        except Exception as error:  # it connects anew where the connection was lost
+            self._fail(error, [])
+        self.producer.channel.create_publish_batch = lambda max_size: batch
         sent: list[Prepared] = []
+        failure: Exception | None = None
         collected = False
+        began = time.monotonic()
         try:
             with self.producer.batch(max_size=sys.maxsize):
-                for item in prepared:
+                for item in items:
                     if self._is_blocked(item.row, outcome):
                         continue
                     try:
@@ -227,32 +273,37 @@ class Publisher:
                         sent.append(item)
                 collected = True
         except Exception as error:
-            self.close()
-            if not collected:  # nothing has left
-                raise self._unavailable(error) from error
-            cause = error.__cause__ or error
-            self._doubtful = self._is_lost(cause)
-            outcome.unknown = [item.row for item in sent]
-            self._careful = not self._is_lost(cause)
-            if not self._careful:
-                raise self._unavailable(cause) from cause
-            # One command of many was refused, and which others were taken is not known: they go
-            # again, one by one.
-            self.open(may_send)
-            self._publish_singly(sent, outcome, may_send)
-            self._careful = False
-        else:
-            outcome.accepted += [item.row for item in sent]
+            failure = error
+        finally:
+            batch.close()
+        for item, answer in zip(sent, batch.answers, strict=False):
+            if not isinstance(answer, Exception):
+                outcome.accepted.append(item.row)
+            elif self._is_row_error(answer):
+                outcome.refuse(item.row, answer)
+            else:
+                failure = failure or answer
+                if not refused_for_certain(answer):
+                    outcome.unknown.append(item.row)
+        if failure is None:
+            self._wire.has_taken(sent, seconds=time.monotonic() - began)
+            return
+        if collected and not refused_for_certain(failure):
+            outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
+        if atomic and spans_slots(failure):
+            self._transactions.were_refused(failure)
+        self._fail(failure, sent if collected else [])
 
     def _publish_singly(
-        self, prepared: list[Prepared], outcome: Outcome, may_send: Callable[[], None]
+        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
     ) -> None:
         for item in prepared:
             if self._is_blocked(item.row, outcome):
                 continue
-            may_send()
+            may_send(self._wire.seconds([item]))
             self.open(may_send)
             self._returned = None
+            began = time.monotonic()
             try:
                 self._send(item, mandatory=item.message.exchange not in self._broadcasts)
                 if self._returned is not None:
@@ -263,22 +314,25 @@ class Publisher:
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
                     continue
-                self._doubtful = True
                 # Of several queues one may have taken it.
                 fanned_out = item.message.exchange and not isinstance(error, AccessRefused)
                 if fanned_out or not refused_for_certain(error):
                     outcome.unknown.append(item.row)
-                raise self._unavailable(error) from error
+                self._fail(error, [item])
             outcome.accepted.append(item.row)
+            self._wire.has_taken([item], seconds=time.monotonic() - began)
+
+    def _fail(self, error: Exception, items: list[Prepared]) -> NoReturn:
+        """Drop the connection after a send that the broker, not a row, has failed."""
+        if self._is_lost(error) or len(items) > 1:
+            self._wire.has_failed(items)
+        self._doubtful = True
+        self.close()
+        raise self._unavailable(error) from error
 
     def _send(self, item: Prepared, **extra: Any) -> None:
-        self.producer.publish(
-            item.row.body,
-            timeout=self.timeout,
-            confirm_timeout=self.timeout,
-            **item.options,
-            **extra,
-        )
+        bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
+        self.producer.publish(item.row.body, **bounds, **item.options, **extra)
 
     def _send_events(self, prepared: Sequence[Prepared], outcome: Outcome) -> None:
         """Send the ``task-sent`` events that plain Celery sends after a publish."""

@@ -2,7 +2,8 @@
 
 ``answers`` maps the names of commands to what is answered in Redis' place: an error without its
 sign, as managed Redis' proxies give it. It may be changed at any time, and holds from the next
-command on. What is answered so never reaches Redis.
+command on. What is answered so never reaches Redis. "MULTI LPUSH" holds in a transaction, which is
+then refused as a whole, as Redis does it.
 """
 
 from __future__ import annotations
@@ -43,13 +44,22 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with socket.create_connection(self.server.target) as redis, redis.makefile("rb") as replies:
+            prefix, aborted = "", False
             while command := _read(self.rfile):
                 name = command.split(b"\r\n", 3)[2].decode().upper()
-                answer = self.server.answers.get(name)
+                answer = self.server.answers.get(prefix + name)
+                if name == "EXEC":
+                    if aborted:
+                        redis.sendall(b"*1\r\n$7\r\nDISCARD\r\n")
+                        _read(replies)
+                        answer = "EXECABORT Transaction discarded because of previous errors."
+                    prefix, aborted = "", False
                 if answer is None:
                     redis.sendall(command)
                     self.wfile.write(_read(replies))
+                    prefix = "MULTI " if name == "MULTI" else prefix
                 else:
+                    aborted = bool(prefix)
                     self.server.answered.append(name)
                     self.wfile.write(f"-{answer}\r\n".encode())
 

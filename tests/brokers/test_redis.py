@@ -53,8 +53,8 @@ def test_killed_and_restarted_while_a_backlog_waits(
 
     jobs.receive(app)
     jobs.assert_complete()
-    assert len(jobs.twice) <= AT_MOST
-    assert Incident.objects.using(alias).get().kind == Incident.Kind.UNKNOWN
+    assert not jobs.twice  # it was killed before the batch was sent, and nothing else is in doubt
+    assert not Incident.objects.using(alias).exists()
 
 
 @pytest.mark.parametrize("mode", ["drop_reply", "cut_on_reply"])

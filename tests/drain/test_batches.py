@@ -68,9 +68,9 @@ def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, mak
     busy.turn()
     publisher_send = busy._may_send
 
-    def slow_send() -> None:
+    def slow_send(seconds: float = 0.0) -> float:
         now[0] += busy.membership.lease_seconds / 3
-        publisher_send()
+        return publisher_send(seconds)
 
     busy._may_send = slow_send
     other.membership.join()

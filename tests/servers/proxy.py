@@ -7,7 +7,8 @@
 "drop_reply"    forwards to the server and swallows what it answers, its end included.
 "cut_on_reply"  forwards to the server and cuts the connection in place of its answer.
 "refuse"        cuts new connections at once; open ones pass. (See ``cut`` for those.)
-What was swallowed is lost: a connection that saw a swallowing mode is of no use afterwards.
+Whatever the mode, ``bytes_per_second`` bounds what each connection takes from its client; 0 is no
+bound. What was swallowed is lost: a connection that saw a swallowing mode is of no use afterwards.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Proxy:
         self.target = (target_host, target_port)
         self.port = 0
         self.delay = delay
+        self.bytes_per_second = 0
         self.accepted = 0
         self.mode = mode
         self._writers: set[asyncio.StreamWriter] = set()
@@ -92,6 +94,8 @@ class Proxy:
     ) -> None:
         try:
             while data := await source.read(65536):
+                if self.bytes_per_second and not is_reply:
+                    await asyncio.sleep(len(data) / self.bytes_per_second)
                 if self.mode == "delay":
                     await asyncio.sleep(self.delay)
                 if is_reply and self.mode == "cut_on_reply":

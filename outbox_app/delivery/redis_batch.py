@@ -1,0 +1,134 @@
+"""A batch of messages for Redis whose every answer is known, sent as one transaction where asked.
+
+kombu's own batch says that one command failed, not which. And out of memory Redis refuses some
+commands of a pipeline and takes later ones, as consumers free room: jobs of one ordering key would
+overtake each other. A transaction is refused as a whole. kombu lets a channel supply a batch of its
+own, by ``create_publish_batch``.
+
+The whole batch, its answers included, has one bound in time. Nothing is sent a second time.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+from ..text import get_logger
+
+logger = get_logger("outbox_app.drain")
+
+#: Seconds for which a Redis that refused MULTI is not asked again.
+NO_MULTI_SECONDS = 60.0
+
+
+class Transactions:
+    """Whether Redis, or a proxy before it, takes MULTI."""
+
+    def __init__(self) -> None:
+        self._ask_at = 0.0
+        self._taken = False
+
+    def are_taken(self, channel: Any, *, seconds: float) -> bool:
+        """Say so, asking with an empty one where it is not known."""
+        if not self._taken and time.monotonic() >= self._ask_at:
+            try:
+                with closing(RedisBatch(channel, seconds=seconds, atomic=True)) as asked:
+                    asked.flush()
+                self._taken = True
+            except Exception as error:  # a proxy may also end the connection for it
+                self.were_refused(error)
+        return self._taken
+
+    def were_refused(self, error: Exception) -> None:
+        """Note that Redis has refused one, and why."""
+        logger.warning("Redis takes no MULTI, jobs of one key go one by one error=%r", error)
+        self._taken, self._ask_at = False, time.monotonic() + NO_MULTI_SECONDS
+
+
+class RedisBatch:
+    """What kombu asks of a publish batch, for one flush.
+
+    Args:
+        channel: kombu's channel to Redis.
+        seconds: For sending and for all answers together.
+        atomic: Whether Redis takes all messages or none.
+    """
+
+    def __init__(self, channel: Any, *, seconds: float, atomic: bool) -> None:
+        self.channel = channel
+        self.seconds = seconds
+        self.atomic = atomic
+        #: Of each message, as far as Redis has answered: its answer, or an exception as it came.
+        self.answers: list[Any] = []
+        self._client = channel.client.client()  # one connection of its own, until it is closed
+        self._pipeline = channel.client.pipeline(transaction=False)
+        self._packed: list[bytes] = []
+        #: Where each message begins: one to a queue that expires has several commands.
+        self._begins: list[int] = []
+        self._collected: list[bytes] = []
+
+    def publish(self, message: Any, **options: Any) -> Any:
+        """Collect what a message needs; nothing of one that cannot be routed or encoded."""
+        self._collected = []
+        result = self.channel.basic_publish(message, _publish_batch=self, **options)
+        self._begins.append(len(self._packed))
+        self._packed += self._collected
+        return result
+
+    def add(self, name: str, *args: Any) -> None:
+        """Collect one command; kombu's channel calls it."""
+        getattr(self._pipeline, name)(*args)
+        command, _ = self._pipeline.command_stack.pop()  # with the prefix of the channel's keys
+        self._collected.append(b"".join(self._client.connection.pack_command(*command)))
+
+    def flush(self) -> None:
+        """Send it and read the answers.
+
+        Raises:
+            Exception: The connection was lost, or the transaction was refused as a whole.
+        """
+        connection = self._client.connection
+        commands = self._packed
+        if self.atomic:
+            multi, exec_ = map(connection.pack_command, ("MULTI", "EXEC"))
+            commands = [*multi, *commands, *exec_]
+        connection.check_health()
+        deadline = time.monotonic() + self.seconds
+        connection._sock.settimeout(self.seconds)
+        # One piece: redis-py gives each piece the whole time.
+        connection.send_packed_command([b"".join(commands)], check_health=False)
+        answers: list[Any] = []
+        try:
+            for _ in commands:
+                answers.append(_read(connection, deadline))
+        finally:
+            if not self.atomic:
+                self._keep(answers)
+        connection._sock.settimeout(connection.socket_timeout)
+        if self.atomic:
+            *queued, done = answers
+            if not isinstance(done, list):
+                raise next((each for each in queued if isinstance(each, Exception)), done)
+            self._keep(done)
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+        self._packed, self._begins = [], []
+
+    def close(self) -> None:
+        """Give the connection back. kombu calls it when it has flushed or discarded."""
+        self._client.close()
+
+    def _keep(self, answers: list[Any]) -> None:
+        self.answers = [answers[begin] for begin in self._begins if begin < len(answers)]
+
+
+def _read(connection: Any, deadline: float) -> Any:
+    connection._sock.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        return connection.read_response()
+    except Exception as error:
+        if connection._sock is None:  # redis-py closes what has failed
+            raise
+        return error

@@ -1,0 +1,123 @@
+"""What is known of the way to a broker: how much it takes at once, and which messages it did not.
+
+Batches are cut by what the wire took last time; after a failure they are smaller, down to one
+message. A large message that fails alone three times, while in between the broker took others, or
+a probe, is refused: it would be tried for ever. In the meantime it stands behind the others of its
+batch, and the later ones of its ordering key behind it. Small messages are never refused so: what
+delays them is not their size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from .batch import BUDGET_BYTES, SMALL_BYTES
+from .outgoing import Prepared
+
+#: What a wire is taken for at first: it gives the size of the first batch, and by how much the time
+#: grows that a large message is allowed.
+BYTES_PER_SECOND = 256 * 1024
+#: Attempts of a large message.
+ATTEMPTS = 3
+
+
+class Wire:
+    """The way to one broker.
+
+    Args:
+        timeout: Seconds for a small send.
+    """
+
+    def __init__(self, *, timeout: float) -> None:
+        self.timeout = timeout
+        self._limit = timeout * BYTES_PER_SECOND
+        #: How often the broker has taken anything, and of messages that failed alone how often they
+        #: did, and that number at the last time. By task id.
+        self._taken = 0
+        self._failed: dict[str, tuple[int, int]] = {}
+
+    def in_turn(self, items: Iterable[Prepared]) -> list[Prepared]:
+        """Return messages with those last that failed alone, and with each its key's later ones."""
+        first, last, keys = [], [], set()
+        for item in items:
+            key = item.row.ordering_key
+            if item.row.task_id in self._failed or key in keys:
+                last.append(item)
+                keys |= {key} - {""}
+            else:
+                first.append(item)
+        return first + last
+
+    def batches(self, items: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+        """Cut messages into batches, each as large as the ones before have shown."""
+        batch: list[Prepared] = []
+        size = 0
+        for item in items:
+            alone = item.row.task_id in self._failed or (batch and self._is_alone(batch))
+            if batch and (alone or size + item.size > self._limit):
+                yield batch
+                batch, size = [], 0
+            batch.append(item)
+            size += item.size
+        if batch:
+            yield batch
+
+    def seconds(self, batch: list[Prepared]) -> float:
+        """Return how long sending may take, were it not for the lease."""
+        return self.timeout + (batch[0].size / BYTES_PER_SECOND if len(batch) == 1 else 0)
+
+    def has_taken(self, batch: list[Prepared], *, seconds: float) -> None:
+        """Learn from a batch that was answered."""
+        if not batch:
+            return
+        self._taken += 1
+        size = sum(item.size for item in batch)
+        target = self.timeout / 4
+        if seconds > target:
+            # Not below what is little on any wire: a broker that is slow to answer wants no more.
+            self._limit = min(self._limit, max(size * target / seconds, SMALL_BYTES))
+        elif seconds < target / 2 and size > self._limit / 2:
+            self._limit = min(self._limit * 2, BUDGET_BYTES)
+        for item in batch:
+            self._failed.pop(item.row.task_id, None)
+
+    def has_probed(self) -> None:
+        """Note that the broker has taken a probe."""
+        self._taken += 1
+
+    def has_failed(self, batch: list[Prepared]) -> None:
+        """Learn from a batch that was cut off, or several messages that were refused as a whole."""
+        if len(batch) > 1:
+            self._limit = min(self._limit, sum(item.size for item in batch)) / 4
+        elif batch:
+            attempts, taken = self._failed.get(batch[0].row.task_id, (0, -1))
+            if taken < self._taken:
+                attempts += 1
+            self._failed[batch[0].row.task_id] = attempts, self._taken
+
+    def gives_up(self, item: Prepared) -> bool:
+        """Say whether a message has failed alone too often, while the broker took others."""
+        attempts, taken = self._failed.get(item.row.task_id, (0, 0))
+        too_often = attempts >= ATTEMPTS and self._taken > taken and item.size > SMALL_BYTES
+        if too_often:
+            del self._failed[item.row.task_id]  # it may be requeued
+        return too_often
+
+    def _is_alone(self, batch: list[Prepared]) -> bool:
+        return batch[0].row.task_id in self._failed
+
+
+def rounds(items: Iterable[Prepared]) -> list[list[Prepared]]:
+    """Deal messages out so that no two in one round have the same ordering key."""
+    dealt: list[list[Prepared]] = []
+    counts: Counter[str] = Counter()
+    for item in items:
+        key = item.row.ordering_key
+        number = counts[key]
+        if key:
+            counts[key] += 1
+        if number == len(dealt):
+            dealt.append([])
+        dealt[number].append(item)
+    return dealt
