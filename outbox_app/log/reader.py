@@ -17,6 +17,7 @@ from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
 from ..conf import settings
+from ..exceptions import ForeignCursor
 from ..models import EventLog
 from .cursor import State
 from .insert import own_values
@@ -78,6 +79,10 @@ class LogReader:
         self.by_time = by_time
         self.table = log._meta.db_table
         self._dirty: Any = None
+        #: A row that was there, by position and message id: a log that is emptied has it no more.
+        self._known: tuple[Any, ...] | None = None
+        #: The state for which the log was found to have been emptied.
+        self._foreign: State | None = None
         self._decode = _decoder(log, using)
         conf = settings()
         vendor = connections[using].vendor
@@ -103,19 +108,62 @@ class LogReader:
         Raises:
             ReadRefused: It cannot, or does not.
         """
+        known = self._known
+        if self._foreign == state and known and self._last_row(known[0]) != known:
+            raise self._emptied()  # though positions may have come as far as the state again
         if not self.by_time:
             require_sound(self.log, using=self.using)
         self.window.verify(state)
+        self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
     def read(self, state: State, limit: int) -> Events:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
         page = self.window.read(state, columns=COLUMNS, limit=limit, only=self.only)
+        self._require_known(state)
         return Events(self.records(page.rows), page)
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
         """Return rows of ``COLUMNS`` as records, without tombstones."""
         decode = self._decode
         return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
+
+    def _require_known(self, state: State) -> None:
+        """See that the log was not emptied, and its positions given out again, since the last look.
+
+        After the page, whose rows would be of the new log. By the primary key, and not on
+        PostgreSQL. A row that is gone may have been pruned: then the highest one below it counts.
+        """
+        reached, known = self.window.reached(state), self._known
+        if not reached:
+            return
+        there = self._last_row(known[0]) if known else None
+        if known and there == known:
+            return
+        try:
+            if known and there and there[0] == known[0]:
+                raise self._emptied()
+            self.window.verify(state)
+        except ForeignCursor:
+            self._foreign = state
+            raise
+        self._known = self._last_row(reached)
+
+    def _last_row(self, reached: int | None) -> tuple[Any, ...] | None:
+        if reached is None:
+            return None
+        rows = self._run(
+            f"SELECT id, message_id FROM {self.window.source} WHERE id <= %s "
+            "ORDER BY id DESC LIMIT 1",
+            [reached],
+        )
+        return tuple(rows[0]) if rows else None
+
+    def _emptied(self) -> ForeignCursor:
+        return ForeignCursor(
+            f"Positions of {self.table} that were read hold other events now: it was emptied, and "
+            "they were given out again, or it was restored. Replay the subscription from the "
+            "beginning, or run manage.py outbox_rebase."
+        )
 
     def close(self) -> None:
         """Close the connection for dirty reads."""

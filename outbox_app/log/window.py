@@ -117,6 +117,13 @@ class Window(ABC, Generic[S]):
             ReadRefused: It does not, or the server is none to read from.
         """
 
+    def reached(self, state: S) -> int | None:
+        """Return the position up to which a state relies on positions never being used again.
+
+        None: it does not, as on PostgreSQL, where rows are told by their transactions.
+        """
+        return None
+
     def rebase(self, state: S, last: int | None = None) -> S:
         """Return the state that goes on in a database that was restored or set back.
 

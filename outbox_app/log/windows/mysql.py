@@ -117,6 +117,10 @@ class MysqlWindow(Window[MysqlState]):
                 f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
             )
 
+    def reached(self, state: MysqlState) -> int | None:
+        """See ``Window``."""
+        return state.high
+
     def rebase(self, state: MysqlState, last: int | None = None) -> MysqlState:
         """See ``Window``."""
         high = min(state.high, self._used() if last is None else last)

@@ -62,6 +62,10 @@ class SqliteWindow(Window[SqliteState]):
                 f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
             )
 
+    def reached(self, state: SqliteState) -> int | None:
+        """See ``Window``."""
+        return state.pos
+
     def rebase(self, state: SqliteState, last: int | None = None) -> SqliteState:
         """See ``Window``."""
         return SqliteState(min(state.pos, self._used() if last is None else last))

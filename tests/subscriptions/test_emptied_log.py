@@ -1,0 +1,100 @@
+"""A log that is emptied under a running subscription: no event of the new one is skipped in
+silence."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.delivery.partition import Partition
+from outbox_app.delivery.subscriber import subscriber_named
+from outbox_app.models import Cursor, Event, Subscription
+from outbox_app.operations import positions
+from tests.own_log.models import Ledger
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def empty(alias, log):
+    """As TRUNCATE does: positions begin at 1 again."""
+    table = log._meta.db_table
+    with connections[alias].cursor() as cursor:
+        if alias == "postgres":
+            cursor.execute(f"TRUNCATE {table} RESTART IDENTITY")
+        elif alias == "mariadb":
+            cursor.execute(f"TRUNCATE {table}")
+        else:
+            cursor.execute(f"DELETE FROM {table}")
+            cursor.execute("DELETE FROM sqlite_sequence WHERE name = %s", [table])
+
+
+def publish(alias, log, count, name):
+    for number in range(count):
+        with transaction.atomic(using=alias):
+            publish_many([NewEvent(f"{name}-{number}", "made")], log=log, using=alias)
+
+
+@pytest.mark.parametrize("log", [Event, Ledger])
+@pytest.mark.parametrize("looks", [True, False], ids=["looks between", "has overtaken"])
+@pytest.mark.parametrize("start", ["fresh", "again"])
+def test_a_log_that_is_emptied(alias, log, looks, start):
+    seen, now = [], [0.0]
+    subscriber("all", logs=[log], batch_size=7)(
+        lambda events: seen.extend(event.stream for event in events)
+    )
+    Subscription.objects.using(alias).create(name="all")
+    partition = Partition(subscriber_named("all"), 0, clock=lambda: now[0])
+
+    def turn():
+        now[0] += 1000
+        while partition.turn():
+            pass
+
+    try:
+        publish(alias, log, 30, "old")
+        turn()
+        if start == "again":  # with a cursor that it finds
+            partition.close()
+            partition = Partition(subscriber_named("all"), 0, clock=lambda: now[0])
+            turn()
+        assert len(seen) == 30
+        empty(alias, log)
+        if looks:
+            publish(alias, log, 10, "new")
+            turn()
+            publish(alias, log, 50, "newer")
+        else:
+            publish(alias, log, 60, "new")
+        for _ in range(3):
+            turn()
+        if alias != "postgres":  # rows are told by their transactions there
+            cursor = Cursor.objects.using(alias).get()
+            assert cursor.error.startswith("ForeignCursor")
+            assert len(seen) == 30
+            positions.reset("all")
+            turn()
+        assert (len(seen), len(set(seen))) == (90, 90)
+    finally:
+        partition.close()
+
+
+def test_events_that_were_pruned_are_no_emptied_log(alias, published):
+    seen = []
+    subscriber("all")(seen.extend)
+    Subscription.objects.using(alias).create(name="all")
+    partition = Partition(subscriber_named("all"), 0)
+    try:
+        published("a", "b", "c")
+        partition.turn()
+        rows = Event.objects.using(alias)
+        for keep in (1, 0):
+            ids = list(rows.order_by("pk").values_list("pk", flat=True))
+            rows.filter(pk__in=ids[: len(ids) - keep])._raw_delete(alias)
+            partition.turn()
+            assert partition.error == ""
+        published("d")
+        partition.turn()
+        assert [event.stream for event in seen] == ["a", "b", "c", "d"]
+    finally:
+        partition.close()
