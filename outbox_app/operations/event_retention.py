@@ -24,7 +24,7 @@ from django.db.models import F
 from ..conf import settings
 from ..delivery.subscriber import all_subscribers
 from ..exceptions import ArchiveRefused, OutboxError, PipelineError, ReadRefused, UnknownLog
-from ..log.logs import all_logs, log_alias, log_named
+from ..log.logs import all_logs, log_alias, log_named, require_archivable
 from ..log.reader import LogReader, reads_by_time
 from ..log.window import TOMBSTONE
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
@@ -86,6 +86,8 @@ def prune_events(
         if archive and not log:
             log = Event._meta.db_table
         chosen = [log_named(log)] if log else all_logs()
+        if archive:
+            require_archivable(chosen[0])
         archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
     except (UnknownLog, PipelineError) as error:
         raise CommandError(str(error), returncode=2) from error

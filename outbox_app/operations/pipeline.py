@@ -20,7 +20,7 @@ from django.db import connections
 
 from ..conf import settings
 from ..exceptions import PipelineError, ReadRefused, UnknownLog
-from ..log.logs import log_alias, log_named
+from ..log.logs import log_alias, log_named, require_archivable
 from ..models import Event, EventLog
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def pipeline(
     *,
     log: str | None = None,
     using: str | None = None,
+    archives: bool = False,
     master: str | None = None,
     conf: Mapping[str, str] = MappingProxyType({}),
     password_file: str = "",
@@ -79,6 +80,7 @@ def pipeline(
     Args:
         log: Table or label. Default: ``Event``.
         using: Database alias. Default: the log's.
+        archives: Whether the log is archived, so that an archive has to keep all of it.
         master: As ``spark_session`` takes it.
         conf: Settings of Spark.
         password_file: Where the password is on every machine.
@@ -91,6 +93,8 @@ def pipeline(
         from ..pipeline.session import is_local, is_running, spark_session
 
         model = log_named(log or Event._meta.db_table)
+        if archives:
+            require_archivable(model)
         alias = using or log_alias(model)
         given = {"password_file": password_file, "password_env": password_env}
         borrowed = is_running()

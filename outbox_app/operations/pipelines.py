@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import InvalidOption
+from ..log.logs import own_columns
 from .audit import accepted_gaps, lines, record
 from .pipeline import Pipeline
 from .statistics import store
@@ -64,6 +65,8 @@ def run_audit(
         raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
     manifest = Manifest.load(Store(archive), run.options.log) if archive else None
     if manifest:
+        if names := own_columns(run.log):
+            write(f"warning log={run.options.log} columns={','.join(names)}: not in the archive")
         check_files(run.session, manifest)
     # What the heads say now must be there at the bound, which is taken after them.
     heads = run.read(read="heads").persist()

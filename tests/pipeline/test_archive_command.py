@@ -114,7 +114,7 @@ def test_what_cannot_be_done_is_said_in_one_line(alias, new_log, spark, tmp_path
     (tmp_path / "file").touch()
     assert "Not a directory" in refused("--to", str(tmp_path / "file"))
     entry.unlink()
-    assert "is the archive of the log" in refused("--to", str(ours), "--log", "ledger")
+    assert "is the archive of the log" in refused("--to", str(ours), "--log", "own_log_visit")
 
 
 @on("default")

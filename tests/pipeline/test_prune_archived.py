@@ -21,6 +21,7 @@ from outbox_app.pipeline.archive import Archiver
 from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.store import Store
 from tests.faults.tools import on
+from tests.own_log.models import Ledger
 
 from .archiver import Here
 
@@ -161,6 +162,27 @@ def test_no_archive(alias, old, tmp_path, left):
 @on("default")
 def test_the_archive_of_another_log(alias, old, archive, left):
     old(2)
-    with pytest.raises(CommandError, match="not of ledger"):
-        prune("--archived", archive(), "--log=ledger", "--older-than=3")
+    with pytest.raises(CommandError, match="not of own_log_visit"):
+        prune("--archived", archive(), "--log=own_log_visit", "--older-than=3")
     assert len(left()) == 2
+
+
+def test_a_log_with_columns_of_its_own(alias, tmp_path):
+    """No archive keeps them: nothing is archived, and nothing goes because it is archived."""
+    with transaction.atomic(using=alias):
+        publish("order-1", "order.placed", {}, log=Ledger)
+    rows = Ledger.objects.using(alias)
+    rows.update(recorded_at=DatabaseNow() - timedelta(days=10), note="paid")
+    folder = tmp_path / "archive"
+    for command in (
+        ["outbox_pipeline", "archive", "--to", str(folder)],
+        ["outbox_prune", "--archived", str(folder), "--older-than=3"],
+    ):
+        with pytest.raises(CommandError, match=r"ledger has columns of its own \(note") as refused:
+            call_command(*command, "--log=ledger")
+        assert refused.value.returncode == 2
+        assert "outbox_prune --events --log ledger" in str(refused.value)
+    assert not folder.exists()
+    assert rows.get().note == "paid"
+    prune("--events", "--log=ledger", "--older-than=3")
+    assert not rows.exists()

@@ -120,6 +120,7 @@ class Command(TeachingCommand):
             with pipeline(
                 log=options["log"],
                 using=options["database"],
+                archives=options["pipeline"] == "archive",
                 master=options["master"],
                 conf=conf,
                 password_file=options["password_file"],
