@@ -71,14 +71,14 @@ def test_attempts_that_failed(alias, settings):
             raise ValueError("on purpose")
 
     subscriber("well")(lambda events: None)
-    publish(alias, "a", "b")
+    publish(alias, "a")  # the search for an event in a page counts as one attempt
     runner = turned("failing", "well")
     while failures:
         runner.turn()
     runner.run(once=True)
     while not found(alias).get("handled failing"):
         runner.run(once=True)
-    assert found(alias) == {"failed failing": 3, "handled failing": 2, "handled well": 2}
+    assert found(alias) == {"failed failing": 3, "handled failing": 1, "handled well": 1}
     assert sum(minutes.series(using=alias).failed) == 3
 
 
