@@ -12,7 +12,7 @@ from django.core import checks
 
 from .aliases import check_aliases, check_autocommit, check_business, check_connections
 from .apps import check_apps
-from .brokers import check_brokers
+from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sqlite, check_sqlite_settings
 from .logs import check_log_tables, check_logs
 from .models import check_models
@@ -26,6 +26,7 @@ from .values import check_settings
 ALWAYS = (
     check_settings,
     check_apps,
+    check_transports,
     check_models,
     check_aliases,
     check_autocommit,

@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
 from ..conf import settings
+from ..delivery.brokers import LIBRARY_MISSING, unusable
 from ..intake.declaration import load_tasks
 from .apps import staging_apps
 from .text import listed
@@ -36,8 +37,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     for app in staging_apps():
         try:
             transport: Any = app.connection_for_write().transport
-        except Exception as error:  # no such transport, its library is missing, no such URL
-            found.append(unasked(app, type(error).__name__))
+        except Exception:  # said by check_transports
             continue
         with suppress(Exception):  # said by the check of the apps
             load_tasks(app)
@@ -45,6 +45,23 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
         if transport.driver_type == "amqp":
             found += [*_check_confirms(app, transport), *_check_queues(app)]
         found += [*_check_visibility(app, transport), *_check_acknowledgement(app)]
+    return found
+
+
+def check_transports(**kwargs: Any) -> list[CheckMessage]:
+    """Say of which ``broker_url`` no connection can be made. None is opened."""
+    found: list[CheckMessage] = []
+    for app in staging_apps():
+        try:
+            app.connection_for_write().transport  # noqa: B018  # it is imported here
+        except Exception as error:  # no such transport, its library is missing, no such URL
+            why, advised = unusable(error)
+            missing = isinstance(error, LIBRARY_MISSING)
+            message = f"The broker of Celery app {app.main!r} cannot be used: {why}."
+            if missing:  # what only stages needs none
+                found.append(Warning(message, hint=advised, id="outbox.W028"))
+            else:
+                found.append(Error(message, hint=advised, id="outbox.E033"))
     return found
 
 

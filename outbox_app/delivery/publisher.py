@@ -29,6 +29,7 @@ from ..intake.message import Declaration, restore
 from ..text import get_logger
 from .batch import Row
 from .brokers import (
+    advice,
     broker_at_fault,
     check_frame,
     check_route,
@@ -39,6 +40,7 @@ from .brokers import (
     row_at_fault,
     spans_slots,
     transport_options,
+    unusable,
 )
 from .outgoing import Outcome, Prepared, announce, prepare
 from .redis_batch import RedisBatch, Transactions
@@ -90,7 +92,13 @@ class Publisher:
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout
-        driver_type = app.connection_for_write().transport.driver_type
+        try:
+            driver_type = app.connection_for_write().transport.driver_type
+        except Exception as error:  # whatever kombu and the library of the transport raise
+            why, advised = unusable(error)
+            raise BrokerUnavailable(
+                f"The broker of Celery app {app.main!r} cannot be used: {why}. {advised}"
+            ) from None
         self.connection = connection = app.connection_for_write(
             connect_timeout=timeout, transport_options=transport_options(driver_type, timeout)
         )
@@ -113,8 +121,11 @@ class Publisher:
             unavailable = self._is_lost(error) or broker_at_fault(error)
             self.close()
             if unavailable:
+                advised = advice(error)
+                where = f" at {connection.as_uri()}" if advised else ""  # without its password
                 raise BrokerUnavailable(
-                    f"The broker of Celery app {app.main!r} cannot be reached: {_words(error)}"
+                    f"The broker of Celery app {app.main!r}{where} cannot be reached: "
+                    f"{_words(error)}{advised}"
                 ) from error
             raise
         queues = app.amqp.queues.values()

@@ -12,7 +12,7 @@ from kombu import Queue
 from kombu.common import Broadcast
 from kombu.transport import pyamqp
 
-from outbox_app.checks.brokers import check_brokers
+from outbox_app.checks.brokers import check_brokers, check_transports
 from tests import tasks
 
 REDIS = {"socket_timeout": 30}
@@ -71,6 +71,7 @@ def test_an_app_that_is_well(make, define, url):
     app = make(url)
     define(app)
     assert ids(app) == []
+    assert check_transports() == []
 
 
 def test_plain_apps_are_not_ours():
@@ -81,9 +82,20 @@ def test_plain_apps_are_not_ours():
 
 @pytest.mark.parametrize("url", ["nonsense://me:secret@h", "redis://h:secret/0"])
 def test_a_broker_that_nobody_knows(make, url):
-    [message] = found(make(url))
-    assert message.id == "outbox.W015"
-    assert "secret" not in message.msg
+    app = make(url)
+    [message] = check_transports()
+    assert message.id == "outbox.E033"
+    assert repr(app.main) in message.msg
+    assert "secret" not in message.msg + message.hint
+    assert found(app) == []
+
+
+def test_library_of_the_transport_is_missing(make):
+    make("mongodb://me:secret@h")
+    [message] = check_transports()
+    assert message.id == "outbox.W028"
+    assert "library of its transport is missing" in message.msg
+    assert "secret" not in message.msg + message.hint
 
 
 class TestTimeouts:
