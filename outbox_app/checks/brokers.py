@@ -37,7 +37,10 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     for app in staging_apps():
         try:
             transport: Any = app.connection_for_write().transport
-        except Exception:  # said by check_transports
+        except Exception as error:
+            if _is_configured(app):  # said by check_transports
+                continue
+            found.append(unasked(app, type(error).__name__))
             continue
         with suppress(Exception):  # said by the check of the apps
             load_tasks(app)
@@ -51,7 +54,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 def check_transports(**kwargs: Any) -> list[CheckMessage]:
     """Say of which ``broker_url`` no connection can be made. None is opened."""
     found: list[CheckMessage] = []
-    for app in staging_apps():
+    for app in filter(_is_configured, staging_apps()):
         try:
             app.connection_for_write().transport  # noqa: B018  # it is imported here
         except Exception as error:  # no such transport, its library is missing, no such URL
@@ -63,6 +66,15 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
             else:
                 found.append(Error(message, hint=advised, id="outbox.E033"))
     return found
+
+
+def _is_configured(app: Celery) -> bool:
+    """Say whether its configuration can be loaded here; the check of the apps says where not."""
+    try:
+        app.conf.broker_url  # noqa: B018  # loads it
+    except Exception:  # whatever a project's modules raise
+        return False
+    return True
 
 
 def unasked(app: Celery, why: str) -> CheckMessage:
