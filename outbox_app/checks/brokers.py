@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
 from ..conf import settings
-from ..delivery.brokers import LIBRARY_MISSING, unusable
+from ..delivery.misconfiguration import LIBRARY_MISSING, unusable
 from ..intake.declaration import load_tasks
 from .apps import staging_apps
 from .text import listed
@@ -58,10 +58,8 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
         try:
             app.connection_for_write().transport  # noqa: B018  # it is imported here
         except Exception as error:  # no such transport, its library is missing, no such URL
-            why, advised = unusable(error)
-            missing = isinstance(error, LIBRARY_MISSING)
-            message = f"The broker of Celery app {app.main!r} cannot be used: {why}."
-            if missing:  # what only stages needs none
+            message, advised = unusable(app, error)
+            if isinstance(error, LIBRARY_MISSING):  # what only stages needs none
                 found.append(Warning(message, hint=advised, id="outbox.W028"))
             else:
                 found.append(Error(message, hint=advised, id="outbox.E033"))

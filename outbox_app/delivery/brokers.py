@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from amqp.exceptions import AccessRefused
+from celery import Celery
 from kombu import Producer
+from kombu.common import Broadcast
 from kombu.transport import virtual
 
 from ..exceptions import Undeliverable, Unroutable, UnsafeBroker
@@ -17,8 +19,6 @@ from ..text import get_logger
 
 logger = get_logger("outbox_app.drain")
 
-#: What kombu raises where the library of a transport is not there.
-LIBRARY_MISSING = (ImportError, AttributeError, NameError)
 #: Redis' own refusals, by redis-py's classes or Redis' words: it has not taken the message. Other
 #: answers, a proxy's for example, leave it open.
 _REFUSING_CLASSES = {
@@ -69,38 +69,6 @@ def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
     if driver_type == "amqp":
         return {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
     return {}
-
-
-def unusable(error: BaseException) -> tuple[str, str]:
-    """Return why no transport can be made of a ``broker_url``, and what to do.
-
-    Not in the words of the error: of a URL that cannot be read, they may hold the password.
-    """
-    if isinstance(error, LIBRARY_MISSING):
-        return (
-            "the library of its transport is missing, or cannot be imported",
-            "Install it where drainers and workers run, for redis:// with: pip install "
-            '"celery[redis]".',
-        )
-    if isinstance(error, KeyError):
-        return str(error.args[0]), "Let broker_url begin with redis:// or amqp://, for example."
-    return (
-        "its broker_url cannot be read",
-        "Write it as redis://user:password@host:6379/0, the password percent-encoded.",
-    )
-
-
-def advice(error: BaseException) -> str:
-    """Return what to do about a broker that refuses to be connected to; "" where waiting helps."""
-    error = error.__cause__ or error
-    code = getattr(error, "reply_code", None)
-    if code == 403 or "AuthenticationError" in _classes(error):
-        return " Correct the user and the password in broker_url, or the user's permissions."
-    if code == 530:
-        return " Correct the virtual host in broker_url, or create it."
-    if "DB index" in str(error):
-        return " Correct the number of the database in broker_url."
-    return ""
 
 
 def refuse_unsafe(connection: Any, channel: Any) -> None:
@@ -174,6 +142,22 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
                 return False
             raise
     return driver_type in ("amqp", "redis")
+
+
+def declare_broadcasts(app: Celery, channel: Any) -> set[str]:
+    """Return the exchanges of ``Broadcast`` queues: that nobody listens is no error there.
+
+    Celery declares such a queue in workers only. A transport that routes by itself (Redis, …) takes
+    an exchange that it does not know for a direct one, and no worker would get the message.
+    """
+    queues: Any = app.amqp.queues.values()
+    exchanges = [queue.exchange for queue in queues if isinstance(queue, Broadcast)]
+    if isinstance(channel, virtual.Channel):
+        known: Any = channel.state.exchanges
+        for exchange in exchanges:
+            if exchange.name not in known:
+                exchange(channel).declare()  # for this process: no broker is asked
+    return {exchange.name for exchange in exchanges}
 
 
 def check_route(channel: Any, exchange: str, routing_key: str) -> None:

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Producer
-from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from ..conf import settings
@@ -29,10 +28,10 @@ from ..intake.message import Declaration, restore
 from ..text import get_logger
 from .batch import Row
 from .brokers import (
-    advice,
     broker_at_fault,
     check_frame,
     check_route,
+    declare_broadcasts,
     lacks_command,
     probe,
     refuse_unsafe,
@@ -40,8 +39,8 @@ from .brokers import (
     row_at_fault,
     spans_slots,
     transport_options,
-    unusable,
 )
+from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outgoing import Outcome, Prepared, announce, prepare
 from .redis_batch import RedisBatch, Transactions
 from .wire import ATTEMPTS, Wire, rounds
@@ -92,13 +91,7 @@ class Publisher:
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout
-        try:
-            driver_type = app.connection_for_write().transport.driver_type
-        except Exception as error:  # whatever kombu and the library of the transport raise
-            why, advised = unusable(error)
-            raise BrokerUnavailable(
-                f"The broker of Celery app {app.main!r} cannot be used: {why}. {advised}"
-            ) from None
+        driver_type = find_transport(app).driver_type
         self.connection = connection = app.connection_for_write(
             connect_timeout=timeout, transport_options=transport_options(driver_type, timeout)
         )
@@ -120,16 +113,10 @@ class Publisher:
         except BaseException as error:
             unavailable = self._is_lost(error) or broker_at_fault(error)
             self.close()
-            if unavailable:
-                advised = advice(error)
-                where = f" at {connection.as_uri()}" if advised else ""  # without its password
-                raise BrokerUnavailable(
-                    f"The broker of Celery app {app.main!r}{where} cannot be reached: "
-                    f"{_words(error)}{advised}"
-                ) from error
+            if unavailable or isinstance(error, WRONG_OPTION):
+                raise unreachable(app, error) from error
             raise
-        queues = app.amqp.queues.values()
-        self._broadcasts = {q.exchange.name for q in queues if isinstance(q, Broadcast)}
+        self._broadcasts = declare_broadcasts(app, channel)
         on_return = self._on_return if hasattr(channel, "events") else None
         self.producer = Producer(
             channel,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import redis
+from kombu import Consumer
+from kombu.common import Broadcast
 
 from outbox_app.models import DeadJob, Incident, StagedJob
-from tests.faults.tools import draining, eventually, on
+from tests.faults.tools import drain, draining, eventually, on
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -233,3 +237,33 @@ def test_info_forbidden(alias, private_redis, server, make_named_app, book, drai
     jobs.assert_exact()
     assert "Redis does not tell its eviction policy" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_broadcast(alias, private_redis, server, make_named_app, book):
+    """Nobody may listen, which is no error; a worker that listens gets it."""
+    app, jobs = make_named_app(private_redis.url), book(alias)
+    news = f"news-{app.main}"
+    app.conf.task_queues = [*app.amqp.queues.values(), Broadcast(news)]
+    del app.amqp.queues, app.amqp.router
+
+    jobs.stage(app, 1, queue=news)
+    tally = drain(alias)
+
+    assert (tally.published, tally.dead) == (1, 0)
+    assert not server.keys("*")
+    with app.connection_for_read() as connection:
+        got = []
+        queue = app.amqp.queues[news]
+        Consumer(connection.channel(), [queue], no_ack=True, on_message=got.append).consume()
+
+        def it_listens():
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.1)
+            return sum(int(each["sub"]) + int(each["psub"]) for each in server.client_list()) == 1
+
+        eventually(it_listens)
+        [task_id] = jobs.stage(app, 1, queue=news)
+        drain(alias)
+        while not got:
+            connection.drain_events(timeout=10)
+    assert [message.headers["id"] for message in got] == [task_id]

@@ -13,7 +13,7 @@ from celery import Celery
 
 from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
-from outbox_app.checks.brokers import check_brokers
+from outbox_app.checks.brokers import check_brokers, check_transports
 from outbox_app.checks.servers import check_servers
 from tests import tasks
 
@@ -117,6 +117,7 @@ def test_configuration_that_cannot_be_loaded_here(make_app):
     assert message.id == "outbox.W031"
     assert "no_such_configuration" in message.msg
     assert [m.id for m in check_brokers() if app.main in m.msg] == ["outbox.W015"]
+    assert not [m for m in check_transports() if app.main in m.msg]
     check_servers(databases=["default"])  # and no error
     app.close()
 
