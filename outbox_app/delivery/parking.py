@@ -13,16 +13,16 @@ from typing import Any
 
 import django.db
 from django.db import connections, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 
 from ..exceptions import LeaseLost, TransactionEnded
 from ..log.cursor import State
 from ..log.reader import LogReader
 from ..log.record import COLUMNS, RecordedEvent
-from ..models import ParkedStream
+from ..models import Cursor, ParkedStream
 from ..signals import stream_parked
 from .cursors import Overtaken
-from .isolation import evidence
+from .isolation import Found, evidence
 from .subscriber import Subscriber
 from .trouble import described
 
@@ -61,10 +61,21 @@ class Parking:
             return events
         return [event for event in events if (event.log, event.stream) not in self.parked]
 
-    def handle(self, event: RecordedEvent, handle: Handle) -> None:
-        """Handle one event in a savepoint; park its stream where that fails."""
+    def handle_each(self, found: Found, handle: Handle, cursor: Cursor) -> Found:
+        """Handle a page's events one by one. Returns the page with those that were handled.
+
+        The others count when they are made up for, and not as well when the cursor passes them.
+        """
+        handled = [event for event in found.events if self.handle(event, handle)]
+        if missed := len(found.events) - len(handled):
+            rows = Cursor.objects.using(self.using).filter(pk=cursor.pk)
+            rows.update(handled=F("handled") - missed)
+        return found._replace(events=handled)
+
+    def handle(self, event: RecordedEvent, handle: Handle) -> bool:
+        """Handle one event in a savepoint; park its stream where that fails. Says if it worked."""
         if (event.log, event.stream) in self.parked:
-            return
+            return False
         try:
             with transaction.atomic(using=self.using):
                 handle([event])
@@ -77,6 +88,8 @@ class Parking:
             raise  # there is nothing any more that parking could be committed with
         except Exception as error:
             self.park(event, error)
+            return False
+        return True
 
     def park(self, event: RecordedEvent, error: BaseException) -> None:
         """Set the event's stream aside, from this event on, in the open transaction."""

@@ -233,8 +233,7 @@ class Partition:
             with transaction.atomic(using=self.using):
                 self._advance(feed, found)
                 if parks:
-                    for event in found.events:
-                        self.parking.handle(event, self._handle)
+                    found = self.parking.handle_each(found, self._handle, feed.cursor)
                 elif found.events:
                     self._handle(found.events)
                 self.gaps.passed(feed.reader, feed.state, *checked)

@@ -63,6 +63,8 @@ class Cursor(models.Model):
     retry_at = models.DateTimeField(_("next attempt"), null=True)
     #: The event that fails, once it is known (``delivery.isolation``).
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
+    #: Where it was when counting began (``operations.counting``); null: it is not counted.
+    counted = models.JSONField(_("counted since"), null=True, editable=False)
 
     class Meta:
         db_table = "outbox_cursor"

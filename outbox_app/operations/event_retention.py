@@ -30,6 +30,7 @@ from ..log.window import TOMBSTONE
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
 from ..text import get_logger
 from .archived_rows import ArchivedRows
+from .counting import drop_pruned
 from .retention import BATCH_SIZE, check_arguments, outcome
 from .tables import require_tables
 
@@ -242,6 +243,7 @@ def _batches(
             if free:
                 ids = [id for id, *_ in free]
                 if not dry_run:
+                    drop_pruned(log, ids, using=using)
                     rows.filter(pk__in=ids)._raw_delete(using)
                 reached = ids[-1]
         yield len(free), reached, held

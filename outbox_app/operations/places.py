@@ -112,7 +112,7 @@ def landing(
         after: The position; None: behind all that is committed.
         cursors: Each with its filter. None instead of a cursor: it would begin with the log.
     """
-    with _looking_aside(reader.using) as run:
+    with looking_aside(reader.using) as run:
         reader.window.run = run
         passed: list[tuple[int, str, str]] = []
         try:
@@ -144,7 +144,8 @@ def _unread(reader: LogReader, cursor: Cursor | None) -> str:
 
 
 @contextmanager
-def _looking_aside(using: str) -> Iterator[Run]:
+def looking_aside(using: str) -> Iterator[Run]:
+    """Run statements on a connection of their own, in autocommit."""
     connection = connections.create_connection(using)
 
     def run(sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -280,6 +280,7 @@ def _move(row: Subscription, move: Move, there: Landing, using: str) -> None:
         "failures": 0,
         "retry_at": None,
         "failed_event": None,
+        "counted": None,
     }
     cursors = Cursor.objects.using(using).filter(subscription=row.name, log=table)
     cursors.update(**values, revision=F("revision") + 1)

@@ -171,6 +171,7 @@ def _apply(
                 state=state,
                 position=Least("position", Value(plan.last)),
                 revision=F("revision") + 1,
+                counted=None,
                 error="",
                 failures=0,
                 retry_at=None,

@@ -180,7 +180,12 @@ class Rebuild:
                 failpoint("rebuild_copied")
                 for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
                     cursors.filter(log=reader.table).update(
-                        state=end.dump(), position=position, error="", failures=0, retry_at=None
+                        state=end.dump(),
+                        position=position,
+                        error="",
+                        failures=0,
+                        retry_at=None,
+                        counted=None,
                     )
                 ParkedStream.objects.using(using).filter(subscription=self.name).delete()
                 Gap.objects.using(using).filter(

@@ -15,7 +15,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import NotMoved, OutboxError
 from ...log.logs import log_alias
 from ...models import Event
-from ...operations import positions
+from ...operations import counting, positions
 from ...operations.forgetting import forget
 from ...operations.gaps import list_gaps, skip_gap
 from ...operations.lag import SubscriptionLag, in_flight, lags
@@ -43,6 +43,8 @@ Shows subscriptions, and does what a person decides about them.
                             event of a parked stream; what follows is handled
   discard NAME --stream S --reason TEXT
                             give up what a parked stream has missed; what comes later is handled
+  count NAME                what the logs have for it against what it handled, since the first
+                            count; --restart begins anew with this one
   gaps [NAME]               what is missing and still open, with the ids for skip-gap
   skip-gap ID --reason TEXT give up a gap: its stream goes on without what is missing
   repartition NAME          go to the number of partitions that the code declares
@@ -57,7 +59,8 @@ What a subscription has done to its database is not undone by a replay: its hand
 again. Parked streams whose events all come again are forgotten, the others stay parked. Processes
 that run may go on running; they notice within a fifth of their lease.
 
-Exit codes: 0 done; 1 it cannot be done, or not now, or nothing matched: nothing was changed;
+Exit codes: 0 done; 1 it cannot be done, or not now, or nothing matched: nothing was changed; or
+count found a difference;
 2 wrong arguments, no such subscription or log, or no tables.
 """
 
@@ -71,6 +74,7 @@ ACTIONS = (
     "release",
     "skip",
     "discard",
+    "count",
     "gaps",
     "skip-gap",
     "repartition",
@@ -105,7 +109,10 @@ class Command(TeachingCommand):
         parser.add_argument(
             "--reason", metavar="TEXT", help="why something is skipped; kept with it"
         )
-        parser.add_argument("--json", action="store_true", help="list as JSON")
+        parser.add_argument(
+            "--restart", action="store_true", help="count: the next count begins with this one"
+        )
+        parser.add_argument("--json", action="store_true", help="list, or count, as JSON")
         parser.add_argument(
             "--dry-run", action="store_true", help="say what would be moved, and touch nothing"
         )
@@ -256,6 +263,24 @@ class Command(TeachingCommand):
         given = {key: options[key] for key in ("reason", "log")}
         gap = discard_stream(name, stream, by=self.user, using=using, **given)
         self.write(f"{name} skips {one_line(gap, 300)}.")
+
+    def _count(self, name: str, *, using: str, restart: bool, json: bool, **options: Any) -> None:
+        counts = counting.count(name, restart=restart, using=using)
+        if json:
+            self.write_json([asdict(each) | {"difference": each.difference} for each in counts])
+        for each in [] if json else counts:
+            if not each.since:
+                self.write(f"{each.log}: counting from now on")
+                continue
+            self.write(
+                f"{each.log}: published {each.published}, handled {each.handled}, parked "
+                f"{each.parked}, skipped {each.skipped}, difference {each.difference}, "
+                f"since {each.since}"
+            )
+            for part, first, last, difference in each.uneven:
+                self.write(f"  partition {part}, position {first} to {last}: {difference}")
+        if any(each.uneven for each in counts):
+            raise SystemExit(EXIT_REFUSED)
 
     def _gaps(self, name: str | None, *, using: str, **options: Any) -> None:
         found = list(list_gaps(using=using, subscription=name)[: LISTED + 1])
