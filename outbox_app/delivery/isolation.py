@@ -70,7 +70,9 @@ def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
         ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
         if tried.error and (size == 1 or not tried.rows or ended):
             break
-        left = size if tried.error else left - size
+        if not (tried.error or tried.rows or tried.more):
+            break
+        left = size if tried.error else left - tried.rows  # none of them may be wanted
     return tried
 
 

@@ -24,6 +24,8 @@ IDS = 10_000
 def note(task_id: str, *, using: str) -> None:
     """Note that a job was staged in the open transaction of an alias."""
     connection: Any = connections[using]
+    if not connection.in_atomic_block:
+        return  # it is committed, and will leave
     if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
         connection.outbox_staged = connection.run_on_commit, set()
     ids: set[str] = connection.outbox_staged[1]
@@ -66,8 +68,9 @@ def _find(result: Any, staged: set[str]) -> str | None:
     """Return the first of the result, its children and those before it in a chain."""
     if result is None:
         return None
-    if result.id in staged:
-        return str(result.id)
+    own = getattr(result, "id", None)  # a ResultSet has none
+    if own in staged:
+        return str(own)
     for each in [*getattr(result, "results", ()), getattr(result, "parent", None)]:
         if found := _find(each, staged):
             return found

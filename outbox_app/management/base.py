@@ -18,7 +18,7 @@ from django.core.management.base import (
     SystemCheckError,
 )
 
-from ..text import escaped
+from ..text import escaped, storable
 
 
 class TeachingCommand(BaseCommand):
@@ -42,6 +42,7 @@ class TeachingCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; escape the error that ends it. Django colours it afterwards."""
         try:
+            _require_storable(options)
             return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
@@ -56,3 +57,15 @@ class TeachingCommand(BaseCommand):
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which escapes by itself."""
         self.stdout.write(json.dumps(value, indent=2))
+
+
+def _require_storable(options: dict[str, Any]) -> None:
+    """Refuse arguments that no database stores: bytes that are no UTF-8 come as lone surrogates."""
+    for name, value in options.items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and storable(text) != text:
+                raise CommandError(
+                    f"{name}: {text[:100]!r} is no text that a database can store. Write it in "
+                    "valid UTF-8, without NUL.",
+                    returncode=2,
+                )

@@ -114,7 +114,9 @@ def discard_stream(
         ):
             raise NotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
         key = (parked.log, parked.partition)
-        cursor = next(each for each in cursors if (each.log, each.partition) == key)
+        cursor = next((each for each in cursors if (each.log, each.partition) == key), None)
+        if cursor is None:
+            raise NotSkippable(f"No cursor of {name!r} reads {parked.log}, so nothing comes of it.")
         by_time = reads_by_time(cursor.state)
         reader = LogReader(log_named(parked.log), using=using, by_time=by_time)
         state = reader.load(cursor.state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import chord, group
+from celery.result import ResultSet
 from django.db import transaction
 
 from outbox_app import stage
@@ -89,6 +90,26 @@ def test_waiting_behind_it_waits(alias, app, add):
         add.delay(2, 2)
         again = app.AsyncResult(result.id)
         assert again.get(timeout=30) == 2
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "redis"])
+@on_sqlite
+def test_so_does_a_set_of_results(backend, alias, make_app, redis_url):
+    app = make_app(result_backend=redis_url if backend == "redis" else backend)
+    add = app.task(name="add", shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        results = ResultSet([add.delay(1, 1)], app=app)
+        for join in (results.join, results.join_native):
+            with pytest.raises(StillStaged, match="Wait behind"):
+                join(timeout=30)
+
+
+def test_what_was_staged_in_a_transaction_of_its_own_can_be_waited_for(alias, app, add, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    result = add.delay(1, 1)
+    app.backend.store_result(result.id, 2, "SUCCESS")
+    with transaction.atomic(using=alias):
+        assert result.get(timeout=30) == 2
 
 
 def test_a_transaction_that_was_rolled_back_is_over(alias, app, add):

@@ -75,6 +75,23 @@ def test_the_second_failure_finds_it(alias, published, run, shop, at):
     assert effects(alias) == wanted()
 
 
+@pytest.mark.parametrize("options", [{"partitions": 3}, {"types": ["made"]}], ids=["part", "few"])
+def test_it_is_found_among_rows_that_are_not_wanted(alias, published, run, options):
+    @subscriber("shop", **options)
+    def handle(events):
+        if any((event.stream, event.version) == ("one", 5) for event in events):
+            raise ValueError
+
+    for _ in range(9):  # of one stream: all in one partition, side by side
+        published("one")
+        if "types" in options:
+            published(*["other"] * 40, type="unwanted")
+    run("shop")
+    run("shop")
+    cursor = Cursor.objects.using(alias).get(failures=2)
+    assert (cursor.failed_event["version"], cursor.handled) == (5, 4)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"on_gap": "park"}, {"on_gap": "park", "by_time": True}, {"types": ["m*"]}],
@@ -267,3 +284,11 @@ def test_halves(bad):
     bad = -1
     assert narrowed(Attempt(len(left), error=ValueError()), attempt).error is None
     assert left == []
+
+
+def test_a_stream_of_a_log_that_is_read_no_more_cannot_be_discarded(alias, shop):
+    shop()
+    lost = {"subscription": "shop", "partition": 1, "log": "outbox_event", "error": "why"}
+    ParkedStream.objects.using(alias).create(**lost, stream="s", version=1, position=1)
+    with pytest.raises(NotSkippable, match="No cursor of 'shop' reads outbox_event"):
+        discard_stream("shop", "s", by="ann", reason="why", using=alias)

@@ -189,3 +189,20 @@ def test_an_error_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
         command.run_from_argv(["manage.py", "refusing", "--force-color", "--skip-checks"])
     assert out.getvalue().startswith("\x1b[")
     assert_harmless(out.getvalue().replace("\x1b[31;1m", "").replace("\x1b[0m", ""), times=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pause", "a\udcff"],
+        ["discard", "a", "--stream", "s\udcff", "--reason", "why"],
+        ["discard", "a", "--stream", "s\0", "--reason", "why"],
+        ["release", "a", "--stream", "s\udcff"],
+        ["skip", "a", "--position", "1", "--reason", "\udcff"],
+    ],
+)
+def test_an_argument_that_no_database_stores(arguments: list[str]) -> None:
+    with pytest.raises(CommandError, match="no text that a database can store") as raised:
+        call_command("outbox_subscriptions", *arguments)
+    assert raised.value.returncode == 2
+    assert str(raised.value).isprintable()

@@ -30,8 +30,10 @@ LOOK_BACK = 100_000
 LOOK_NEAR = 10_000
 #: Runs looked for by one statement.
 CHUNK = 500
-#: A page takes at most so many rows, wanted or not.
+#: A page takes at most so many rows, wanted or not …
 MAX_ROWS = 20_000
+#: … and of a part, or with a filter, may take so many, however few it is to return.
+MIN_ROWS = 100
 #: Of longer runs one row is looked for, of shorter ones all.
 WIDE = 50
 #: Longer runs are not sealed: somebody has set AUTO_INCREMENT.
@@ -68,22 +70,25 @@ class MysqlWindow(Window[MysqlState]):
         """See ``Window``."""
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
-        span = min(limit * max(only.parts, 1), max(limit, MAX_ROWS))
+        span = limit
+        if only.sql()[0]:  # some are not wanted
+            span = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
         high = None if crowded else state.high
         rows = self._rows(high, known, columns=columns, limit=span, only=only)
         while True:
+            rows, full = _page_of(rows, limit, span)
             high, runs = _passed(state, known, [row[0] for row in rows])
             seen, now = self._look(runs)
             if not rows:
                 break
             # What a row's writer could see has a lower position, and was committed before: it is
             # seen now. If it was missing in a view that is no cut, this finds it.
-            reach = rows[-1][0] if len(rows) == span else high
+            reach = rows[-1][0] if full else high
             there = [run for run in _clipped(runs, reach) if any_between(seen, run[0], run[1])]
             late = self._rows(None, there, columns=columns, limit=span, only=only)
             if not late:
                 break
-            rows = sorted(rows + late, key=itemgetter(0))[:span]
+            rows = sorted(rows + late, key=itemgetter(0))
         after, closed = self._settle(high, runs, seen, now)
         if crowded and not rows and after == state:
             raise self._too_many(state)
@@ -91,7 +96,7 @@ class MysqlWindow(Window[MysqlState]):
             # The first column is the position, the second says whether the row is wanted.
             [row[2:] for row in rows if row[1]],
             after,
-            more=len(rows) == span or (crowded and bool(rows)),
+            more=full or (crowded and bool(rows)),
             position=high if rows else 0,
             closed=closed,
             sealed=self.tombstones,
@@ -236,6 +241,16 @@ class MysqlWindow(Window[MysqlState]):
             "rolled back less than the settle time ago: look for a long transaction. Nothing is "
             "skipped; it goes on by itself."
         )
+
+
+def _page_of(rows: list[Any], limit: int, span: int) -> tuple[list[Any], bool]:
+    """Return the rows up to the last of ``limit`` that are wanted, and whether more may follow."""
+    wanted = 0
+    for count, row in enumerate(rows[:span], 1):
+        wanted += bool(row[1])
+        if wanted == limit:
+            return rows[:count], True
+    return rows[:span], len(rows) >= span
 
 
 def _passed(state: MysqlState, runs: Runs, positions: list[int]) -> tuple[int, Runs]:
