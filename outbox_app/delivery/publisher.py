@@ -235,11 +235,12 @@ class Publisher:
         keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
         repeated = len(set(keys)) < len(keys)
         channel = self.producer.channel
-        if repeated and not self._transactions.are_taken(channel, seconds=self.timeout):
-            dealt = rounds(ready)
+        atomic = repeated and self._transactions.are_taken(channel, seconds=self.timeout)
+        if repeated and not (atomic and settings().DEAD_KEY == "pass"):
+            dealt = rounds(ready, atomic=atomic)
         for items in dealt:
             for batch in self._wire.batches(items):
-                self._publish_batch(batch, outcome, may_send, atomic=repeated and len(dealt) == 1)
+                self._publish_batch(batch, outcome, may_send, atomic=atomic)
 
     def _publish_batch(
         self, items: list[Prepared], outcome: Outcome, may_send: MaySend, *, atomic: bool
@@ -254,7 +255,6 @@ class Publisher:
         self.producer.channel.create_publish_batch = lambda max_size: batch
         sent: list[Prepared] = []
         failure: Exception | None = None
-        collected = False
         began = time.monotonic()
         try:
             with self.producer.batch(max_size=sys.maxsize):
@@ -269,28 +269,32 @@ class Publisher:
                         outcome.refuse(item.row, error)  # nothing of it is in the batch
                     else:
                         sent.append(item)
-                collected = True
         except Exception as error:
             failure = error
         finally:
             batch.close()
-        for item, answer in zip(sent, batch.answers, strict=False):
-            if not isinstance(answer, Exception):
+        for item, answers in zip(sent, batch.answers, strict=False):
+            errors = [answer for answer in answers if isinstance(answer, Exception)]
+            of_row = next(filter(self._is_row_error, errors), None)
+            if not errors:
                 outcome.accepted.append(item.row)
-            elif self._is_row_error(answer):
-                outcome.refuse(item.row, answer)
+            elif of_row is not None:
+                outcome.refuse(item.row, of_row)
             else:
-                failure = failure or answer
-                if not refused_for_certain(answer):
+                failure = failure or errors[0]
+                # Of several queues one may have taken it.
+                if len(errors) < len(answers) or not all(map(refused_for_certain, errors)):
                     outcome.unknown.append(item.row)
+        if batch.refusal is not None:
+            self._transactions.were_refused(batch.refusal)
         if failure is None:
             self._wire.has_taken(sent, seconds=time.monotonic() - began)
             return
-        if collected and not refused_for_certain(failure):
+        if batch.begun and not refused_for_certain(failure):
             outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
         if atomic and spans_slots(failure):
             self._transactions.were_refused(failure)
-        self._fail(failure, sent if collected else [])
+        self._fail(failure, sent if batch.begun else [])
 
     def _publish_singly(
         self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend

@@ -14,6 +14,7 @@ import time
 from contextlib import closing
 from typing import Any
 
+from ..exceptions import Unroutable
 from ..text import get_logger
 
 logger = get_logger("outbox_app.drain")
@@ -35,6 +36,8 @@ class Transactions:
             try:
                 with closing(RedisBatch(channel, seconds=seconds, atomic=True)) as asked:
                     asked.flush()
+                if asked.refusal:
+                    raise asked.refusal
                 self._taken = True
             except Exception as error:  # a proxy may also end the connection for it
                 self.were_refused(error)
@@ -51,36 +54,49 @@ class RedisBatch:
 
     Args:
         channel: kombu's channel to Redis.
-        seconds: For sending and for all answers together.
+        seconds: From now on, for sending and for all answers together.
         atomic: Whether Redis takes all messages or none.
     """
 
     def __init__(self, channel: Any, *, seconds: float, atomic: bool) -> None:
         self.channel = channel
-        self.seconds = seconds
         self.atomic = atomic
-        #: Of each message, as far as Redis has answered: its answer, or an exception as it came.
-        self.answers: list[Any] = []
+        #: Of each message, as far as Redis has answered: for each of its queues the answer, or an
+        #: exception as it came.
+        self.answers: list[list[Any]] = []
+        #: Something of it may have left.
+        self.begun = False
+        #: MULTI was refused: each message was taken or refused by itself.
+        self.refusal: Exception | None = None
+        self._deadline = time.monotonic() + seconds
         self._client = channel.client.client()  # one connection of its own, until it is closed
         self._pipeline = channel.client.pipeline(transaction=False)
         self._packed: list[bytes] = []
-        #: Where each message begins: one to a queue that expires has several commands.
-        self._begins: list[int] = []
-        self._collected: list[bytes] = []
+        #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
+        self._deliveries: list[list[int]] = []
+        self._collected: list[tuple[str, bytes]] = []
 
     def publish(self, message: Any, **options: Any) -> Any:
-        """Collect what a message needs; nothing of one that cannot be routed or encoded."""
+        """Collect what a message needs; nothing of one that cannot be routed or encoded.
+
+        Raises:
+            Unroutable: No queue is bound any more: see ``brokers.check_route``.
+        """
         self._collected = []
         result = self.channel.basic_publish(message, _publish_batch=self, **options)
-        self._begins.append(len(self._packed))
-        self._packed += self._collected
+        if not self._collected:
+            raise Unroutable("Its queue was unbound meanwhile. Bind it, then requeue the job.")
+        names = enumerate((name for name, _ in self._collected), len(self._packed))
+        self._deliveries.append([place for place, name in names if name != "pexpire"])
+        self._packed += [command for _, command in self._collected]
         return result
 
     def add(self, name: str, *args: Any) -> None:
         """Collect one command; kombu's channel calls it."""
         getattr(self._pipeline, name)(*args)
         command, _ = self._pipeline.command_stack.pop()  # with the prefix of the channel's keys
-        self._collected.append(b"".join(self._client.connection.pack_command(*command)))
+        packed = b"".join(self._client.connection.pack_command(*command))
+        self._collected.append((name, packed))
 
     def flush(self) -> None:
         """Send it and read the answers.
@@ -94,34 +110,45 @@ class RedisBatch:
             multi, exec_ = map(connection.pack_command, ("MULTI", "EXEC"))
             commands = [*multi, *commands, *exec_]
         connection.check_health()
-        deadline = time.monotonic() + self.seconds
-        connection._sock.settimeout(self.seconds)
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("The time of a batch was over before it was sent.")
+        connection._sock.settimeout(left)
+        self.begun = True
         # One piece: redis-py gives each piece the whole time.
         connection.send_packed_command([b"".join(commands)], check_health=False)
         answers: list[Any] = []
         try:
             for _ in commands:
-                answers.append(_read(connection, deadline))
+                answers.append(_read(connection, self._deadline))
         finally:
             if not self.atomic:
                 self._keep(answers)
         connection._sock.settimeout(connection.socket_timeout)
         if self.atomic:
             *queued, done = answers
+            if isinstance(queued[0], Exception) and not isinstance(done, list):
+                # No transaction began, so each command that followed was one by itself.
+                self.refusal = queued[0]
+                self._keep(queued[1:])
+                return
             if not isinstance(done, list):
                 raise next((each for each in queued if isinstance(each, Exception)), done)
             self._keep(done)
 
     def discard(self) -> None:
         """Forget what was collected."""
-        self._packed, self._begins = [], []
+        self._packed, self._deliveries = [], []
 
     def close(self) -> None:
         """Give the connection back. kombu calls it when it has flushed or discarded."""
         self._client.close()
 
     def _keep(self, answers: list[Any]) -> None:
-        self.answers = [answers[begin] for begin in self._begins if begin < len(answers)]
+        for places in self._deliveries:
+            if places[-1] >= len(answers):
+                break
+            self.answers.append([answers[place] for place in places])
 
 
 def _read(connection: Any, deadline: float) -> Any:

@@ -9,7 +9,6 @@ delays them is not their size.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from .batch import BUDGET_BYTES, SMALL_BYTES
@@ -108,15 +107,24 @@ class Wire:
         return batch[0].row.task_id in self._failed
 
 
-def rounds(items: Iterable[Prepared]) -> list[list[Prepared]]:
-    """Deal messages out so that no two in one round have the same ordering key."""
+def rounds(items: Iterable[Prepared], *, atomic: bool) -> list[list[Prepared]]:
+    """Deal messages out so that no two in one round have the same ordering key.
+
+    Args:
+        items: In their order.
+        atomic: A round goes as one transaction, and may hold several of a key that go to one
+            queue: Redis then refuses all of them or none.
+    """
     dealt: list[list[Prepared]] = []
-    counts: Counter[str] = Counter()
+    newest: dict[str, tuple[int, object]] = {}
     for item in items:
-        key = item.row.ordering_key
-        number = counts[key]
+        key, number = item.row.ordering_key, 0
         if key:
-            counts[key] += 1
+            message = item.message
+            place = message.exchange, message.routing_key, message.priority
+            number, before = newest.get(key, (-1, None))
+            number += not (atomic and place == before)
+            newest[key] = number, place
         if number == len(dealt):
             dealt.append([])
         dealt[number].append(item)
