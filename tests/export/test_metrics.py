@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
+from outbox_app.conf import SHARDS
 from outbox_app.metrics import METRICS, OutboxCollector, exposition
-from outbox_app.models import Cursor, DeadJob, Incident
+from outbox_app.models import Cursor, DeadJob, Incident, Lease
 from outbox_app.operations import minutes, status
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,6 +37,9 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     staged(3, age=50)
     died(2, error=HOSTILE)
     drainer(shards=100, published=9, dead=1)
+    Lease.objects.using(alias).bulk_create(  # the oldest job is looked for in shards that have one
+        (Lease(resource="jobs", part=part) for part in range(SHARDS)), ignore_conflicts=True
+    )
     drainer(host="web-2", silent=600)
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)

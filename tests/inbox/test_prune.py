@@ -108,7 +108,7 @@ def test_rows_go_in_batches_oldest_first(alias, kept, django_assert_num_queries)
     assert kept.inbox == []
 
     batches = retention._batches(
-        Incident.objects.using(alias).order_by("created_at"), "created_at", 30, 3
+        Incident.objects.using(alias).order_by("created_at"), "created_at", 30, 3, dry_run=False
     )
     assert next(batches)[0] == 3
     assert kept.incidents == [31, 32, 33, 34]

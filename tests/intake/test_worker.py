@@ -26,7 +26,7 @@ from tests.intake import project
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.django_db(transaction=True)
-TIMEOUT = 15
+TIMEOUT = 60
 
 
 @pytest.fixture
