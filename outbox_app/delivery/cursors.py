@@ -94,7 +94,15 @@ def _begin(subscriber: Subscriber, reader: LogReader) -> None:
         Cursor.objects.using(subscriber.using).bulk_create(rows, ignore_conflicts=True)
 
 
-def advance(cursor: Cursor, state: State, *, handled: int, position: int, using: str) -> None:
+def advance(
+    cursor: Cursor,
+    state: State,
+    *,
+    handled: int,
+    position: int,
+    using: str,
+    failed_event: dict[str, Any] | None = None,
+) -> None:
     """Move a cursor, in the open transaction of the effects.
 
     Raises:
@@ -114,7 +122,7 @@ def advance(cursor: Cursor, state: State, *, handled: int, position: int, using:
             error="",
             failures=0,
             retry_at=None,
-            failed_event=None,
+            failed_event=failed_event,
         )
     )
     if not moved:

@@ -42,6 +42,8 @@ class Found(NamedTuple):
     events: list[RecordedEvent]
     page: Page[Any]
     checked: Checked
+    #: The event to be skipped, where the page ends in front of it.
+    keeps: dict[str, Any] | None = None
 
 
 class Attempt(NamedTuple):

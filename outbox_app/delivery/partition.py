@@ -29,15 +29,7 @@ from ..log.reader import LogReader
 from ..log.record import RecordedEvent
 from ..models import Cursor, ParkedStream
 from ..signals import page_failed, page_handled
-from .cursors import (
-    Overtaken,
-    advance,
-    advanced,
-    cursor_of,
-    fail,
-    is_in_hand,
-    is_stopped,
-)
+from .cursors import Overtaken, advance, advanced, cursor_of, fail, is_in_hand, is_stopped
 from .enclosure import SwallowedError, enclosed
 from .gaps import Gaps
 from .idgaps import IdGaps
@@ -221,7 +213,8 @@ class Partition:
         failed = feed.cursor.failed_event
         if failed and failed.get("skip"):  # a person has decided so
             kept = [event for event in found.events if event.id != failed["position"]]
-            found = found._replace(events=kept)
+            before = page.more and page.position < failed["position"]  # others committed late
+            found = found._replace(events=kept, keeps=failed if before else None)
         seen = events if self.gaps.active else found.events
         if not seen and not page.more and not self._is_stale(feed, page.state):
             # The state is not moved in memory either. A server that crashes may give out again
@@ -253,6 +246,7 @@ class Partition:
             found.page.state,
             handled=len(found.events),
             position=found.page.position,
+            failed_event=found.keeps,
             using=self.using,
         )
         failpoint("advanced")
@@ -297,6 +291,7 @@ class Partition:
         failpoint("committed")
         feed.state = found.page.state
         advanced(feed.cursor, found.page.state, position=found.page.position)
+        feed.cursor.failed_event = found.keeps
         feed.stored_at = self.clock()
         self.handled += len(found.events)
         self.error = ""
