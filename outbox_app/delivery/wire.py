@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outgoing import Prepared
 
-#: What a wire is taken for at first: it gives the size of the first batch, and by how much the time
-#: grows that a large message is allowed.
+#: What a wire is taken for at first: for the first batch, and for a large message's time.
 BYTES_PER_SECOND = 256 * 1024
 #: Attempts of a large message.
 ATTEMPTS = 3
