@@ -68,6 +68,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         context["held"] = sections.held(seen.held)
     if seen.lags:
         context["subscriptions"] = sections.subscriptions(seen.lags)
+        context["charts"] = [*context.get("charts", []), sections.events_chart()]
     if seen.dead:
         context["dead"] = sections.dead(seen.dead)
     if may_view(request, Gap):

@@ -93,6 +93,25 @@ def charts(using: str, *, now: int) -> list[SafeString]:
     return drawn
 
 
+def events_chart() -> SafeString:
+    """Return the events published and handled by the minute, of the last hour."""
+    using = log_alias(Event)
+    series = minutes.series(using=using, minutes=61)
+    logs = minutes.published(using=using, minutes=61).values()
+    counts = [[count for count in each if count is not None] for each in zip(*logs, strict=True)]
+    published = [sum(each) if each else None for each in counts] or [None] * 61
+    # The current minute is not over; of the one before, the next sample may be to come.
+    return chart(
+        "outbox-events-hour",
+        _("Events a minute, last hour"),
+        series.starts[:-1],
+        [
+            Line(_("published, estimated"), published[:-1], 2),
+            Line(_("handled, by all subscriptions"), list(series.handled[:-1]), 1),
+        ],
+    )
+
+
 def _known(values: list[float], taken: list[bool]) -> list[float | None]:
     return [
         value if known else None for value, known in zip(values[: len(taken)], taken, strict=True)

@@ -35,6 +35,8 @@ READ_ID = "read_id"
 READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
 #: Of a subscription, by its name: events that were handled, attempts that failed.
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
+#: Of a log, by its table: the highest position there is. Readers take it, publishers write nothing.
+NEWEST_POSITION, LOG = "newest_position", "log"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
@@ -48,6 +50,7 @@ NAMES = (
     HANDLED,
     FAILED,
     NEWEST_ID,
+    NEWEST_POSITION,
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.
@@ -89,9 +92,9 @@ class Minute:
             self.values[key] = self.values.get(key, 0.0) + value
             self.changed.add(key)
 
-    def put(self, name: str, value: float) -> None:
+    def put(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
         """Set a figure."""
-        key = name, "", ""
+        key = name, dimension, label
         if self.values.get(key) != value:
             self.values[key] = value
             self.changed.add(key)

@@ -13,17 +13,19 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import django.db
 from django.db import close_old_connections, connections
+from django.db.models import Max
 
 from ..conf import settings
 from ..exceptions import LeaseLost, OutboxError
 from ..log.wake import EVENTS, LINGER
 from ..models import Cursor, Subscription
 from ..text import get_logger
-from .counters import FAILED, HANDLED, SUBSCRIPTION, Counters
+from .counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
 from .cursors import Paused
 from .lease import BEATS, Membership
 from .partition import Partition
@@ -74,6 +76,8 @@ class Share:
             parts=subscriber.partitions,
         )
         self.paused = False
+        #: The minute of the last sample.
+        self._sampled: datetime | None = None
         self.partitions: dict[int, Partition] = {}
         self.handled = 0
         #: Why its partitions cannot be run at all; empty when all is well.
@@ -96,6 +100,7 @@ class Share:
             membership.beat(published=self.handled, trouble=self.trouble)
         if membership.sharing_is_due() and time.monotonic() >= self._aside_until:
             self._share()
+            self._sample_if_due()
 
     def turn(self) -> bool:
         """Turn every partition once. Returns whether there may be more at once."""
@@ -131,6 +136,17 @@ class Share:
             which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
             minute.add(HANDLED, partition.handled - handled, **which)
             minute.add(FAILED, partition.failed - failed, **which)
+
+    def _sample_if_due(self) -> None:
+        """Note the newest position of each log once a minute; the owner of partition 0 does."""
+        minute = self.counters.of(self.membership)
+        if minute is None or minute.begins == self._sampled or 0 not in self.partitions:
+            return
+        self._sampled = minute.begins
+        for log in self.subscriber.logs:
+            rows = log._default_manager.using(self.subscriber.read_from or self.using)
+            newest = rows.aggregate(Max("id"))["id__max"] or 0
+            minute.put(NEWEST_POSITION, newest, dimension=LOG, label=log._meta.db_table)
 
     def _share(self) -> None:
         row, _ = Subscription.objects.using(self.using).get_or_create(

@@ -164,6 +164,27 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     return found
 
 
+def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]:
+    """Return the events published in each of the last minutes by log (its table), the oldest first.
+
+    An estimate: it goes by positions, so it has those that were rolled back, too. None where no
+    reader has taken a sample before and after.
+    """
+    first, last = _range(using, minutes)
+    rows = _rows(using, [counters.NEWEST_POSITION], first - 10 * MINUTE, last)
+    known: dict[str, list[tuple[datetime, float]]] = {}
+    samples = rows.filter(dimension=counters.LOG).order_by("label", "minute")
+    for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
+        known.setdefault(label, []).append((_aware(minute), newest))
+    found: dict[str, list[float | None]] = {label: [None] * minutes for label in known}
+    for label, samples_of in known.items():
+        for begin, end, growth in _growth(samples_of):
+            for minute in range((begin - first) // MINUTE, (end - first) // MINUTE):
+                if minute >= 0:
+                    found[label][minute] = growth
+    return found
+
+
 def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:
     """Return the rows of these minutes, both included: a later one may have begun by now."""
     minutes = _stored(first), _stored(last)
