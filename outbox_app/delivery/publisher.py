@@ -156,7 +156,7 @@ class Publisher:
             ready = self._declare(outcome.prepared, outcome, may_send)
             self.open(may_send)
             ready = self._wire.in_turn(item for item in ready if not self._gives_up(item, outcome))
-            if self.producer.supports_batch_publish:
+            if self._takes_batches():
                 self._publish_batches(ready, outcome, may_send)
             else:
                 self._publish_singly(ready, outcome, may_send)
@@ -229,6 +229,11 @@ class Publisher:
         )
         outcome.refuse(item.row, error)
         return True
+
+    def _takes_batches(self) -> bool:
+        # Other transports may take batches, but tell nothing of each message in one.
+        is_redis = self.connection.transport.driver_type == "redis"
+        return is_redis and bool(self.producer.supports_batch_publish)
 
     def _publish_batches(self, ready: list[Prepared], outcome: Outcome, may_send: MaySend) -> None:
         dealt = [ready]

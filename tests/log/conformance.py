@@ -316,6 +316,7 @@ class WindowConformance:
     def test_few_wanted_rows_do_not_make_a_page_long(self, alias, monkeypatch):
         for module in ("postgres", "sqlite"):
             monkeypatch.setattr(f"outbox_app.log.windows.{module}.MAX_POSITIONS", 10)
+        monkeypatch.setattr("outbox_app.log.windows.mysql.MIN_ROWS", 10)
         with reading(alias, types=["rare"]) as reader:
             commit(alias, "first")
             state = reader.window.start(None)

@@ -1,8 +1,7 @@
 """Brokers for the machine: kombu's own transports, with a switch and a book of what they took.
 
-Each send is an operation of the puppet that sends (see ``puppet``). ``Memory`` offers batches as
-Redis does, where ``Broker.batches`` asks for it: without a transaction, so that of a batch with one
-refused message all others are taken. ``Redis`` is a real server behind the same switch.
+Each send is an operation of the puppet that sends (see ``puppet``). ``Redis`` is a real server
+behind the same switch, to which the drain sends batches.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kombu.exceptions import BatchPublishError
 from kombu.transport import memory, redis
 from kombu.utils.json import loads
+
+from outbox_app.delivery.redis_batch import RedisBatch
 
 from .puppet import operation, sender
 
@@ -26,14 +26,12 @@ class Broker:
     Args:
         taken: Called with the task id and the sender of each accepted message, in the order of
             acceptance.
-        batches: Whether ``Memory`` takes batches.
     """
 
     current: Broker
 
-    def __init__(self, taken: Callable[[str, str], None], *, batches: bool = False) -> None:
+    def __init__(self, taken: Callable[[str, str], None]) -> None:
         self.taken = taken
-        self.batches = batches
         self.up = True
         self.refuses = True
 
@@ -74,82 +72,30 @@ class _Switched:
         return super().create_channel(connection)  # type: ignore[misc]
 
 
-class MemoryBatch:
-    """As ``kombu.transport.redis.PublishBatch``."""
-
-    def __init__(self, channel: MemoryChannel) -> None:
-        self.channel = channel
-        self.collected: list[tuple[str, dict[str, Any]]] = []
-
-    def publish(self, message: dict[str, Any], **options: Any) -> Any:
-        return self.channel.basic_publish(message, batch=self, **options)
-
-    def flush(self) -> None:
-        try:
-            Broker.current.send(self._put_all)
-        except (ConnectionError, LookupError) as error:
-            raise BatchPublishError("the batch failed") from error
-
-    def discard(self) -> None:
-        self.collected.clear()
-
-    def close(self) -> None:
-        pass
-
-    def _put_all(self) -> None:
-        refused = None
-        for queue, message in self.collected:
-            try:
-                Broker.current.put(queue, message)
-            except LookupError as error:
-                refused = error
-        if refused:
-            raise refused
-
-
 class MemoryChannel(memory.Channel):
-    @property
-    def supports_batch_publish(self) -> bool:
-        return Broker.current.batches
-
-    def create_publish_batch(self, max_size: int) -> MemoryBatch:
-        return MemoryBatch(self)
-
-    def _put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: MemoryBatch | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if batch is None:
-            Broker.current.send(lambda: Broker.current.put(queue, message))
-        else:
-            batch.collected.append((queue, message))
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        Broker.current.send(lambda: Broker.current.put(queue, message))
 
 
 class Memory(_Switched, memory.Transport):
     Channel = MemoryChannel
     # As with Redis and RabbitMQ; kombu's ConnectionError is not Python's.
     connection_errors = (*memory.Transport.connection_errors, OSError)
-    implements = memory.Transport.implements.extend(batch_publish=True)
 
 
-class RedisBatch(redis.PublishBatch):
-    def __init__(self, channel: RedisChannel, max_size: int) -> None:
-        super().__init__(channel, max_size)
-        execute = self.pipeline.execute
+class SwitchedBatch(RedisBatch):
+    """The drain's own batch, behind the switch. Where its outcome is lost, so are its answers."""
 
-        def switched() -> Any:
-            Broker.current.send(lambda: channel.execute_and_note(execute))
-
-        self.pipeline.execute = switched
+    def flush(self) -> None:
+        flush = super().flush
+        try:
+            Broker.current.send(lambda: self.channel.execute_and_note(flush))
+        except BaseException:
+            self.answers = []
+            raise
 
 
 class RedisChannel(redis.Channel):
-    def create_publish_batch(self, max_size: int) -> RedisBatch:
-        return RedisBatch(self, max_size)
-
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if "_publish_batch" in kwargs:
             super()._put(queue, message, **kwargs)

@@ -7,7 +7,7 @@ from celery.signals import after_task_publish
 
 from tests import tasks
 
-from .brokers import QUEUE
+from .brokers import QUEUE, SwitchedBatch
 from .world import Stage
 
 
@@ -24,7 +24,9 @@ def receiver():
 
 
 @pytest.fixture
-def make_stage(alias, make_app):
+def make_stage(alias, make_app, monkeypatch):
+    monkeypatch.setattr("outbox_app.delivery.publisher.RedisBatch", SwitchedBatch)
+
     def make(url, transport, reset=lambda refuses: None):
         apps = [
             make_app(
@@ -42,7 +44,6 @@ def make_stage(alias, make_app):
             tasks_,
             reset,
             concurrent_writers=alias != "default",
-            batches=True if transport == "Redis" else None,
         )
 
     return make

@@ -86,11 +86,10 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         batch_size=st.sampled_from([100, 1, 3]),
-        batches=st.booleans(),
         dead_key=st.sampled_from(["pass", "block"]),
     )
-    def begin(self, batch_size: int, batches: bool, dead_key: str) -> None:
-        self.world = World(self.stage, batches=batches, BATCH_SIZE=batch_size, DEAD_KEY=dead_key)
+    def begin(self, batch_size: int, dead_key: str) -> None:
+        self.world = World(self.stage, BATCH_SIZE=batch_size, DEAD_KEY=dead_key)
         self.using, self.model, self.writer = self.stage.alias, self.world.model, self.world.writer
 
     # Staging

@@ -45,7 +45,7 @@ def test_a_fault_at_any_statement_breaks_no_promise(make_stage, situation, actio
     stage = make_stage("memory://", "Memory")
     for nth in count(1):
         machine = Machine(stage)
-        machine.begin(batch_size=100, batches=False, dead_key="pass")
+        machine.begin(batch_size=100, dead_key="pass")
         try:
             machine.stage_jobs(JOBS, commit=True)
             situation(machine)

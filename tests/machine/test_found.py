@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def machine(make_stage):
     machine = Machine(make_stage("memory://", "Memory"))
-    machine.begin(batch_size=100, batches=False, dead_key="pass")
+    machine.begin(batch_size=100, dead_key="pass")
     yield machine
     machine.teardown()
 

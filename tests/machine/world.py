@@ -46,8 +46,6 @@ class Stage:
     reset_broker: Callable[[bool], None]
     #: Whether a row can be written while another transaction has written one.
     concurrent_writers: bool = True
-    #: Whether the broker takes batches; None: as the run says.
-    batches: bool | None = None
 
 
 class World:
@@ -55,12 +53,10 @@ class World:
 
     Args:
         stage: Where it is. The outbox's tables are emptied.
-        batches: Whether kombu's memory takes batches.
         **settings: The outbox's.
     """
 
-    def __init__(self, stage: Stage, *, batches: bool, **settings: Any) -> None:
-        batches = batches if stage.batches is None else stage.batches
+    def __init__(self, stage: Stage, **settings: Any) -> None:
         self.using = stage.alias
         self.model = Model()
         self.writer = Writer(using=stage.alias, tasks=stage.tasks, model=self.model)
@@ -69,7 +65,7 @@ class World:
         #: What the latest check found in the dead table: the errors by task id.
         self.dead: dict[str, str] = {}
         self.passed = 0.0
-        Broker.current = self.broker = Broker(self.model.accepted, batches=batches)
+        Broker.current = self.broker = Broker(self.model.accepted)
         stage.reset_broker(True)
         for model in (StagedJob, DeadJob, Incident, Drainer):
             model.objects.using(self.using).all().delete()
@@ -168,7 +164,7 @@ class World:
             )
             for incident in Incident.objects.using(self.using)
         ]
-        self.model.check_covered(incidents, sends_of_an_attempt=2 if self.broker.batches else 1)
+        self.model.check_covered(incidents, sends_of_an_attempt=1)
 
     def _drain(self) -> None:
         puppet = self.start()
