@@ -5,7 +5,7 @@ Text of strangers is cut, masked and made harmless here; the template escapes it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -96,20 +96,27 @@ def charts(using: str, *, now: int) -> list[SafeString]:
 def events_chart() -> SafeString:
     """Return the events published and handled by the minute, of the last hour."""
     using = log_alias(Event)
-    series = minutes.series(using=using, minutes=61)
+    handled = minutes.handled(using=using, minutes=61).values()
     logs = minutes.published(using=using, minutes=61).values()
-    counts = [[count for count in each if count is not None] for each in zip(*logs, strict=True)]
-    published = [sum(each) if each else None for each in counts] or [None] * 61
+    published = _sums(logs)
     # The current minute is not over; of the one before, the next sample may be to come.
     return chart(
         "outbox-events-hour",
         _("Events a minute, last hour"),
-        series.starts[:-1],
+        minutes.starts(using=using, minutes=61)[:-1],
         [
             Line(_("published, estimated"), published[:-1], 2),
-            Line(_("handled, by all subscriptions"), list(series.handled[:-1]), 1),
+            Line(_("handled, by all subscriptions"), _sums(handled)[:-1], 1),
         ],
     )
+
+
+def _sums(series: Iterable[list[Any]]) -> list[float | None]:
+    """Add series up, minute by minute; None where none of them has a figure."""
+    known = [
+        [each for each in figures if each is not None] for figures in zip(*series, strict=True)
+    ]
+    return [sum(each) if each else None for each in known] or [None] * 61
 
 
 def _known(values: list[float], taken: list[bool]) -> list[float | None]:

@@ -164,6 +164,12 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     return found
 
 
+def starts(*, using: str, minutes: int = 60) -> list[datetime]:
+    """Return the beginnings of the last minutes, the oldest first."""
+    first, _ = _range(using, minutes)
+    return [first + MINUTE * n for n in range(minutes)]
+
+
 def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]:
     """Return the events published in each of the last minutes by log (its table), the oldest first.
 
