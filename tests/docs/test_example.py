@@ -27,6 +27,7 @@ def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # half a dozen processes and Spark, on whatever the machine has left
 def test_demo_kills_two_processes_loses_nothing_and_explains_each_duplicate(tmp_path: Path) -> None:
     done = example("demo", "--orders", "300", "--writers", "2", data=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

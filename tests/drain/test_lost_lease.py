@@ -133,7 +133,7 @@ def test_it_learns_it_within_a_batch(alias, app, two, clock):
     frozen._find_lanes()
     [lane] = frozen._lanes.values()
     lane._publisher = lane._find_publisher()
-    lane._publisher._careful = True  # one by one
+    lane._publisher._takes_batches = lambda: False  # one by one
     sent = []
 
     def before_each():
