@@ -39,7 +39,7 @@ def rows(alias):
 
 
 @pytest.fixture
-def stream(alias):
+def stream(alias, in_atomic):
     """``stream("a", 5)``: publish so many events, without those whose versions are given."""
 
     def make(name, count, without=()):
