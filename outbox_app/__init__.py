@@ -7,8 +7,9 @@ Django.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .exports import lazy
 
 if TYPE_CHECKING:
     from .delivery.inbox import idempotent as idempotent
@@ -25,32 +26,27 @@ if TYPE_CHECKING:
     from .log.newevent import NewEvent as NewEvent
     from .log.publish import publish as publish
     from .log.publish import publish_many as publish_many
+    from .log.record import RecordedEvent as RecordedEvent
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "ANY": "outbox_app.log.newevent",
-    "NO_STREAM": "outbox_app.log.newevent",
-    "NewEvent": "outbox_app.log.newevent",
-    "OutboxMixin": "outbox_app.intake.model",
-    "Projection": "outbox_app.delivery.projection",
-    "idempotent": "outbox_app.delivery.inbox",
-    "on_create": "outbox_app.intake.declaration",
-    "on_delete": "outbox_app.intake.declaration",
-    "on_update": "outbox_app.intake.declaration",
-    "publish": "outbox_app.log.publish",
-    "publish_many": "outbox_app.log.publish",
-    "stage": "outbox_app.intake.stage",
-    "stage_many": "outbox_app.intake.stage",
-    "subscriber": "outbox_app.delivery.subscriber",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "ANY": "outbox_app.log.newevent",
+        "NO_STREAM": "outbox_app.log.newevent",
+        "NewEvent": "outbox_app.log.newevent",
+        "OutboxMixin": "outbox_app.intake.model",
+        "Projection": "outbox_app.delivery.projection",
+        "RecordedEvent": "outbox_app.log.record",
+        "idempotent": "outbox_app.delivery.inbox",
+        "on_create": "outbox_app.intake.declaration",
+        "on_delete": "outbox_app.intake.declaration",
+        "on_update": "outbox_app.intake.declaration",
+        "publish": "outbox_app.log.publish",
+        "publish_many": "outbox_app.log.publish",
+        "stage": "outbox_app.intake.stage",
+        "stage_many": "outbox_app.intake.stage",
+        "subscriber": "outbox_app.delivery.subscriber",
+    },
+)

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from .intake.rows import outbox_alias
 from .intake.sending import StagingMixin, celery_app
 
-__all__ = ["OutboxCelery", "OutboxTask", "celery_app"]
+__all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
 
 class OutboxTask(DjangoTask[Any, Any]):

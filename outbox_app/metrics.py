@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from .intake.rows import outbox_alias
-from .operations.facts import DrainerFacts, Facts, facts
+from .operations.facts import DrainerFacts, Facts, outbox_status
 from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")
@@ -102,7 +102,7 @@ class OutboxCollector(Collector):
         connection = connections[alias]
         was_open = connection.connection is not None
         try:
-            return [("outbox_up", (), 1.0), *_samples(facts(using=using))]
+            return [("outbox_up", (), 1.0), *_samples(outbox_status(using=using))]
         except django.db.Error as error:
             logger.warning("Metrics could not be read database=%s error=%r", alias, error)
             return [("outbox_up", (), 0.0)]

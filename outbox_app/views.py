@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from .operations.facts import facts
+from .operations.facts import outbox_status
 from .operations.problems import Limits, problems
 from .text import get_logger
 
@@ -54,7 +54,7 @@ def health(
     """
     limits = Limits(max_age=max_age, max_backlog=max_backlog, max_dead=max_dead)
     try:
-        found = facts(using=using)
+        found = outbox_status(using=using)
     except django.db.Error as error:
         logger.warning("Health could not be asked error=%r", error)
         text = "The database cannot be asked, or has no tables of the outbox."

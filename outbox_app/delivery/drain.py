@@ -52,7 +52,7 @@ FINISH_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Tally:
+class DrainStats:
     """What a drainer has done."""
 
     published: int = 0
@@ -97,7 +97,7 @@ class Drain:
         self.batch_size = batch_size or conf.BATCH_SIZE
         self.max_jobs = max_jobs
         self.on_turn = on_turn
-        self.tally = Tally()
+        self.tally = DrainStats()
         self.membership = Membership(
             using=self.using,
             lease_seconds=lease_seconds or conf.LEASE_SECONDS,
@@ -138,7 +138,7 @@ class Drain:
         """Have it finish the batch in hand and return. From any thread or signal handler."""
         self._stop.set()
 
-    def run(self, *, once: bool = False) -> Tally:
+    def run(self, *, once: bool = False) -> DrainStats:
         """Drain until ``stop()``; with ``once``, until what is there now has left.
 
         With ``once`` it leaves to live drainers what is in their shards, and takes over from dead

@@ -33,7 +33,7 @@ logger = get_logger("outbox_app.counters")
 
 
 class Done(Protocol):
-    """What a drainer has done: ``delivery.drain.Tally``."""
+    """What a drainer has done: ``delivery.drain.DrainStats``."""
 
     published: int
     dead: int

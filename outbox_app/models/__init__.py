@@ -1,6 +1,7 @@
 """All models of the app, re-exported: Django looks for them here and nowhere below."""
 
 from .clock import DatabaseNow
+from .collation import compare_bytes
 from .drainer import Drainer, Lease
 from .event import Event, EventLog, StreamHead
 from .gap import Gap
@@ -29,4 +30,5 @@ __all__ = [
     "Statistic",
     "StreamHead",
     "Subscription",
+    "compare_bytes",
 ]

@@ -52,7 +52,7 @@ class Count:
         return self.published - self.handled - self.parked - self.skipped
 
 
-def count(name: str, *, restart: bool = False, using: str | None = None) -> list[Count]:
+def count_events(name: str, *, restart: bool = False, using: str | None = None) -> list[Count]:
     """Compare what a subscription has passed in each of its logs with what it handled.
 
     Args:

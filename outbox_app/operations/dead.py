@@ -34,7 +34,7 @@ logger = get_logger("outbox_app.dead")
 ORDER = "staged_id"
 
 
-def find(
+def find_dead(
     *,
     using: str,
     ids: Iterable[int] | None = None,
@@ -76,7 +76,7 @@ def decided(by: str, reason: str) -> str:
     return f"{by} (reason: {reason})" if reason else by
 
 
-def requeue(
+def requeue_dead(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
     """Stage dead jobs again. That is an incident: they may have been published before.
@@ -102,7 +102,7 @@ def requeue(
     return _all(jobs, act, using=using, until=until, batch_size=batch_size)
 
 
-def discard(
+def discard_dead(
     jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
 ) -> int:
     """Delete dead jobs: they are never going to be sent.

@@ -30,7 +30,7 @@ logger = get_logger("outbox_app.drain")
 EXIT_OK, EXIT_UNSAFE = 0, 3
 
 
-def drain(
+def drain_outbox(
     *,
     using: str | None = None,
     interval: float | None = None,

@@ -129,7 +129,7 @@ class Facts:
         return self.backlog.rows + self.held.due
 
 
-def facts(*, using: str | None = None) -> Facts:
+def outbox_status(*, using: str | None = None) -> Facts:
     """Return the facts of an outbox and of the logs beside it.
 
     Args:

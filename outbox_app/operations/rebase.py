@@ -48,7 +48,7 @@ class Plan:
     states: dict[int, str] = field(default_factory=dict)
 
 
-def rebase(
+def rebase_outbox(
     *,
     using: str | None = None,
     log: str | None = None,

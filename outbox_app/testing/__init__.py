@@ -17,7 +17,7 @@ from celery.app.task import Task
 from django.dispatch import receiver
 
 from ..conf import settings
-from ..delivery.drain import Drain, Tally
+from ..delivery.drain import Drain, DrainStats
 from ..intake import open_results
 from ..intake.rows import outbox_alias
 from ..intake.sending import explicitly
@@ -176,7 +176,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
     return done
 
 
-def drain_inline(*, using: str | None = None) -> Tally:
+def drain_inline(*, using: str | None = None) -> DrainStats:
     """Hand what is staged to the broker of its Celery app, as a drainer would, in this process.
 
     Needs a broker; ``memory://`` will do. Jobs that are held for later stay.

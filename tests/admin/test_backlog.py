@@ -13,7 +13,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.intake.rows import shard_of
 from outbox_app.models import DatabaseNow, DeadJob, Drainer, Lease, StagedJob
 from outbox_app.operations import slices, staged, status
-from outbox_app.operations.dead import find, requeue
+from outbox_app.operations.dead import find_dead, requeue_dead
 from outbox_app.signals import job_dead
 from tests import tasks
 from tests.dead.rows import message, staged_jobs
@@ -168,7 +168,7 @@ def test_move_to_dead_and_back(alias, superuser):
     assert row.staged_at is not None
     assert row.reason == "wrong <i>price (<b>superuser</b>)"
     assert [(each["using"], each["dead"].staged_id) for each in heard] == [(alias, job.pk)]
-    assert requeue(find(using=alias, error=staged.MOVED), using=alias) == 1
+    assert requeue_dead(find_dead(using=alias, error=staged.MOVED), using=alias) == 1
     assert left(alias) == sorted([job.task_id, other.task_id])
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob
 from outbox_app.operations import dead, slices
-from outbox_app.operations.dead import discard, find, requeue
+from outbox_app.operations.dead import discard_dead, find_dead, requeue_dead
 from outbox_app.signals import incident_recorded
 
 from .rows import columns, dead_jobs, dead_row, staged_jobs
@@ -36,7 +36,7 @@ def test_a_requeued_job_is_the_same_message_in_a_new_row(alias):
     [earlier] = staged_jobs(using=alias)
     [job] = dead_jobs(using=alias, ordering_key="ключ", body=b"\x00\xff\x80pickle", queue="q")
 
-    assert requeue(everything(alias), using=alias, by="ann") == 1
+    assert requeue_dead(everything(alias), using=alias, by="ann") == 1
 
     assert not DeadJob.objects.using(alias).exists()
     [_, row] = staged(alias)
@@ -56,7 +56,7 @@ def one_each(monkeypatch):
 @pytest.mark.django_db
 def test_the_batches_of_a_call_are_one_incident(alias):
     dead_jobs(5, using=alias)
-    requeue(everything(alias), using=alias, batch_size=2, by="ann")
+    requeue_dead(everything(alias), using=alias, batch_size=2, by="ann")
     rows = staged(alias)
     incident = Incident.objects.using(alias).get()
     assert (incident.first_id, incident.last_id) == (rows[0].pk, rows[-1].pk)
@@ -66,7 +66,7 @@ def test_the_batches_of_a_call_are_one_incident(alias):
 
     dead_jobs(1, using=alias)
     by = dead.decided("ann", "the queue is back")
-    requeue(everything(alias), using=alias, by=by)
+    requeue_dead(everything(alias), using=alias, by=by)
     newest = Incident.objects.using(alias).latest("id")
     assert newest.detail == "Dead jobs requeued by ann (reason: the queue is back)."
     assert Incident.objects.using(alias).count() == 2
@@ -90,7 +90,7 @@ def test_an_incident_that_was_pruned_meanwhile_is_recorded_anew(alias):
 def test_each_batch_is_recorded_as_an_incident_with_its_ids_and_shards(alias, one_each):
     dead_jobs(5, using=alias)
 
-    assert requeue(everything(alias), using=alias, batch_size=2, by="ann") == 5
+    assert requeue_dead(everything(alias), using=alias, batch_size=2, by="ann") == 5
 
     rows = staged(alias)
     incidents = list(Incident.objects.using(alias).order_by("id"))
@@ -111,7 +111,7 @@ def test_ids_are_found_where_the_database_does_not_return_them(alias, monkeypatc
     staged_jobs(3, using=alias)
     dead_jobs(4, using=alias)
 
-    requeue(everything(alias), using=alias)
+    requeue_dead(everything(alias), using=alias)
 
     rows = staged(alias)
     incident = Incident.objects.using(alias).get()
@@ -123,7 +123,7 @@ def test_jobs_come_back_in_the_order_in_which_they_were_staged(alias):
     for staged_id in (30, 10, 40, 20, 50):
         dead_jobs(using=alias, staged_id=staged_id, task_id=f"id-{staged_id}", ordering_key="k")
 
-    requeue(everything(alias), using=alias, batch_size=2)
+    requeue_dead(everything(alias), using=alias, batch_size=2)
 
     assert [row.task_id for row in staged(alias)] == ["id-10", "id-20", "id-30", "id-40", "id-50"]
 
@@ -134,7 +134,7 @@ def test_windows_of_ids_follow_one_another(alias, monkeypatch):
     for number in range(10):
         dead_jobs(using=alias, staged_id=number // 4, task_id=f"id-{number}")
 
-    assert requeue(everything(alias), using=alias, batch_size=2) == 10
+    assert requeue_dead(everything(alias), using=alias, batch_size=2) == 10
 
     assert [row.task_id for row in staged(alias)] == [f"id-{number}" for number in range(10)]
 
@@ -144,7 +144,7 @@ def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch, one_each):
     monkeypatch.setattr(slices, "BUDGET_BYTES", 2500)
     dead_jobs(5, using=alias, body=b"x" * 1000, envelope="{}")
 
-    assert requeue(everything(alias), using=alias) == 5
+    assert requeue_dead(everything(alias), using=alias) == 5
 
     assert Incident.objects.using(alias).count() == 3
 
@@ -153,7 +153,7 @@ def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch, one_each):
 def test_a_message_above_the_budget_goes_alone(alias, monkeypatch):
     monkeypatch.setattr(slices, "BUDGET_BYTES", 10)
     dead_jobs(2, using=alias)
-    assert requeue(everything(alias), using=alias) == 2
+    assert requeue_dead(everything(alias), using=alias) == 2
 
 
 @pytest.mark.django_db
@@ -171,7 +171,7 @@ def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeyp
 
     incident_recorded.connect(die_again, weak=False, dispatch_uid="die_again")
     try:
-        assert requeue(everything(alias), using=alias, batch_size=2) == 4
+        assert requeue_dead(everything(alias), using=alias, batch_size=2) == 4
     finally:
         incident_recorded.disconnect(dispatch_uid="die_again")
     assert len(is_dead(alias)) == 4
@@ -184,7 +184,7 @@ def test_a_batch_makes_the_same_number_of_statements_whatever_its_size(alias):
         with CaptureQueriesContext(
             connections[alias],
         ) as queries:
-            assert requeue(everything(alias), using=alias, batch_size=50) == count
+            assert requeue_dead(everything(alias), using=alias, batch_size=50) == count
         return len(queries)
 
     assert statements(40) == statements(3)
@@ -204,22 +204,22 @@ def test_a_batch_that_fails_leaves_its_jobs_dead_and_the_others_requeued(alias, 
     record = dead.record_requeue
     monkeypatch.setattr(dead, "record_requeue", refuse)
     with pytest.raises(InvalidJob):
-        requeue(everything(alias), using=alias, batch_size=2)
+        requeue_dead(everything(alias), using=alias, batch_size=2)
 
     assert is_dead(alias) == [last.task_id]
     assert len(staged(alias)) == 2
 
     monkeypatch.undo()
-    assert requeue(everything(alias), using=alias) == 1  # what was left can be asked for again
+    assert requeue_dead(everything(alias), using=alias) == 1  # what was left can be asked for again
 
 
 @pytest.mark.django_db
 def test_only_what_was_asked_for_is_requeued(alias):
     dead_jobs(2, using=alias, task="a")
     dead_jobs(3, using=alias, task="b")
-    assert requeue(find(using=alias, task="a"), using=alias) == 2
+    assert requeue_dead(find_dead(using=alias, task="a"), using=alias) == 2
     assert len(is_dead(alias)) == 3
-    assert requeue(find(using=alias, task="a"), using=alias) == 0
+    assert requeue_dead(find_dead(using=alias, task="a"), using=alias) == 0
     assert Incident.objects.using(alias).count() == 1
 
 
@@ -227,7 +227,7 @@ def test_only_what_was_asked_for_is_requeued(alias):
 def test_the_drainers_are_woken_after_the_commit(alias):
     dead_jobs(3, using=alias)
     with transaction.atomic(using=alias):
-        requeue(everything(alias), using=alias)
+        requeue_dead(everything(alias), using=alias)
         callbacks = connections[alias].run_on_commit
         assert len(callbacks) == (1 if connections[alias].vendor == "postgresql" else 0)
 
@@ -241,7 +241,7 @@ def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(alias, setting
     dead_jobs(using=alias, staged_id=9, task_id="other", ordering_key="other")
 
     asked = everything(alias).filter(task_id="asked")
-    assert requeue(asked, using=alias, batch_size=1) == 3
+    assert requeue_dead(asked, using=alias, batch_size=1) == 3
 
     assert [row.task_id for row in staged(alias)] == ["asked", "after", "later"]
     assert is_dead(alias) == ["before", "other"]
@@ -252,21 +252,21 @@ def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(alias, setting
 def test_a_blocked_key_comes_back_in_one_transaction(alias, settings):
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
     dead_jobs(7, using=alias, ordering_key="k")
-    assert requeue(everything(alias), using=alias, batch_size=2) == 7
+    assert requeue_dead(everything(alias), using=alias, batch_size=2) == 7
     assert Incident.objects.using(alias).count() == 1
 
 
 @pytest.mark.django_db
 def test_later_jobs_of_a_key_stay_where_keys_are_not_blocked(alias):
     first, _ = dead_jobs(2, using=alias, ordering_key="k")
-    assert requeue(find(using=alias, ids=[first.pk]), using=alias) == 1
+    assert requeue_dead(find_dead(using=alias, ids=[first.pk]), using=alias) == 1
 
 
 @pytest.mark.django_db
 def test_a_shard_that_the_table_would_refuse_is_put_right(alias):
     jobs = dead_jobs(2, using=alias)
     DeadJob.objects.using(alias).filter(pk=jobs[0].pk).update(shard=999)
-    assert requeue(everything(alias), using=alias) == 2
+    assert requeue_dead(everything(alias), using=alias) == 2
     assert [row.shard for row in staged(alias)] == [job.shard for job in jobs]
 
 
@@ -275,7 +275,7 @@ def test_discarding_deletes_what_was_asked_for_and_stages_nothing(alias, caplog)
     dead_jobs(5, using=alias, task="a")
     dead_jobs(1, using=alias, task="b")
 
-    assert discard(find(using=alias, task="a"), using=alias, batch_size=2, by="ann") == 5
+    assert discard_dead(find_dead(using=alias, task="a"), using=alias, batch_size=2, by="ann") == 5
 
     assert len(is_dead(alias)) == 1
     assert not staged(alias)
@@ -292,7 +292,9 @@ def test_rows_are_found_by_each_criterion(alias):
     dead_jobs(using=alias, task="new", error="B", reason="100% full", queue="q2", app="y")
 
     def found(**criteria):
-        return list(find(using=alias, **criteria).order_by("id").values_list("task", flat=True))
+        return list(
+            find_dead(using=alias, **criteria).order_by("id").values_list("task", flat=True)
+        )
 
     assert found() == ["old", "new"]
     assert found(ids=[rows.get(task="new").pk]) == ["new"]
@@ -322,10 +324,10 @@ def test_a_snapshot_of_the_caller_does_not_make_it_run_for_ever(alias):
                 cursor.execute("DELETE FROM outbox_deadjob")
             if other.vendor == "postgresql":
                 with pytest.raises(Exception, match="serialize"):
-                    requeue(everything(alias), using=alias)
+                    requeue_dead(everything(alias), using=alias)
                 transaction.set_rollback(True, using=alias)
             else:
-                assert requeue(everything(alias), using=alias) == 0
+                assert requeue_dead(everything(alias), using=alias) == 0
     finally:
         other.close()
         connections[alias].close()

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.models import DeadJob, Incident, StagedJob
-from outbox_app.operations.dead import discard, requeue
+from outbox_app.operations.dead import discard_dead, requeue_dead
 from outbox_app.signals import incident_recorded
 
 from .rows import dead_jobs
@@ -52,7 +52,7 @@ def eventually(condition, *args):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("second_decision", [requeue, discard])
+@pytest.mark.parametrize("second_decision", [requeue_dead, discard_dead])
 def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, second_decision):
     dead_jobs(3, using=alias)
     first_is_about_to_commit, first_may_commit = threading.Event(), threading.Event()
@@ -65,7 +65,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
 
     @in_thread
     def first():
-        return requeue(DeadJob.objects.using(alias).all(), using=alias)
+        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
 
     @in_thread
     def second():
@@ -104,7 +104,7 @@ def test_many_batches_at_once_requeue_each_job_once(alias):
     @in_thread
     def run():
         start.wait(PATIENCE)
-        return requeue(DeadJob.objects.using(alias).all(), using=alias, batch_size=5)
+        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias, batch_size=5)
 
     with ThreadPoolExecutor() as threads:
         counts = [future.result() for future in [threads.submit(run), threads.submit(run)]]

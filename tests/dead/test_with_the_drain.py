@@ -9,7 +9,7 @@ from django.db import transaction
 
 from outbox_app.delivery.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
-from outbox_app.operations.dead import find, requeue
+from outbox_app.operations.dead import find_dead, requeue_dead
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def test_a_dead_job_that_is_requeued_leaves_with_its_task_id(alias, make_app):
     assert [number for _, number in sent(app)] == [0, 1, 3, 4]
     DeadJob.objects.using(alias).update(envelope=envelope)
 
-    assert requeue(find(using=alias, task="note"), using=alias) == 1
+    assert requeue_dead(find_dead(using=alias, task="note"), using=alias) == 1
     Drain(using=alias).run(once=True)
 
     assert sent(app) == [("id-2", 2)]
@@ -61,7 +61,7 @@ def test_a_blocked_key_that_is_requeued_leaves_in_order(alias, make_app, setting
     DeadJob.objects.using(alias).filter(pk=first.pk).update(envelope=envelope)
 
     # Requeued alone, it would be blocked by those that it had blocked.
-    assert requeue(find(using=alias, ids=[first.pk]), using=alias, batch_size=1) == 4
+    assert requeue_dead(find_dead(using=alias, ids=[first.pk]), using=alias, batch_size=1) == 4
     Drain(using=alias, batch_size=1).run(once=True)
 
     assert [number for _, number in sent(app)] == [0, 1, 2, 3, 4]

@@ -20,7 +20,7 @@ from outbox_app.models import (
 )
 from outbox_app.operations import facts as facts_module
 from outbox_app.operations import minutes, status
-from outbox_app.operations.facts import DeadFacts, DelayFacts, PerMinute, facts
+from outbox_app.operations.facts import DeadFacts, DelayFacts, PerMinute, outbox_status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,7 +41,7 @@ def figure(alias, name, value, *, ago=1, dimension="", label="", source="one"):
 
 
 def test_of_an_empty_outbox(alias):
-    found = facts()
+    found = outbox_status()
     assert found.database == alias
     assert (found.backlog.rows, found.waiting, found.drainers, found.unowned_shards) == (
         0,
@@ -72,7 +72,7 @@ def test_of_jobs(alias, staged, died):
         created_at=DatabaseNow() - timedelta(hours=25)
     )
 
-    found = facts()
+    found = outbox_status()
 
     assert found.backlog.rows == 2
     assert 500 <= found.backlog.oldest_seconds < 600
@@ -88,7 +88,7 @@ def test_of_drainers(alias, drainer, monkeypatch):
     drainer(pid=8, shards=8, silent=900)
     figure(alias, counters.PUBLISHED, 90, source=str(one.pk))
 
-    found = facts()
+    found = outbox_status()
 
     first, second = found.drainers
     assert (first.id, first.host, first.pid, first.shards) == (str(one.pk), "web-1", 7, 100)
@@ -114,7 +114,7 @@ def test_per_minute_is_the_last_full_one(alias, monkeypatch):
     for bucket in counters.BUCKETS[:2]:
         figure(alias, counters.DELAY, 50, dimension=counters.LE, label=str(bucket))
 
-    found = facts()
+    found = outbox_status()
 
     assert found.per_minute == PerMinute(staged=60, published=11, dead=22, handled=33, failed=44)
     assert found.delay.p50 == pytest.approx(float(counters.BUCKETS[0]))
@@ -136,7 +136,7 @@ def test_of_subscriptions_and_gaps(alias, published, run, seen_by):
     )  # fmt: skip
     Cursor.objects.using(alias).update(error="ValueError: no")
 
-    found = facts()
+    found = outbox_status()
 
     new, stock = found.subscriptions
     assert (stock.name, stock.state, stock.declared, stock.served) == (
@@ -153,7 +153,7 @@ def test_of_subscriptions_and_gaps(alias, published, run, seen_by):
 
 def test_one_that_has_never_run_is_not_unread_without_events(alias, seen_by):
     seen_by("new")
-    [new] = facts().subscriptions
+    [new] = outbox_status().subscriptions
     assert not new.unread
 
 
@@ -168,7 +168,7 @@ def test_counting_stops(alias, died, staged, monkeypatch):
         gap(alias, number)
         Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
 
-    found = facts()
+    found = outbox_status()
 
     assert found.backlog.rows == found.gaps == 4
     assert found.dead == DeadFacts(jobs=4, complete=False, by_error={"F": 2, "E": 1})
@@ -179,7 +179,7 @@ def test_errors_that_are_not_listed_are_told(alias, died, monkeypatch):
     monkeypatch.setattr(status, "LISTED", 2)
     for error in "ABBCC":
         died(1, error=error)
-    assert facts().dead == DeadFacts(jobs=5, complete=False, by_error={"B": 2, "C": 2})
+    assert outbox_status().dead == DeadFacts(jobs=5, complete=False, by_error={"B": 2, "C": 2})
 
 
 def test_the_number_of_statements_does_not_depend_on_the_rows(
@@ -192,7 +192,7 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
 
     def statements():
         with CaptureQueriesContext(connections[alias]) as queries:
-            facts()
+            outbox_status()
         return len(queries)
 
     def more(count):

@@ -213,8 +213,8 @@ class Machine(RuleBasedStateMachine):
     def decide(self, which: int | None, requeue: bool) -> None:
         before = dict(DeadJob.objects.using(self.using).order_by("id").values_list("id", "task_id"))
         ids = None if which is None else [list(before)[which % len(before)]]
-        chosen = dead.find(using=self.using, ids=ids)
-        (dead.requeue if requeue else dead.discard)(chosen, using=self.using)
+        chosen = dead.find_dead(using=self.using, ids=ids)
+        (dead.requeue_dead if requeue else dead.discard_dead)(chosen, using=self.using)
         after = DeadJob.objects.using(self.using).values_list("id", flat=True)
         decided = [before[id] for id in before.keys() - set(after)]
         if requeue:

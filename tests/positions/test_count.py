@@ -15,7 +15,7 @@ from outbox_app.exceptions import NotMoved
 from outbox_app.log.reader import LogReader
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.operations import positions
-from outbox_app.operations.counting import count
+from outbox_app.operations.counting import count_events
 from outbox_app.operations.event_retention import prune_events
 from outbox_app.operations.gaps import skip_gap
 from outbox_app.operations.skips import discard_stream, skip_event
@@ -46,7 +46,7 @@ def figures(alias):
     """``figures()``: published, handled, parked, skipped and difference since counting began."""
 
     def make():
-        [found] = count("shop", using=alias)
+        [found] = count_events("shop", using=alias)
         assert found.since
         assert bool(found.uneven) == bool(found.difference)
         return found.published, found.handled, found.parked, found.skipped, found.difference
@@ -55,7 +55,7 @@ def figures(alias):
 
 
 def begin(alias):
-    [found] = count("shop", restart=True, using=alias)
+    [found] = count_events("shop", restart=True, using=alias)
     return found
 
 
@@ -82,7 +82,7 @@ def lose(alias):
 def test_it_is_exact_after_pages(alias, published, run, shop, figures, partitions, options):
     shop(partitions=partitions, **options)
     with pytest.raises(NotMoved, match="never run"):
-        count("shop", using=alias)
+        count_events("shop", using=alias)
     published(*"abc")
     run("shop", batch_size=2)
     published("a")  # behind the cursors when counting begins
@@ -225,11 +225,11 @@ def test_what_moves_it_drops_the_count(alias, published, run, shop):
     positions.reset("shop")
     assert Cursor.objects.using(alias).filter(counted__isnull=True).exists()
     run("shop")
-    [found] = count("shop", using=alias)
+    [found] = count_events("shop", using=alias)
     assert not found.since
     published("a")
     run("shop")
-    [found] = count("shop", using=alias)
+    [found] = count_events("shop", using=alias)
     assert (found.published, found.handled, found.difference) == (1, 1, 0)
 
 
@@ -256,7 +256,7 @@ def test_other_types_are_another_count(alias, published, run, shop):
     begin(alias)
     declared._subscribers.pop("shop")
     Subscription.objects.using(alias).update(reads={"topics": None, "types": ["other"]})
-    [found] = count("shop", using=alias)
+    [found] = count_events("shop", using=alias)
     assert not found.since
 
 

@@ -20,7 +20,7 @@ from outbox_app.delivery.partition import Partition
 from outbox_app.delivery.runner import Runner
 from outbox_app.delivery.subscriber import all_subscribers, subscriber_named
 from outbox_app.models import Cursor, Event, StreamHead, Subscription
-from outbox_app.operations.rebase import rebase as run_rebase
+from outbox_app.operations.rebase import rebase_outbox
 
 
 def rebase(*arguments: str, **options) -> str:
@@ -216,10 +216,10 @@ def test_killed_in_between_nothing_has_changed(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_rebase(write=dies)
+        rebase_outbox(write=dies)
     assert lines[-1].startswith("rebasing log=outbox_event reached=6")
     assert state() == before
-    run_rebase(write=lines.append)
+    rebase_outbox(write=lines.append)
     assert readers.run() == 5
     readers.assert_exact(alias)
 

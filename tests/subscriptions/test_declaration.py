@@ -13,7 +13,7 @@ from outbox_app.delivery.push import connect
 from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
-from outbox_app.operations.facts import facts
+from outbox_app.operations.facts import outbox_status
 from outbox_app.operations.problems import Limits, problems
 
 
@@ -168,9 +168,10 @@ class TestOneThatCannotRun:
         call_command("outbox_subscriptions", "list", stdout=out)
         assert "Subscription 'bad' cannot run. There is no log 'shop.Nothing'" in out.getvalue()
         assert out.getvalue().count("failing") == 1
-        good, bad = [each for each in facts(using=alias).subscriptions if each.declared][::-1]
+        status = outbox_status(using=alias)
+        good, bad = [each for each in status.subscriptions if each.declared][::-1]
         assert (good.error, bad.state) == ("", "failing")
-        [problem] = [p for p in problems(facts(using=alias), Limits()) if p.code == "subscription"]
+        [problem] = [p for p in problems(status, Limits()) if p.code == "subscription"]
         assert "bad: Subscription 'bad' cannot run" in problem.detail
 
     def test_it_is_checked(self, alias, declared):

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.drainers import drain
+from ...operations.drainers import drain_outbox
 from ..base import TeachingCommand
 
 HELP = """
@@ -76,7 +76,7 @@ class Command(TeachingCommand):
 
     def handle(self, **options: Any) -> None:
         """Drain."""
-        code = drain(
+        code = drain_outbox(
             using=options["database"],
             interval=options["interval"],
             batch_size=options["batch_size"],

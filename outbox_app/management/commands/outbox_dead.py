@@ -130,7 +130,7 @@ class Command(TeachingCommand):
                 returncode=EXIT_USAGE,
             )
         require_tables(using)
-        jobs = dead.find(using=using, **selection)
+        jobs = dead.find_dead(using=using, **selection)
         if action == "list":
             self._list(jobs)
             return
@@ -162,7 +162,7 @@ class Command(TeachingCommand):
         if options["dry_run"]:
             self.write(f"Would {action} {_jobs(count)}. Nothing was done.")
             return
-        decide = {"requeue": dead.requeue, "discard": dead.discard}[action]
+        decide = {"requeue": dead.requeue_dead, "discard": dead.discard_dead}[action]
         try:
             by = dead.decided(self.user, options["because"])
             done = decide(jobs, using=using, batch_size=options["batch_size"], by=by)

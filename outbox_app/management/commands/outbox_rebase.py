@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.rebase import rebase
+from ...operations.rebase import rebase_outbox
 from ..base import TeachingCommand
 
 HELP = """
@@ -54,7 +54,7 @@ class Command(TeachingCommand):
 
     def handle(self, **options: Any) -> None:
         """Rebase."""
-        code = rebase(
+        code = rebase_outbox(
             using=options["database"],
             log=options["log"],
             last_id=options["last_id"],

@@ -17,7 +17,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...intake.rows import outbox_alias
 from ...log.logs import log_alias
 from ...models import Event
-from ...operations.facts import facts
+from ...operations.facts import outbox_status
 from ...operations.problems import Limits, problems
 from ...operations.processes import bound_waits
 from ...operations.tables import require_alias, require_tables
@@ -103,7 +103,7 @@ class Command(TeachingCommand):
             bound_waits(alias)
         try:
             require_tables(using)
-            found = facts(using=database)
+            found = outbox_status(using=database)
         except django.db.Error as error:
             raise CommandError(
                 f"Database {using!r} cannot be asked: {one_line(error, 300)}",

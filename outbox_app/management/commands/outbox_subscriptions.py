@@ -265,7 +265,7 @@ class Command(TeachingCommand):
         self.write(f"{name} skips {one_line(gap, 300)}.")
 
     def _count(self, name: str, *, using: str, restart: bool, json: bool, **options: Any) -> None:
-        counts = counting.count(name, restart=restart, using=using)
+        counts = counting.count_events(name, restart=restart, using=using)
         if json:
             self.write_json([asdict(each) | {"difference": each.difference} for each in counts])
         for each in [] if json else counts:

@@ -2,7 +2,7 @@
 
 from django.core.management.base import BaseCommand
 
-from outbox_app.operations.pipeline import pipeline
+from outbox_app.pipeline import pipeline
 
 
 class Command(BaseCommand):

@@ -1,0 +1,27 @@
+"""Public names of a package, imported when they are first asked for.
+
+So that importing the package imports neither Django nor models: setup tools, Spark's executors and
+``INSTALLED_APPS`` import it too early for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def lazy(
+    package: str, modules: dict[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from each name's module."""
+
+    def __getattr__(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(import_module(package)), *modules})
+
+    return __getattr__, __dir__, sorted(modules)
