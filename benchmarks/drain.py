@@ -52,7 +52,7 @@ def round_(redis: Any, jobs: int) -> dict[str, float]:
     from celery import Celery
 
     from outbox_app.celery import OutboxCelery
-    from outbox_app.delivery.drain import Drain
+    from outbox_app.jobs.drain.drain import Drain
 
     url = os.environ["REDIS_URL"]
     plain = Celery("plain", broker=url, set_as_current=False)
@@ -95,7 +95,7 @@ def stage_jobs(app: Any, jobs: int) -> None:
 
 def staged_rows() -> list[tuple[bytes, Any]]:
     """Return the finished messages of the table, decoded beforehand."""
-    from outbox_app.intake.message import Message
+    from outbox_app.jobs.message import Message
     from outbox_app.models import StagedJob
 
     found = StagedJob.objects.values_list("body", "envelope")

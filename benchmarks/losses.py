@@ -54,7 +54,7 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
 
 def contestants() -> dict[str, list[Callable[[Any], None]]]:
     """Return what each process of each reader runs."""
-    from outbox_app.delivery.subscriber import Subscriber
+    from outbox_app.subscriptions.subscriber import Subscriber
 
     found: dict[str, list[Callable[[Any], None]]] = {"naive": [naive.run]}
     if "by_time" in Subscriber.__dataclass_fields__:
@@ -66,8 +66,8 @@ def subscription(name: str, **options: Any) -> Callable[[Any], None]:
     """Return what runs a subscription as ``manage.py run_subscriptions`` does."""
 
     def run(stop: Any) -> None:
-        from outbox_app.delivery.runner import Runner
-        from outbox_app.delivery.subscriber import subscriber, subscriber_named
+        from outbox_app.subscriptions.runner import Runner
+        from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
 
         from .models import TimedEvent
 

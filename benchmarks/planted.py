@@ -40,9 +40,9 @@ def plant(first: int, last: int, table: str) -> None:
 
 def plant_counters(minutes: int, processes: int = 4) -> None:
     """Write the counters of so many minutes, as drainers would have."""
-    from outbox_app.delivery import counters
     from outbox_app.models import Statistic
-    from outbox_app.operations.minutes import _now
+    from outbox_app.monitoring.series import _now
+    from outbox_app.process import counters
 
     newest = _now("default").replace(second=0, microsecond=0)
     names = (counters.PUBLISHED, counters.READY, counters.OLDEST, counters.NEWEST_ID)

@@ -32,7 +32,7 @@ def keyset(page: int) -> int:
     """Read in a loop of ``id > cursor``."""
     from django.db import connection, transaction
 
-    from outbox_app.log.record import COLUMNS
+    from outbox_app.eventlog.record import COLUMNS
     from outbox_app.models import Event
 
     from .models import Place
@@ -61,7 +61,7 @@ def keyset(page: int) -> int:
 
 def subscription(partitions: int) -> int:
     """Run a new subscription into a handler that does nothing."""
-    from outbox_app.delivery.subscriber import subscriber
+    from outbox_app.subscriptions.subscriber import subscriber
 
     name = f"nothing-{next(_numbers)}"
     subscriber(name, partitions=partitions)(lambda events: None)
@@ -70,7 +70,7 @@ def subscription(partitions: int) -> int:
 
 def projection() -> int:
     """Run a new projection."""
-    from outbox_app.delivery.projection import Projection
+    from outbox_app.projections.projection import Projection
 
     from .models import Stock
 
@@ -89,7 +89,7 @@ def projection() -> int:
 
 def run(name: str) -> int:
     """Run a subscription until nothing is left, as ``run_subscriptions --once`` does."""
-    from outbox_app.delivery.runner import Runner
-    from outbox_app.delivery.subscriber import subscriber_named
+    from outbox_app.subscriptions.runner import Runner
+    from outbox_app.subscriptions.subscriber import subscriber_named
 
     return Runner([subscriber_named(name)]).run(once=True)

@@ -159,8 +159,8 @@ def _readers(session: Any, alias: str, folder: Path) -> dict[str, Callable[[], N
 def _sinks(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
     """Return the archive, and the stream of the same batches into a sink that does nothing."""
     from outbox_app.models import Event
-    from outbox_app.operations.pipeline import log_options
     from outbox_app.pipeline.archive import Archiver
+    from outbox_app.pipeline.driver.pipeline import log_options
 
     def archive() -> None:
         shutil.rmtree(folder / "archive", ignore_errors=True)
@@ -213,7 +213,7 @@ def _compare(folder: Path) -> dict[str, int]:
 
 
 def _log(reader: Any, alias: str) -> Any:
-    from outbox_app.operations.pipeline import PASSWORD, database_url
+    from outbox_app.pipeline.driver.pipeline import PASSWORD, database_url
 
     options = {"url": database_url(alias), "partitions": PARTITIONS, "passwordEnv": PASSWORD}
     return reader.format("outbox").options(**options)
@@ -307,7 +307,7 @@ def _databases() -> Iterator[list[str]]:
 def _session() -> Iterator[Any]:
     from django.db import connections
 
-    from outbox_app.operations.pipeline import PASSWORD
+    from outbox_app.pipeline.driver.pipeline import PASSWORD
     from outbox_app.pipeline.session import spark_session
 
     os.environ[PASSWORD] = str(connections["mariadb"].settings_dict["PASSWORD"])

@@ -124,8 +124,8 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     """Insert rows into a log, of the streams in turns. Returns their positions."""
     from django.db import connection
 
-    from outbox_app.log.heads import raise_heads
-    from outbox_app.log.newevent import slice_of
+    from outbox_app.eventlog.heads import raise_heads
+    from outbox_app.eventlog.newevent import slice_of
 
     table = log._meta.db_table
     order = [streams[n % len(streams)] for n in range(rows)]

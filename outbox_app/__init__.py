@@ -12,41 +12,41 @@ from typing import TYPE_CHECKING
 from .exports import lazy
 
 if TYPE_CHECKING:
-    from .delivery.inbox import idempotent as idempotent
-    from .delivery.projection import Projection as Projection
-    from .delivery.subscriber import subscriber as subscriber
-    from .intake.declaration import on_create as on_create
-    from .intake.declaration import on_delete as on_delete
-    from .intake.declaration import on_update as on_update
-    from .intake.model import OutboxMixin as OutboxMixin
-    from .intake.stage import stage as stage
-    from .intake.stage import stage_many as stage_many
-    from .log.newevent import ANY as ANY
-    from .log.newevent import NO_STREAM as NO_STREAM
-    from .log.newevent import NewEvent as NewEvent
-    from .log.publish import publish as publish
-    from .log.publish import publish_many as publish_many
-    from .log.record import RecordedEvent as RecordedEvent
+    from .eventlog.newevent import ANY as ANY
+    from .eventlog.newevent import NO_STREAM as NO_STREAM
+    from .eventlog.newevent import NewEvent as NewEvent
+    from .eventlog.publish import publish as publish
+    from .eventlog.publish import publish_many as publish_many
+    from .eventlog.record import RecordedEvent as RecordedEvent
+    from .jobs.idempotent import idempotent as idempotent
+    from .jobs.staging.declaration import on_create as on_create
+    from .jobs.staging.declaration import on_delete as on_delete
+    from .jobs.staging.declaration import on_update as on_update
+    from .jobs.staging.stage import stage as stage
+    from .jobs.staging.stage import stage_many as stage_many
+    from .mixin import OutboxMixin as OutboxMixin
+    from .projections.projection import Projection as Projection
+    from .subscriptions.subscriber import subscriber as subscriber
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "ANY": "outbox_app.log.newevent",
-        "NO_STREAM": "outbox_app.log.newevent",
-        "NewEvent": "outbox_app.log.newevent",
-        "OutboxMixin": "outbox_app.intake.model",
-        "Projection": "outbox_app.delivery.projection",
-        "RecordedEvent": "outbox_app.log.record",
-        "idempotent": "outbox_app.delivery.inbox",
-        "on_create": "outbox_app.intake.declaration",
-        "on_delete": "outbox_app.intake.declaration",
-        "on_update": "outbox_app.intake.declaration",
-        "publish": "outbox_app.log.publish",
-        "publish_many": "outbox_app.log.publish",
-        "stage": "outbox_app.intake.stage",
-        "stage_many": "outbox_app.intake.stage",
-        "subscriber": "outbox_app.delivery.subscriber",
+        "ANY": "outbox_app.eventlog.newevent",
+        "NO_STREAM": "outbox_app.eventlog.newevent",
+        "NewEvent": "outbox_app.eventlog.newevent",
+        "OutboxMixin": "outbox_app.mixin",
+        "Projection": "outbox_app.projections.projection",
+        "RecordedEvent": "outbox_app.eventlog.record",
+        "idempotent": "outbox_app.jobs.idempotent",
+        "on_create": "outbox_app.jobs.staging.declaration",
+        "on_delete": "outbox_app.jobs.staging.declaration",
+        "on_update": "outbox_app.jobs.staging.declaration",
+        "publish": "outbox_app.eventlog.publish",
+        "publish_many": "outbox_app.eventlog.publish",
+        "stage": "outbox_app.jobs.staging.stage",
+        "stage_many": "outbox_app.jobs.staging.stage",
+        "subscriber": "outbox_app.subscriptions.subscriber",
     },
 )

@@ -22,8 +22,8 @@ class OutboxAppConfig(AppConfig):
     def ready(self) -> None:
         """Connect system checks and log lines."""
         from . import checks
-        from .operations import logs
+        from .monitoring import log_lines
 
         checks.register()
-        logs.connect()
+        log_lines.connect()
         autodiscover_modules("subscribers")

@@ -2,7 +2,7 @@
 
 Inside ``transaction.atomic()`` every way of sending stages a row in that transaction, so the task
 is sent if and only if it commits. Outside a transaction, in ``retry()`` and ``replace()``, and with
-an explicit producer or connection, everything works as in Celery. A door: imports only the intake.
+an explicit producer or connection, everything works as in Celery. A door: imports only staging.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from celery.contrib.django.task import DjangoTask
 from django.apps import apps
 from django.db import connections, transaction
 
-from .intake.rows import outbox_alias
-from .intake.sending import StagingMixin, celery_app
+from .jobs.staging.insert import outbox_alias
+from .jobs.staging.sending import StagingMixin, celery_app
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 

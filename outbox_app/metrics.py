@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .intake.rows import outbox_alias
-from .operations.facts import DrainerFacts, Facts, outbox_status
+from .jobs.staging.insert import outbox_alias
+from .monitoring.status import DrainerFacts, Facts, outbox_status
 from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")

@@ -15,7 +15,7 @@ from django.dispatch import Signal
 jobs_staged = Signal()
 
 #: Sent after the broker took a batch. Arguments: ``using`` (str), ``count`` (int), ``seconds``
-#: (float: publish time of the batch), ``jobs`` (list of delivery.batch.Row).
+#: (float: publish time of the batch), ``jobs`` (list of jobs.drain.batch.Row).
 jobs_published = Signal()
 
 #: Sent after a row was moved to the dead table. Arguments: ``using`` (str), ``dead`` (DeadJob).
@@ -25,7 +25,7 @@ job_dead = Signal()
 incident_recorded = Signal()
 
 #: Sent when a drainer begins and ends. Arguments: ``using`` (str), ``drainer``
-#: (delivery.drain.Drain).
+#: (jobs.drain.drain.Drain).
 drainer_started = Signal()
 drainer_stopped = Signal()
 

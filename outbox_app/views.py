@@ -16,8 +16,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from .operations.facts import outbox_status
-from .operations.problems import Limits, problems
+from .monitoring.diagnosis import Limits, problems
+from .monitoring.status import outbox_status
 from .text import get_logger
 
 logger = get_logger("outbox_app.views")

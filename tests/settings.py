@@ -27,7 +27,7 @@ INSTALLED_APPS = [
     "outbox_app",
     "tests",
     "tests.mixin",
-    "tests.own_log",
+    "tests.eventlog.own_log",
     "tests.projections",
     "django.contrib.admin",
     "django.contrib.auth",

@@ -145,9 +145,9 @@ def repartition(world: World, random: random.Random) -> bool:
 
 def _repartition(wanted: int) -> bool:
     """Do what ``outbox_subscriptions repartition`` does, for so many, until it is not refused."""
-    from outbox_app.delivery.subscriber import register, subscriber_named
     from outbox_app.exceptions import OutboxError
-    from outbox_app.operations.positions import repartition
+    from outbox_app.subscriptions.control import repartition
+    from outbox_app.subscriptions.subscriber import register, subscriber_named
 
     register(replace(subscriber_named("parts"), partitions=wanted))
     for _ in range(20):

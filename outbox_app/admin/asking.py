@@ -25,8 +25,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..exceptions import OutboxError
-from ..operations.slices import Slice
-from ..operations.status import LISTED
+from ..jobs.bulk import Slice
+from ..jobs.drain.status import LISTED
 from ..text import one_line, shown
 from .base import OutboxAdmin
 from .window import number, window
@@ -55,7 +55,7 @@ class RequiredReason(Reason):
 class Steps:
     """How a decision is carried out in slices."""
 
-    #: As ``operations.dead.requeue_slice``, with the form's values before the rest.
+    #: As ``jobs.dead.requeue_slice``, with the form's values before the rest.
     act: Callable[..., Slice]
     #: The column in whose order it goes through the rows.
     order: str

@@ -17,10 +17,10 @@ from django.db import models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from ..intake.rows import outbox_alias
-from ..log.logs import log_alias
+from ..eventlog.registry import log_alias
+from ..jobs.drain import status
+from ..jobs.staging.insert import outbox_alias
 from ..models import Event
-from ..operations import status
 from ..text import shown
 from .masking import masked_text
 from .window import Window, number, window

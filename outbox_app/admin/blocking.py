@@ -13,7 +13,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from ..log.lag import Holder, Holders
+from ..eventlog.lag import Holder, Holders
 from ..models import StagedJob
 from ..text import one_line
 from .durations import duration

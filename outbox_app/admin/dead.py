@@ -14,9 +14,10 @@ from django.http import HttpRequest
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..jobs import dead
+from ..jobs.bulk import Slice
+from ..jobs.drain import status
 from ..models import DeadJob
-from ..operations import dead, status
-from ..operations.slices import Slice
 from .asking import Decision, Preview, RequiredReason, Steps
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin

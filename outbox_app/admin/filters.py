@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..operations.staged import held_few
+from ..jobs.staged import held_few
 from ..text import one_line
 from .progress import asked_at
 from .window import number

@@ -19,10 +19,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from ..exceptions import NotSkippable
+from ..jobs.drain import status
+from ..jobs.drain.status import LISTED
 from ..models import Event, Gap
-from ..operations import status
-from ..operations.gaps import skip_gap
-from ..operations.status import LISTED
+from ..subscriptions.gaps import skip_gap
 from ..text import one_line, shown
 from .asking import AskingAdmin, Decision, RequiredReason
 from .base import given

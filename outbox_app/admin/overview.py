@@ -2,7 +2,7 @@
 
 One page of a constant number of statements, all of them bounded. Figures of now are read from the
 tables; those of the last hour and day come from what the processes have counted, minute by minute
-(``operations.minutes``). It takes the permission to view drainers; jobs, subscriptions, gaps, dead
+(``monitoring.series``). It takes the permission to view drainers; jobs, subscriptions, gaps, dead
 jobs and incidents are shown to those who may view them, queries of other sessions to those with a
 permission of its own. ``?part=live`` answers with what changes only: the page asks for that.
 """
@@ -19,13 +19,15 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ..intake.rows import outbox_alias
-from ..log.lag import holders
-from ..log.logs import log_alias
-from ..log.snapshots import old_snapshots
+from ..eventlog.lag import holders
+from ..eventlog.registry import log_alias
+from ..eventlog.sessions import old_snapshots
+from ..jobs.dead_summary import dead_matrix
+from ..jobs.drain import status
+from ..jobs.staging.insert import outbox_alias
 from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription
-from ..operations import lag, minutes, status
-from ..operations.dead_matrix import dead_matrix
+from ..monitoring import series
+from ..subscriptions import lag
 from . import sections
 from .base import OutboxAdmin, harmless
 from .blocking import blocking
@@ -101,7 +103,7 @@ def _look(request: HttpRequest, using: str) -> Seen:
     seen = Seen(
         drainers=drainers,
         unowned=status.unowned_shards(drainers),
-        rates=minutes.rates(using=using),
+        rates=series.rates(using=using),
         snapshots=old_snapshots(using=using, seconds=OLD_SNAPSHOT),
     )
     log = log_alias(Event)

@@ -26,9 +26,9 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
+from ..jobs.bulk import START, Slice, up_to
+from ..jobs.drain import status
 from ..models import DatabaseNow
-from ..operations import status
-from ..operations.slices import START, Slice, up_to
 from ..text import shown
 from .asking import AskingAdmin, Decision, Preview, Selection, log, log_anew, may
 from .window import number

@@ -12,11 +12,13 @@ from urllib.parse import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..log.logs import log_alias
+from ..eventlog.registry import log_alias
+from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow
+from ..jobs.drain import status
 from ..models import Event
 from ..models.statistic import label_of
-from ..operations import lag, minutes, status
-from ..operations.dead_matrix import WINDOWS, DeadMatrix, DeadRow
+from ..monitoring import series as minutes
+from ..subscriptions import lag
 from ..text import one_line
 from .base import harmless
 from .charts import Line, chart, number

@@ -15,9 +15,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..jobs import staged
+from ..jobs.bulk import Slice
 from ..models import DatabaseNow, Drainer, Lease, StagedJob
-from ..operations import staged
-from ..operations.slices import Slice
 from ..text import shown
 from .asking import Decision, RequiredReason, Steps
 from .durations import duration

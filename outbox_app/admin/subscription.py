@@ -1,6 +1,6 @@
 """Subscriptions and their parked streams: where they stand, what keeps them, what to press.
 
-The figures of a list come from one look at all of its rows (``operations.lag``).
+The figures of a list come from one look at all of its rows (``subscriptions.lag``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..eventlog.registry import log_alias
 from ..exceptions import NotMoved
-from ..log.logs import log_alias
+from ..jobs.drain.status import LISTED
 from ..models import Event, ParkedStream
-from ..operations import lag, positions
-from ..operations.places import parse_place
-from ..operations.skips import discard_stream, skip_event
-from ..operations.status import LISTED
+from ..subscriptions import control, lag
+from ..subscriptions.places import parse_place
+from ..subscriptions.skips import discard_stream, skip_event
 from ..text import one_line, shown
 from .asking import AskingAdmin, Decision, Reason, RequiredReason
 from .base import HarmlessChangeList
@@ -72,17 +72,17 @@ class Position(RequiredReason):
 
 
 def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: positions.pause(name, using=rows.db), _("Paused: %s."))
+    return _each(rows, lambda name: control.pause(name, using=rows.db), _("Paused: %s."))
 
 
 def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: positions.resume(name, using=rows.db), _("Resumed: %s."))
+    return _each(rows, lambda name: control.resume(name, using=rows.db), _("Resumed: %s."))
 
 
 def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
     done = []
     for name in rows.values_list("name", flat=True):
-        moves = positions.replay(
+        moves = control.replay(
             name,
             values["place"],
             skip_ahead=values["skip_ahead"],

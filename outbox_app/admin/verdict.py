@@ -16,9 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..conf import settings
-from ..log.lag import Holders
-from ..operations import lag, status
-from ..operations.dead_matrix import DeadMatrix
+from ..eventlog.lag import Holders
+from ..jobs.dead_summary import DeadMatrix
+from ..jobs.drain import status
+from ..subscriptions import lag
 from ..text import one_line
 from .durations import duration
 from .masking import words

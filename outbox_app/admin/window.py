@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from ..operations import status
+from ..jobs.drain import status
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
-from ..delivery.inbox import inbox_alias
-from ..intake.model import OutboxMixin
-from ..intake.rows import outbox_alias
-from ..log.logs import all_logs, log_alias
+from ..eventlog.registry import all_logs, log_alias
+from ..jobs.idempotent import inbox_alias
+from ..jobs.staging.insert import outbox_alias
+from ..mixin import OutboxMixin
 from ..models import StagedJob
 from .text import listed
 

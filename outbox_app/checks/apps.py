@@ -16,7 +16,7 @@ from celery import Celery, Task, _state
 from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
-from ..intake.declaration import load_tasks
+from ..jobs.staging.declaration import load_tasks
 from .text import listed
 
 #: Serializers that kombu accepts only where they are asked for.

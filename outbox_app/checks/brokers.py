@@ -17,8 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
 from ..conf import settings
-from ..delivery.misconfiguration import LIBRARY_MISSING, unusable
-from ..intake.declaration import load_tasks
+from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable
+from ..jobs.staging.declaration import load_tasks
 from .apps import staging_apps
 from .text import listed
 

@@ -13,12 +13,12 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
-from ..intake.declaration import load_tasks
-from ..intake.sending import celery_app
-from ..log.logs import all_logs
+from ..eventlog.registry import all_logs
+from ..jobs.staging.declaration import load_tasks
+from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
 from ..models.collation import COLLATIONS
-from ..operations.sessions import SQLITE_OPTIONS, session_faults, sqlite_fault
+from ..process.sessions import SQLITE_OPTIONS, session_faults, sqlite_fault
 from .aliases import is_standby, written_aliases
 from .text import listed
 

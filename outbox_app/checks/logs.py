@@ -1,8 +1,8 @@
 """Event logs: models that could not be read exactly, and databases on which they are not.
 
 Models are checked without a database. The tables of logs, their servers and the cursors in them are
-looked at for the aliases that ``--database`` names; ``log.soundness`` knows what has to hold. (That
-two models have one table is said by Django's own ``models.E028``.)
+looked at for the aliases that ``--database`` names; ``eventlog.requirements`` knows what has to
+hold. (That two models have one table is said by Django's own ``models.E028``.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from django.core.checks import CheckMessage, Error
 from django.db import connections
 from django.db.models import Field, ForeignKey, UniqueConstraint
 
+from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.registry import all_logs
+from ..eventlog.requirements import faults
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
-from ..log.logs import all_logs
-from ..log.reader import LogReader, reads_by_time
-from ..log.soundness import faults
 from ..models import Cursor, EventLog, StagedJob
 from .aliases import written_aliases
 

@@ -15,9 +15,9 @@ from celery.canvas import Signature
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 
-from ..intake.declaration import Declared, named
-from ..intake.model import OutboxMixin
-from ..intake.sending import StagingMixin
+from ..jobs.staging.declaration import Declared, named
+from ..jobs.staging.sending import StagingMixin
+from ..mixin import OutboxMixin
 
 #: What the mixin gives to a model.
 NAMES = ("outbox", "publish", "stage", "stage_declared")

@@ -14,8 +14,8 @@ from typing import Any
 from celery import Celery
 from django.core.checks import CheckMessage, Error, Warning
 
-from ..delivery.brokers import refuse_unsafe, transport_options
 from ..exceptions import UnsafeBroker
+from ..jobs.drain.brokers import refuse_unsafe, transport_options
 from .apps import staging_apps
 from .brokers import unasked
 

@@ -17,8 +17,8 @@ import django.db
 from django.core.checks import CheckMessage, Warning
 from django.db import connections
 
-from ..log.wake import JOBS
 from ..models import StagedJob
+from ..process.wakeup import JOBS
 
 #: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
 HEAR_SECONDS = 5.0

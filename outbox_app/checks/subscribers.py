@@ -13,8 +13,8 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Warning
 from django.db import connections, models
 
-from ..delivery.subscriber import Subscriber, all_subscribers
 from ..models import EventLog
+from ..subscriptions.subscriber import Subscriber, all_subscribers
 
 #: What a reader by time goes by.
 COLUMNS = ["recorded_at", "id"]

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..conf import OutboxSettings, settings
-from ..delivery.lease import BEATS, TRUST
+from ..process.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
 LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}

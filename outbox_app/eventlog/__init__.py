@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from ..log.window import Window as Window
+    from .window import Window as Window
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Window": "outbox_app.log.window",
+        "Window": "outbox_app.eventlog.window",
     },
 )

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ..operations.facts import Facts
-from ..operations.problems import Problem
-from ..operations.status import shown_count
+from ..jobs.drain.status import shown_count
+from ..monitoring.diagnosis import Problem
+from ..monitoring.status import Facts
 from ..text import one_line
 
 

@@ -3,7 +3,7 @@
 A process that runs subscriptions has a row for each, and leases on their partitions.
 
 A drainer that is alive rewrites only its own row; shards are written when they change hands. The
-protocol that keeps one owner a shard is ``delivery.lease``.
+protocol that keeps one owner a shard is ``process.lease``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class JobMessage(models.Model):
     queue = models.CharField(_("queue"), max_length=255, blank=True, default="")
     #: The encoded body, exactly the bytes that the broker gets.
     body = models.BinaryField(_("body"))
-    #: Everything else of the message, as kombu's JSON in ASCII: see ``intake.message.Message``.
+    #: Everything else of the message, as kombu's JSON in ASCII: see ``jobs.message.Message``.
     envelope = models.TextField(_("envelope"))
 
     class Meta:

@@ -2,7 +2,7 @@
 
 A cursor is written in the same transaction as the effects of the page it has passed, by compare and
 set on ``revision``: of two processes that hold the same page, one commits. What a state means is
-known to the window of the log (``log.cursor``); nothing here reads it.
+known to the window of the log (``eventlog.state``); nothing here reads it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cursor(models.Model):
     log = models.CharField(_("log"), max_length=128)
     #: Counts the writes of this row: the condition of the next one.
     revision = models.BigIntegerField(_("revision"), default=0)
-    #: The cursor in JSON, as ``log.cursor`` reads it.
+    #: The cursor in JSON, as ``eventlog.state`` reads it.
     state = models.TextField(_("state"))
     #: Highest position handled; for people, and for what must not be pruned.
     position = models.BigIntegerField(_("position"), default=0)
@@ -61,9 +61,9 @@ class Cursor(models.Model):
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
     #: Not before this time is it tried again.
     retry_at = models.DateTimeField(_("next attempt"), null=True)
-    #: The event that fails, once it is known (``delivery.isolation``).
+    #: The event that fails, once it is known (``subscriptions.isolation``).
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
-    #: Where it was when counting began (``operations.counting``); null: it is not counted.
+    #: Where it was when counting began (``subscriptions.counting``); null: it is not counted.
     counted = models.JSONField(_("counted since"), null=True, editable=False)
 
     class Meta:

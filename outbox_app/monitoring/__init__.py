@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from ..operations.facts import outbox_status as outbox_status
-    from ..operations.problems import Limits as Limits
-    from ..operations.problems import problems as problems
+    from .diagnosis import Limits as Limits
+    from .diagnosis import problems as problems
+    from .status import outbox_status as outbox_status
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Limits": "outbox_app.operations.problems",
-        "outbox_status": "outbox_app.operations.facts",
-        "problems": "outbox_app.operations.problems",
+        "Limits": "outbox_app.monitoring.diagnosis",
+        "outbox_status": "outbox_app.monitoring.status",
+        "problems": "outbox_app.monitoring.diagnosis",
     },
 )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ..eventlog.filter import Filter
 from ..exceptions import ArchiveRefused
-from ..log.sql import Filter
 from .database import conformed
 from .entry import File
 from .manifest import Manifest

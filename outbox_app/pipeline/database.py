@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..eventlog.scan import Span
+from ..eventlog.window import Window
 from ..exceptions import Unreachable
-from ..log.span import Span
-from ..log.window import Window
 from .options import Options
 
 T = TypeVar("T")

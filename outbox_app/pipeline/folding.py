@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
-from ..log.sql import Filter
+from ..eventlog.filter import Filter
 from .archived import archive_parts, file_batches
 from .database import Database, connect
 from .entry import File

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..eventlog.state import State
 from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
-from ..log.cursor import State
 from .database import Database
 
 #: Of the format. A newer one is refused.
@@ -32,7 +32,7 @@ class Offset:
     #: A row that was committed when the offset was made: position and message id. 0: none was.
     position: int
     message_id: str
-    #: The cursor, as ``log.cursor`` writes it.
+    #: The cursor, as ``eventlog.state`` writes it.
     state: str
     version: int = VERSION
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from ..eventlog.filter import Filter
 from ..exceptions import InvalidOption, Unreachable
-from ..log.sql import Filter
 
 #: What can be read: the log, the latest versions of its streams, or the executed jobs.
 Relation = Literal["events", "heads", "inbox"]

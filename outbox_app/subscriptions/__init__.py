@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from ..operations.counting import count_events as count_events
-    from ..operations.gaps import list_gaps as list_gaps
-    from ..operations.gaps import skip_gap as skip_gap
-    from ..operations.rebase import rebase_outbox as rebase_outbox
-    from ..operations.skips import discard_stream as discard_stream
-    from ..operations.skips import skip_event as skip_event
+    from .counting import count_events as count_events
+    from .gaps import list_gaps as list_gaps
+    from .gaps import skip_gap as skip_gap
+    from .rebase import rebase_outbox as rebase_outbox
+    from .skips import discard_stream as discard_stream
+    from .skips import skip_event as skip_event
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "count_events": "outbox_app.operations.counting",
-        "discard_stream": "outbox_app.operations.skips",
-        "list_gaps": "outbox_app.operations.gaps",
-        "rebase_outbox": "outbox_app.operations.rebase",
-        "skip_event": "outbox_app.operations.skips",
-        "skip_gap": "outbox_app.operations.gaps",
+        "count_events": "outbox_app.subscriptions.counting",
+        "discard_stream": "outbox_app.subscriptions.skips",
+        "list_gaps": "outbox_app.subscriptions.gaps",
+        "rebase_outbox": "outbox_app.subscriptions.rebase",
+        "skip_event": "outbox_app.subscriptions.skips",
+        "skip_gap": "outbox_app.subscriptions.gaps",
     },
 )

@@ -17,10 +17,10 @@ from celery.app.task import Task
 from django.dispatch import receiver
 
 from ..conf import settings
-from ..delivery.drain import Drain, DrainStats
-from ..intake import open_results
-from ..intake.rows import outbox_alias
-from ..intake.sending import explicitly
+from ..jobs.drain.drain import Drain, DrainStats
+from ..jobs.staging import open_results
+from ..jobs.staging.insert import outbox_alias
+from ..jobs.staging.sending import explicitly
 from ..models import StagedJob
 from ..signals import jobs_staged
 from ..transactions import is_atomic

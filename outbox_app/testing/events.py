@@ -11,13 +11,13 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..delivery.subscriber import Subscriber, all_subscribers, subscriber_named
-from ..log.cursor import SqliteState
-from ..log.logs import log_alias
-from ..log.reader import LogReader
-from ..log.record import COLUMNS, RecordedEvent, recorded
-from ..log.sql import Filter
+from ..eventlog.filter import Filter
+from ..eventlog.reader import LogReader
+from ..eventlog.record import COLUMNS, RecordedEvent, recorded
+from ..eventlog.registry import log_alias
+from ..eventlog.state import SqliteState
 from ..models import Cursor, Event, EventLog
+from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
 #: How many events a failure message lists, at most.
 LISTED = 20

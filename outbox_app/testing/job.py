@@ -22,9 +22,9 @@ from celery.utils.nodenames import gethostname
 from kombu import serialization
 from kombu.message import Message as KombuMessage
 
-from ..intake.declaration import load_tasks
-from ..intake.message import Message, moment
-from ..intake.sending import celery_app
+from ..jobs.message import Message, moment
+from ..jobs.staging.declaration import load_tasks
+from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
 
 

@@ -6,9 +6,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from outbox_app.exceptions import InvalidJob
+from outbox_app.jobs import dead
+from outbox_app.jobs.drain import status
 from outbox_app.models import DeadJob, Incident, StagedJob
-from outbox_app.operations import dead, status
-from tests.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, hidden, page, said, selection, text
 

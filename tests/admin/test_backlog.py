@@ -8,17 +8,18 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from outbox_app.delivery.drain import Drain
 from outbox_app.failpoints import set_failpoint
-from outbox_app.intake.rows import shard_of
+from outbox_app.jobs import bulk, staged
+from outbox_app.jobs.dead import find_dead, requeue_dead
+from outbox_app.jobs.drain import status
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.staging.insert import shard_of
 from outbox_app.models import DatabaseNow, DeadJob, Drainer, Lease, StagedJob
-from outbox_app.operations import slices, staged, status
-from outbox_app.operations.dead import find_dead, requeue_dead
 from outbox_app.signals import job_dead
 from tests import tasks
-from tests.dead.rows import message, staged_jobs
-from tests.dead.test_status import drainer, hold
-from tests.drain.test_main_path import received
+from tests.jobs.dead.rows import message, staged_jobs
+from tests.jobs.dead.test_status import drainer, hold
+from tests.jobs.drain.test_main_path import received
 
 from .pages import STAGED, hidden, page, said, selection, text
 from .test_lists import listed, statements
@@ -172,7 +173,7 @@ def test_move_to_dead_and_back(alias, superuser):
     assert left(alias) == sorted([job.task_id, other.task_id])
 
 
-@pytest.mark.parametrize("between", [(slices, "_look"), (staged, "_rows")])
+@pytest.mark.parametrize("between", [(bulk, "_look"), (staged, "_rows")])
 @pytest.mark.parametrize("action", ["cancel_selected", "release_selected", "bury_selected"])
 def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
     alias, superuser, monkeypatch, action, between
@@ -182,7 +183,7 @@ def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
     hold(alias, job, days=5)
     hold(alias, other, days=5)
     question = superuser.post(STAGED, selection(action, job, other))
-    module, name = (slices, "_look") if action == "cancel_selected" else between
+    module, name = (bulk, "_look") if action == "cancel_selected" else between
     look = getattr(module, name)
 
     def look_then_lose(*args, **kwargs):

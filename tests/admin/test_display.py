@@ -13,8 +13,8 @@ from django.db import connections
 
 from outbox_app.admin.payload import payload
 from outbox_app.models import DeadJob, Incident, StagedJob
-from tests.dead.rows import columns, dead_jobs, dead_row, message, staged_jobs
-from tests.dead.test_status import drainer
+from tests.jobs.dead.rows import columns, dead_jobs, dead_row, message, staged_jobs
+from tests.jobs.dead.test_status import drainer
 
 from .pages import DEAD, DRAINERS, INCIDENTS, OVERVIEW, STAGED, body, page, text
 

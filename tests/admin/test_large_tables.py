@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from outbox_app.admin import progress
+from outbox_app.jobs.drain import status
 from outbox_app.models import DeadJob, Event, StagedJob
-from outbox_app.operations import status
 
 from .pages import DEAD, STAGED, hidden, page, selection
 

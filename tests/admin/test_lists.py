@@ -10,10 +10,10 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.admin.durations import duration
+from outbox_app.jobs.drain import status
 from outbox_app.models import DatabaseNow, DeadJob, Incident
-from outbox_app.operations import status
-from tests.dead.rows import dead_jobs, staged_jobs
-from tests.dead.test_status import drainer, hold
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.test_status import drainer, hold
 
 from .pages import APP, DEAD, DRAINERS, INCIDENTS, OVERVIEW, STAGED, body, page, text
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outbox_app.admin.masking import MASK, masked, masked_text
-from tests.dead.rows import dead_jobs, message, staged_jobs
+from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
 from .pages import DEAD, body, page, text
 from .test_subscriptions import publish

@@ -11,9 +11,9 @@ from django.utils.dateparse import parse_datetime
 
 from outbox_app.admin import progress
 from outbox_app.exceptions import InvalidJob
+from outbox_app.jobs import bulk, dead
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob
-from outbox_app.operations import dead, slices
-from tests.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, STAGED, body, hidden, said, selection, text
 
@@ -22,8 +22,8 @@ from .pages import DEAD, STAGED, body, hidden, said, selection, text
 def small(monkeypatch):
     """A slice is one batch of two rows, or one look at three."""
     monkeypatch.setattr(progress, "SECONDS", 0)
-    monkeypatch.setattr(slices, "STEP", 3)
-    monkeypatch.setattr(slices, "BATCH_SIZE", 2)
+    monkeypatch.setattr(bulk, "STEP", 3)
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
 
 
 def left(alias, model=DeadJob):
@@ -269,9 +269,9 @@ def test_a_slice_ends_when_its_time_is_over(alias):
     rows = DeadJob.objects.using(alias)
     times = iter([0, 1, 2, 3, 99, 99])
     options = {"order": "staged_id", "until": 10**9, "clock": lambda: next(times)}
-    found = slices.run_slice(rows.all(), len, seconds=3, **options)
+    found = bulk.run_slice(rows.all(), len, seconds=3, **options)
     assert found.done < 7
     assert found.after is not None
     options["clock"] = lambda: 0
-    found = slices.run_slice(rows.all(), len, seconds=3, **options)
+    found = bulk.run_slice(rows.all(), len, seconds=3, **options)
     assert (found.done, found.after) == (7, None)

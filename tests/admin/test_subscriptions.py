@@ -15,11 +15,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber, subscriber_named
-from outbox_app.log.newevent import slice_of
+from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.operations import positions
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
 
 from .pages import OVERVIEW, body, hidden, page, said, selection, text
 from .test_display import CODES, SCRIPT, VISIBLE
@@ -292,7 +292,7 @@ def test_a_subscription_that_nobody_runs_is_warned_of(alias, shop, superuser):
         assert "subscription:shop" in text(superuser.get(drainers))
     finally:
         runner._leave()
-    positions.pause("shop")
+    control.pause("shop")
     assert words not in text(superuser.get(OVERVIEW))
 
 
@@ -326,7 +326,7 @@ def test_never_run_subscriptions_are_on_the_overview(alias, superuser):
         pass
 
     assert "young waiting" in text(superuser.get(OVERVIEW))
-    positions.pause("young")
+    control.pause("young")
     assert "young paused" in text(superuser.get(OVERVIEW))
 
 

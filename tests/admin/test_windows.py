@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_app.jobs.drain import status
 from outbox_app.models import DeadJob, Event, Gap
-from outbox_app.operations import status
-from tests.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, STAGED, body, hidden, page, selection, text
 from .test_lists import listed

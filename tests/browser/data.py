@@ -15,9 +15,9 @@ from django.apps import apps
 from django.db import transaction
 from django.utils.timezone import now
 
-from outbox_app.intake.rows import shard_of
+from outbox_app.jobs.staging.insert import shard_of
 from outbox_app.models import DeadJob, Event, Gap, Incident, ParkedStream, StagedJob
-from tests.dead.rows import message
+from tests.jobs.dead.rows import message
 
 MINUTE = timedelta(minutes=1)
 

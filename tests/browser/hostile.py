@@ -26,7 +26,7 @@ from outbox_app.models import (
     Statistic,
     Subscription,
 )
-from tests.dead.rows import message
+from tests.jobs.dead.rows import message
 
 #: What strangers write: markup, a script, an address that is one, terminal codes, text that runs
 #: backwards, and more than anybody reads.

@@ -28,8 +28,8 @@ from outbox_app.models import (
     Statistic,
     Subscription,
 )
-from tests.dead.rows import dead_jobs, staged_jobs
-from tests.dead.test_status import drainer
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.test_status import drainer
 
 MODELS = (
     DeadJob,

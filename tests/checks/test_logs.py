@@ -13,9 +13,9 @@ from django.test.utils import isolate_apps
 from outbox_app import subscriber
 from outbox_app.checks.databases import check_databases
 from outbox_app.checks.logs import check_log_tables, check_logs
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.models import Cursor, Event, EventLog
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.conftest import alias_for
 from tests.faults.tools import on
 from tests.servers import MariaDB, PostgreSQL
@@ -33,7 +33,7 @@ class TestModels:
         with isolate_apps("tests") as apps:
             found = lambda **options: [Event, *apps.get_models(**options)]  # noqa: E731
             monkeypatch.setattr("outbox_app.checks.logs.apps.get_models", found)
-            monkeypatch.setattr("outbox_app.log.logs.apps.get_models", found)
+            monkeypatch.setattr("outbox_app.eventlog.registry.apps.get_models", found)
             yield
 
     def test_a_log_as_it_should_be(self):
@@ -277,12 +277,12 @@ class TestMySQL:
     )
     def test_clusters(self, alias, monkeypatch, variables, found):
         """Such a cluster is told by its variables; there is none here to ask."""
-        from outbox_app.log import soundness
+        from outbox_app.eventlog import requirements
 
         answer = {"auto_increment_increment": "1", "read_only": "OFF", **variables}
-        run = soundness._run
+        run = requirements._run
         monkeypatch.setattr(
-            soundness,
+            requirements,
             "_run",
             lambda using, sql, params: (
                 list(answer.items()) if sql.startswith("SHOW") else run(using, sql, params)

@@ -7,8 +7,8 @@ from django.test.utils import isolate_apps
 
 from outbox_app import subscriber
 from outbox_app.checks.subscribers import check_time_readers
-from outbox_app.delivery.subscriber import Subscriber
 from outbox_app.models import Event, EventLog
+from outbox_app.subscriptions.subscriber import Subscriber
 
 
 def found(monkeypatch, log=None, **options):

@@ -11,7 +11,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from outbox_app import publish, subscriber
 from outbox_app.checks.databases import check_databases, check_sqlite_settings
 from outbox_app.models import StagedJob
-from outbox_app.operations import sessions
+from outbox_app.process import sessions
 from tests import tasks
 from tests.faults.tools import on
 

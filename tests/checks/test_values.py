@@ -8,7 +8,7 @@ import pytest
 
 from outbox_app.checks.values import LEFT, check_settings
 from outbox_app.conf import OutboxSettings
-from outbox_app.delivery.lease import Membership
+from outbox_app.process.lease import Membership
 
 
 def ids(messages):

@@ -18,7 +18,7 @@ from celery import Celery, _state
 from django.db import transaction
 from django.test.utils import isolate_apps
 
-from outbox_app.delivery import subscriber
+from outbox_app.subscriptions import subscriber
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

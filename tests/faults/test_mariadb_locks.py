@@ -92,7 +92,7 @@ def expected():
 @on("mariadb")
 def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
     """By id, also where a scan would be cheaper: it would wait for every open transaction's row."""
-    from outbox_app.delivery.batch import delete
+    from outbox_app.jobs.drain.batch import delete
 
     note = make_app().task(name="note")(tasks.note)
     for count in (1, 10, 100, 1500):

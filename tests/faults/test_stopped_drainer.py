@@ -90,6 +90,6 @@ def is_frozen(pid):
 
 
 def age(alias):
-    from outbox_app.operations.status import drainers
+    from outbox_app.jobs.drain.status import drainers
 
     return max((status.silent_seconds for status in drainers(using=alias)), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_app.delivery.drain import Drain
+from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import Drainer, StagedJob
 
 from .tools import draining, eventually, on

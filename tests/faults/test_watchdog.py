@@ -8,7 +8,7 @@ import django.db
 import pytest
 from django.db import connections
 
-from outbox_app.delivery.watchdog import Watchdog
+from outbox_app.process.watchdog import Watchdog
 
 from .conftest import alias_for
 

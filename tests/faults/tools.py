@@ -24,7 +24,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import stage_many
-from outbox_app.delivery.drain import Drain
+from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
 from tests.servers import processes
 

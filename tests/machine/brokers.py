@@ -12,7 +12,7 @@ from typing import Any
 from kombu.transport import memory, redis
 from kombu.utils.json import loads
 
-from outbox_app.delivery.redis_batch import RedisBatch
+from outbox_app.jobs.drain.redis_batch import RedisBatch
 
 from .puppet import operation, sender
 

@@ -25,7 +25,7 @@ def receiver():
 
 @pytest.fixture
 def make_stage(alias, make_app, monkeypatch):
-    monkeypatch.setattr("outbox_app.delivery.publisher.RedisBatch", SwitchedBatch)
+    monkeypatch.setattr("outbox_app.jobs.drain.publisher.RedisBatch", SwitchedBatch)
 
     def make(url, transport, reset=lambda refuses: None):
         apps = [

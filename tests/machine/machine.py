@@ -12,8 +12,8 @@ from django.db import transaction
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from outbox_app.jobs import dead
 from outbox_app.models import DeadJob
-from outbox_app.operations import dead
 
 from .model import DAMAGED, EXPIRED, HELD, PLAIN, REFUSED, SCRIBBLED, STRANGER, Spec
 from .puppet import FAILPOINTS, Plan, Puppet

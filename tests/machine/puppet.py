@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from django.db import OperationalError, connections
 
-from outbox_app.delivery.drain import Drain
 from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs.drain.drain import Drain
 
 FAILPOINTS = ("claimed", "published_not_deleted", "deleted")
 #: Longer than any turn takes; a drainer that needs more hangs.

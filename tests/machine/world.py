@@ -21,8 +21,8 @@ from uuid import UUID
 from django.db.models import F
 from django.test import override_settings
 
-from outbox_app.delivery import lease
 from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.process import lease
 
 from .brokers import Broker
 from .model import Model, Recorded

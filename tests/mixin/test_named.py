@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_app.intake import declaration
-from outbox_app.intake.declaration import named
+from outbox_app.jobs.staging import declaration
+from outbox_app.jobs.staging.declaration import named
 from tests.mixin import gate
 
 
@@ -45,7 +45,7 @@ def test_unknown_task_stays_a_name(make_app):
 
 def test_module_that_fails_is_said_once(make_app, module, caplog):
     app = make_app(imports=[module("import worker_only")])
-    with caplog.at_level(logging.WARNING, "outbox_app.intake"):
+    with caplog.at_level(logging.WARNING, "outbox_app.staging"):
         assert named("a.task", app) == "a.task"
         assert named("a.task", app) == "a.task"
     [record] = caplog.records

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.models import Event
-from outbox_app.operations.pipeline import log_options
+from outbox_app.pipeline.driver.pipeline import log_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

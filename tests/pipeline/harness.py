@@ -18,11 +18,11 @@ from django.db import connections, transaction
 from pyarrow import parquet
 
 from outbox_app import NewEvent, publish_many
+from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.failpoints import set_failpoint
-from outbox_app.log.window import TOMBSTONE
 from outbox_app.models import Event, EventLog
-from outbox_app.operations.pipeline import log_options
 from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS
 

@@ -15,7 +15,7 @@ import django
 if __name__ == "__main__":
     django.setup()
 
-from outbox_app.delivery.projection import declare
+from outbox_app.projections.projection import declare
 from tests.projections.declared import SoldOf, StatusOf
 
 
@@ -46,8 +46,8 @@ def declared(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    from outbox_app.operations.pipeline import log_options
-    from outbox_app.operations.spark_rebuild import log_of, rebuild_on_spark
+    from outbox_app.pipeline.driver.pipeline import log_options
+    from outbox_app.pipeline.driver.rebuild import log_of, rebuild_on_spark
     from tests.pipeline.here import Here
 
     log, using = log_of(sys.argv[1])

@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql.types import LongType, StructField, StructType
 
+from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.exceptions import ArchiveRefused
-from outbox_app.log.window import TOMBSTONE
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline.archive import Archiver
@@ -23,8 +23,8 @@ from outbox_app.pipeline.parquet import ARROW, first_difference, write_days
 from outbox_app.pipeline.schema import COLUMNS
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
+from tests.eventlog.sessions import Session
 from tests.faults.tools import on
-from tests.log.sessions import Session
 
 from .archiver import Here
 from .harness import (

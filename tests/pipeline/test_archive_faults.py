@@ -16,9 +16,9 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event
 from outbox_app.pipeline.archive import Archiver
 from outbox_app.pipeline.options import Options
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS, alias_for
 from tests.faults.tools import PATIENCE, on
-from tests.own_log.models import Ledger
 
 from .archiver import Here
 from .harness import archive, archived, assert_exact, entries, publish_some, source, tree

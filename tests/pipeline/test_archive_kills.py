@@ -26,9 +26,9 @@ from outbox_app.pipeline.failure import reason
 from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.parquet import read_checked
 from outbox_app.pipeline.store import Store
+from tests.eventlog.harness import Writer, traps
+from tests.eventlog.sessions import Session, truncate
 from tests.faults.tools import PATIENCE, ROOT, eventually, on
-from tests.log.harness import Writer, traps
-from tests.log.sessions import Session, truncate
 from tests.servers import processes
 
 from .archiver import Here

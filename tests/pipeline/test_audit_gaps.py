@@ -11,10 +11,10 @@ from django.core.management import call_command
 from outbox_app import publish
 from outbox_app.exceptions import NotSkippable
 from outbox_app.models import Event, Gap
-from outbox_app.operations import audit
-from outbox_app.operations.audit import accepted_gaps, record
-from outbox_app.operations.gaps import list_gaps, skip_gap
 from outbox_app.pipeline.defects import Defect
+from outbox_app.pipeline.driver import audit
+from outbox_app.pipeline.driver.audit import accepted_gaps, record
+from outbox_app.subscriptions.gaps import list_gaps, skip_gap
 
 
 def gap(stream: str, first: int, last: int, kind: str = "gap") -> Defect:

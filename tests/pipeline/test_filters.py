@@ -27,7 +27,7 @@ from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.filters import condition
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import arrow_types
-from tests.own_log.models import Visit
+from tests.eventlog.own_log.models import Visit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

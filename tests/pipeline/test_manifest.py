@@ -346,7 +346,7 @@ def test_an_entry_that_names_a_file_elsewhere(filled, name, tmp_path):
 
 
 def prune_reader(store):
-    from outbox_app.operations.archived_rows import ArchivedRows
+    from outbox_app.pipeline.driver.archived_rows import ArchivedRows
 
     return ArchivedRows(store.folder, LOG)
 

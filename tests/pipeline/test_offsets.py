@@ -14,9 +14,9 @@ from outbox_app.models import Event
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offset, Offsets
 from outbox_app.pipeline.options import Options
-from tests.log.conformance import commit, concurrent
-from tests.log.sessions import Session, execute, truncate
-from tests.own_log.models import Ledger
+from tests.eventlog.conformance import commit, concurrent
+from tests.eventlog.own_log.models import Ledger
+from tests.eventlog.sessions import Session, execute, truncate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

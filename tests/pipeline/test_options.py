@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from outbox_app.eventlog.filter import Filter
 from outbox_app.exceptions import InvalidOption, Unreachable
-from outbox_app.log.sql import Filter
 from outbox_app.pipeline.options import Options
 
 URL = "postgresql://reader@db.example:5433/shop"

@@ -12,16 +12,16 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from outbox_app import publish
-from outbox_app.log.window import TOMBSTONE
+from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.models import DatabaseNow, Event
-from outbox_app.operations import archived_rows
-from outbox_app.operations.pipeline import log_options
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.driver import archived_rows
+from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.store import Store
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
-from tests.own_log.models import Ledger
 
 from .archiver import Here
 

@@ -11,22 +11,22 @@ from django.core.management import CommandError
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.delivery.view import View
+from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.reader import LogReader
 from outbox_app.failpoints import set_failpoint
-from outbox_app.log.reader import LogReader
-from outbox_app.log.sql import Filter
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
-from outbox_app.operations.rebuild import rebuild
-from outbox_app.operations.spark_fold import ViewFold
-from outbox_app.operations.spark_rebuild import log_of
-from outbox_app.operations.spark_source import Source
 from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.driver.rebuild import log_of
+from outbox_app.pipeline.driver.rebuild_fold import ViewFold
+from outbox_app.pipeline.driver.rebuild_source import Source
 from outbox_app.pipeline.folding import Plan
+from outbox_app.projections.rebuild import rebuild
+from outbox_app.projections.rows import View
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import ROOT, eventually, on
-from tests.own_log.models import Ledger
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
     damage,
@@ -298,8 +298,8 @@ def test_more_gaps_than_a_cursor_may_keep(alias, settings, spark_rebuilds, monke
     from tests.pipeline.rebuilt import declared
 
     settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.5}
-    monkeypatch.setattr("outbox_app.log.windows.mysql.MAX_RUNS", 3)
-    monkeypatch.setattr("outbox_app.log.spans.mysql.MAX_RUNS", 3)
+    monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 3)
+    monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
     declared("spark_sold")
     work(alias, 60)
     set_failpoint("rebuild_folded", lambda: work(alias, 2, seed=9))

@@ -9,15 +9,16 @@ from django.db.models import DateTimeField
 from django.db.models.functions import Upper
 
 from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.eventlog.filter import Filter
 from outbox_app.exceptions import PipelineError
-from outbox_app.log.sql import Filter
 from outbox_app.models import Cursor, Event
-from outbox_app.operations import comparison, spark_rebuild
-from outbox_app.operations.spark_rebuild import SparkRebuild, rebuild_on_spark
-from outbox_app.operations.spark_source import require_same_database
+from outbox_app.pipeline.driver import rebuild as spark_rebuild
+from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark
+from outbox_app.pipeline.driver.rebuild_source import require_same_database
 from outbox_app.pipeline.folding import Plan
+from outbox_app.projections import comparison
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
-from tests.own_log.models import Ledger
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
     MODELS,

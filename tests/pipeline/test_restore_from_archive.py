@@ -12,12 +12,12 @@ from django.db import transaction
 from pyarrow import parquet
 
 from outbox_app import publish, subscriber
-from outbox_app.delivery import subscriber as declared
-from outbox_app.delivery.runner import Runner
 from outbox_app.exceptions import ForeignCursor
 from outbox_app.models import DatabaseNow, Event
-from outbox_app.operations.event_retention import prune_events
-from outbox_app.operations.pipeline import Pipeline
+from outbox_app.pipeline.driver.pipeline import Pipeline
+from outbox_app.retention.events import prune_events
+from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.runner import Runner
 from tests.docs.test_code_in_docs import ROOT, blocks
 from tests.faults.tools import on
 

@@ -44,10 +44,10 @@ from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
 from outbox_app.pipeline.source import FilteringReader, OutboxDataSource
+from tests.eventlog.conformance import commit, concurrent
+from tests.eventlog.own_log.models import Ledger
+from tests.eventlog.sessions import Session, execute, truncate
 from tests.faults.tools import on
-from tests.log.conformance import commit, concurrent
-from tests.log.sessions import Session, execute, truncate
-from tests.own_log.models import Ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,7 +56,7 @@ TRICKY = 'it\'s "quoted" back\\slash %s 100% ä日本語🚀\n\ttab'
 
 @pytest.fixture(autouse=True)
 def small_parts(request, monkeypatch):
-    monkeypatch.setattr("outbox_app.log.span.MIN_POSITIONS", 1)
+    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
     if "alias" in request.fixturenames:
         truncate(request.getfixturevalue("alias"))
 

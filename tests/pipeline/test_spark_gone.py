@@ -6,8 +6,8 @@ import pytest
 from django.core.management import CommandError
 from py4j.protocol import Py4JNetworkError
 
-from outbox_app.operations.pipeline import pipeline
 from outbox_app.pipeline import session
+from outbox_app.pipeline.driver.pipeline import pipeline
 
 
 class Gone:

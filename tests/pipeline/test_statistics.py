@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from outbox_app.log.newevent import slice_of
+from outbox_app.eventlog.newevent import slice_of
 from outbox_app.pipeline import statistic_rows
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
 from outbox_app.pipeline.statistic_rows import for_table, rows_of, write_statistics

@@ -12,10 +12,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from outbox_app.jobs.drain import status
 from outbox_app.models import Statistic
 from outbox_app.models.statistic import LABEL_LENGTH, label_of
-from outbox_app.operations import status
-from outbox_app.operations.statistics import BATCH, store
+from outbox_app.pipeline.driver.statistics import BATCH, store
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 
 LOG = "outbox_event"

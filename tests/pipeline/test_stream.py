@@ -20,9 +20,9 @@ from outbox_app.models import Event
 from outbox_app.pipeline.failure import reason
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.source import OutboxDataSource
-from tests.log.conformance import commit, concurrent
-from tests.log.sessions import Session, truncate
-from tests.own_log.models import Ledger
+from tests.eventlog.conformance import commit, concurrent
+from tests.eventlog.own_log.models import Ledger
+from tests.eventlog.sessions import Session, truncate
 
 from .test_source import struct
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def small_parts(alias, monkeypatch):
-    monkeypatch.setattr("outbox_app.log.span.MIN_POSITIONS", 1)
+    monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
     truncate(alias)
 
 

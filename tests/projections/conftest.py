@@ -10,8 +10,8 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, failpoints, publish_many
-from outbox_app.delivery import subscriber as declared
-from outbox_app.delivery.runner import Runner
+from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.runner import Runner
 from tests.projections.models import Sold, Status
 
 

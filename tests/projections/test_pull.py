@@ -10,11 +10,11 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import NewEvent, Projection, publish_many, subscriber
-from outbox_app.delivery.view import Turn, View
+from outbox_app.eventlog.record import recorded
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.log.record import recorded
 from outbox_app.models import Cursor, Event
+from outbox_app.projections.rows import Turn, View
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Bare, Numbered, Sold, Status
 

@@ -13,11 +13,11 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
-from outbox_app.operations.rebuild import rebuild
+from outbox_app.projections.rebuild import rebuild
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import ROOT, eventually, on
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Pointed, Sold, Status
@@ -244,8 +244,8 @@ def test_gaps_that_nothing_waits_for_any_more_are_closed(alias, published, run, 
 def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     alias, run, sold, in_thread, monkeypatch
 ):
-    monkeypatch.setattr("outbox_app.operations.rebuild.LOCK_WAIT", 1)
-    monkeypatch.setattr("outbox_app.operations.rebuild.ATTEMPTS", 2)
+    monkeypatch.setattr("outbox_app.projections.rebuild.LOCK_WAIT", 1)
+    monkeypatch.setattr("outbox_app.projections.rebuild.ATTEMPTS", 2)
     declare(SoldOf, "sold")
     sell(alias, 4)
     run("sold")

@@ -13,9 +13,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish, subscriber
-from outbox_app.delivery.partition import Partition
-from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.log.newevent import slice_of
+from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -24,7 +22,10 @@ from outbox_app.models import (
     StreamHead,
     Subscription,
 )
-from outbox_app.operations import event_retention, positions
+from outbox_app.retention import events as event_retention
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import PATIENCE, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -266,7 +267,7 @@ def test_a_replay_while_it_prunes(alias, old, left, run, settings):
 
     def write(line):
         if not lines:
-            positions.reset("reads")
+            control.reset("reads")
         lines.append(line)
 
     prune = event_retention.prune_events

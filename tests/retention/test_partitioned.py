@@ -14,10 +14,10 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app import NO_STREAM, publish, subscriber
 from outbox_app.checks.logs import check_log_tables
-from outbox_app.delivery.partition import Partition
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.exceptions import VersionConflict
 from outbox_app.models import Event
+from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import PATIENCE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "partition-a-log.md"

@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.delivery import subscriber as declared
-from outbox_app.delivery.runner import Runner
+from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.runner import Runner
 
 
 @pytest.fixture

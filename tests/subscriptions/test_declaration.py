@@ -9,12 +9,12 @@ from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
 from outbox_app.checks.subscribers import check_declared_logs, check_time_readers
-from outbox_app.delivery.push import connect
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
-from outbox_app.operations.facts import outbox_status
-from outbox_app.operations.problems import Limits, problems
+from outbox_app.monitoring.diagnosis import Limits, problems
+from outbox_app.monitoring.status import outbox_status
+from outbox_app.projections.push import connect
+from outbox_app.subscriptions.subscriber import subscriber_named
 
 
 def handle(events):

@@ -7,11 +7,11 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.delivery.partition import Partition
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.models import Cursor, Event, Subscription
-from outbox_app.operations import positions
-from tests.own_log.models import Ledger
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.eventlog.own_log.models import Ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,7 +72,7 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
             cursor = Cursor.objects.using(alias).get()
             assert cursor.error.startswith("ForeignCursor")
             assert len(seen) == 30
-            positions.reset("all")
+            control.reset("all")
             turn()
         assert (len(seen), len(set(seen))) == (90, 90)
     finally:

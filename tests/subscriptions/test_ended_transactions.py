@@ -9,7 +9,7 @@ from django.db import connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Incident, ParkedStream
-from outbox_app.operations import positions
+from outbox_app.subscriptions import control
 from tests.faults.tools import PATIENCE, on
 from tests.subscriptions.test_handlers import note, noted
 
@@ -122,7 +122,7 @@ def test_a_transaction_that_was_ended(alias, published, run, way, then, on_error
 
     run("ends")
     assert len(calls) == 2  # a new process leaves it alone, too
-    positions.resume("ends")
+    control.resume("ends")
     run("ends")
     assert {id for call in calls[2:] for id in call} == {before.position + i for i in (1, 2, 3)}
     cursor = Cursor.objects.using(alias).get()

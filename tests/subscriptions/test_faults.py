@@ -13,12 +13,12 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
-from outbox_app.delivery.cursors import Overtaken
-from outbox_app.delivery.partition import Partition, SwallowedError
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber_named
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Drainer, InboxEntry, Incident, Subscription
+from outbox_app.subscriptions.cursors import Overtaken
+from outbox_app.subscriptions.partition import Partition, SwallowedError
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import ROOT, eventually, on
 from tests.servers import processes
 
@@ -277,7 +277,7 @@ def test_more_partitions_take_over_where_the_old_ones_stand(alias, published, ru
     streams = [f"s{i}" for i in range(30)]
 
     def declare(partitions):
-        from outbox_app.delivery import subscriber as module
+        from outbox_app.subscriptions import subscriber as module
 
         module._subscribers.pop("noted", None)
 

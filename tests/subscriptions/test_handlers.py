@@ -11,13 +11,13 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import subscriber
-from outbox_app.delivery import subscriber as module
-from outbox_app.delivery.partition import Partition
-from outbox_app.delivery.runner import Runner
-from outbox_app.delivery.subscriber import subscriber_named
-from outbox_app.log.reader import LogReader
-from outbox_app.log.windows.time import TimeWindow
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import Cursor, Drainer, Incident, ParkedStream
+from outbox_app.subscriptions import subscriber as module
+from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import PATIENCE, eventually, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]

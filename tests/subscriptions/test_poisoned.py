@@ -11,10 +11,10 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import subscriber
-from outbox_app.delivery.isolation import Attempt, narrowed
 from outbox_app.exceptions import NotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
-from outbox_app.operations.skips import discard_stream, skip_event
+from outbox_app.subscriptions.isolation import Attempt, narrowed
+from outbox_app.subscriptions.skips import discard_stream, skip_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,6 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import subscriber
-from outbox_app.delivery import subscriber as declared
 from outbox_app.exceptions import NotMoved
 from outbox_app.models import (
     Cursor,
@@ -18,8 +17,9 @@ from outbox_app.models import (
     StagedJob,
     Subscription,
 )
-from outbox_app.operations import positions
-from outbox_app.operations.lag import lags
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.lag import lags
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -188,7 +188,7 @@ def test_what_it_reads_is_on_its_row(alias, published, run):
     [lag] = lags(using=alias)
     assert (lag.declared, lag.behind) == (False, 1)
     with pytest.raises(NotMoved, match="1 event that"):
-        positions.replay("some", "now", using=alias)
+        control.replay("some", "now", using=alias)
     declare(topics=["eu"])
     run("some")
     assert rows.get().reads == {"logs": ["outbox_event"], "topics": ["eu"], "types": None}

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command, get_commands
 from django.db import transaction
 
 from outbox_app import publish, subscriber
-from outbox_app.log.reader import LogReader
+from outbox_app.eventlog.reader import LogReader
 from outbox_app.management.base import TeachingCommand
 from outbox_app.models import (
     Cursor,
@@ -29,7 +29,7 @@ from outbox_app.models import (
     StagedJob,
     Subscription,
 )
-from tests.dead.rows import dead_jobs, staged_jobs
+from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .conftest import HOSTILE, assert_harmless
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import outbox_app
-from outbox_app.delivery.trouble import Trouble
-from outbox_app.operations import logs
+from outbox_app.monitoring import log_lines
+from outbox_app.process.backoff import Trouble
 from outbox_app.text import escaped, get_logger
 
 from .conftest import HOSTILE, assert_harmless
@@ -78,11 +78,11 @@ def test_what_the_signals_say(logged: StringIO) -> None:
         shards=[1],
     )
     of: Any = {"using": "default", "subscription": HOSTILE, "partition": 0, "log": HOSTILE}
-    logs.log_dead(using="default", dead=row)
-    logs.log_incident(using="default", incident=row)
-    logs.log_page(**of, count=1, seconds=0.1)
-    logs.log_failure(**of, error=Careless(HOSTILE), failures=2)
-    logs.log_parked(using="default", parked=row)
+    log_lines.log_dead(using="default", dead=row)
+    log_lines.log_incident(using="default", incident=row)
+    log_lines.log_page(**of, count=1, seconds=0.1)
+    log_lines.log_failure(**of, error=Careless(HOSTILE), failures=2)
+    log_lines.log_parked(using="default", parked=row)
     assert len(logged.getvalue().splitlines()) == 5
     Trouble(HOSTILE).note(Careless(HOSTILE))
     assert_harmless(logged.getvalue(), times=12)

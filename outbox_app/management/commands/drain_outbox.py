@@ -1,6 +1,6 @@
 """``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is told to stop.
 
-Thin: arguments in, ``operations.drainers.drain`` out. Whatever is not given is a setting of the
+Thin: arguments in, ``jobs.drain.run.drain`` out. Whatever is not given is a setting of the
 project, read when the drain starts: what is wrong with them, the system checks have said by then.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.drainers import drain_outbox
+from ...jobs.drain.run import drain_outbox
 from ..base import TeachingCommand
 
 HELP = """

@@ -1,6 +1,6 @@
 """``manage.py outbox_dead``: lists, requeues and discards dead jobs.
 
-Thin: arguments in, ``operations.dead`` out. It asks nothing back, so that scripts may call it;
+Thin: arguments in, ``jobs.dead`` out. It asks nothing back, so that scripts may call it;
 ``--dry-run`` is the preview. Nothing is touched without a selection.
 """
 
@@ -16,11 +16,11 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ...exceptions import OutboxError
-from ...intake.rows import outbox_alias
+from ...jobs import dead
+from ...jobs.drain.status import MANY, dead_groups
+from ...jobs.staging.insert import outbox_alias
 from ...models import DeadJob
-from ...operations import dead
-from ...operations.status import MANY, dead_groups
-from ...operations.tables import require_alias, require_tables
+from ...process.tables import require_alias, require_tables
 from ...text import one_line
 from ..base import TeachingCommand
 

@@ -1,6 +1,6 @@
 """``manage.py outbox_pipeline NAME``: the event log on Spark.
 
-Thin: arguments in, ``operations.pipeline`` and the pipelines out.
+Thin: arguments in, ``pipeline.driver.pipeline`` and the pipelines out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...delivery.inbox import inbox_alias
-from ...operations.pipeline import Pipeline, pipeline
-from ...operations.pipelines import run_audit, run_statistics
-from ...operations.spark_rebuild import log_of, rebuild_on_spark
+from ...jobs.idempotent import inbox_alias
+from ...pipeline.driver.pipeline import Pipeline, pipeline
+from ...pipeline.driver.pipelines import run_audit, run_statistics
+from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
 from ..base import TeachingCommand
 
 HELP = """

@@ -1,6 +1,6 @@
 """``manage.py outbox_prune``: removes what was kept long enough. For cron, once a day.
 
-Thin: arguments in, ``operations.retention`` out. Interrupting it loses nothing.
+Thin: arguments in, ``retention.prune`` out. Interrupting it loses nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...operations.event_retention import prune_events
-from ...operations.retention import BATCH_SIZE, prune_counters, prune_inbox, prune_incidents
+from ...retention.events import prune_events
+from ...retention.prune import BATCH_SIZE, prune_counters, prune_inbox, prune_incidents
 from ..base import TeachingCommand
 
 HELP = """

@@ -1,6 +1,6 @@
 """``manage.py outbox_rebase``: subscriptions go on after a restore or a switch-over.
 
-Thin: arguments in, ``operations.rebase`` out.
+Thin: arguments in, ``subscriptions.rebase`` out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.rebase import rebase_outbox
+from ...subscriptions.rebase import rebase_outbox
 from ..base import TeachingCommand
 
 HELP = """

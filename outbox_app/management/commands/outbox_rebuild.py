@@ -1,6 +1,6 @@
 """``manage.py outbox_rebuild NAME``: makes a view anew from the log, while it is served.
 
-Thin: arguments in, ``operations.rebuild`` out. Interrupting it changes nothing.
+Thin: arguments in, ``projections.rebuild`` out. Interrupting it changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.rebuild import rebuild
+from ...projections.rebuild import rebuild
 from ..base import TeachingCommand
 
 HELP = """

@@ -1,6 +1,6 @@
 """``manage.py outbox_status``: is work leaving, how late is it, what is dead, who drains.
 
-Thin: arguments in, ``operations.facts`` and ``operations.problems`` out. It changes nothing, and
+Thin: arguments in, ``monitoring.status`` and ``monitoring.diagnosis`` out. It changes nothing, and
 its exit code is for monitoring, so it runs no system checks first: it answers in any case.
 """
 
@@ -14,13 +14,13 @@ import django.db
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...intake.rows import outbox_alias
-from ...log.logs import log_alias
+from ...eventlog.registry import log_alias
+from ...jobs.staging.insert import outbox_alias
 from ...models import Event
-from ...operations.facts import outbox_status
-from ...operations.problems import Limits, problems
-from ...operations.processes import bound_waits
-from ...operations.tables import require_alias, require_tables
+from ...monitoring.diagnosis import Limits, problems
+from ...monitoring.status import outbox_status
+from ...process.foreground import bound_waits
+from ...process.tables import require_alias, require_tables
 from ...text import one_line
 from ..base import TeachingCommand
 from ..status_table import as_json, table

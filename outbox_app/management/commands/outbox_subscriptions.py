@@ -1,8 +1,8 @@
 """``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
 
-Thin: arguments in, ``operations.positions``, ``operations.lag`` and ``operations.gaps`` out. It
-asks for a confirmation only before it skips events, and with ``--noinput`` not even then, so that
-scripts may call it; ``--dry-run`` is the preview.
+Thin: arguments in, ``subscriptions.control``, ``subscriptions.lag`` and ``subscriptions.gaps`` out.
+It asks for a confirmation only before it skips events, and with ``--noinput`` not even then, so
+that scripts may call it; ``--dry-run`` is the preview.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...eventlog.registry import log_alias
 from ...exceptions import NotMoved, OutboxError
-from ...log.logs import log_alias
+from ...jobs.drain.status import LISTED
 from ...models import Event
-from ...operations import counting, positions
-from ...operations.forgetting import forget
-from ...operations.gaps import list_gaps, skip_gap
-from ...operations.lag import SubscriptionLag, in_flight, lags
-from ...operations.places import parse_place
-from ...operations.skips import discard_stream, skip_event
-from ...operations.status import LISTED
-from ...operations.tables import require_alias, require_tables
+from ...process.tables import require_alias, require_tables
+from ...subscriptions import control, counting
+from ...subscriptions.forgetting import forget
+from ...subscriptions.gaps import list_gaps, skip_gap
+from ...subscriptions.lag import SubscriptionLag, in_flight, lags
+from ...subscriptions.places import parse_place
+from ...subscriptions.skips import discard_stream, skip_event
 from ...text import one_line
 from ..base import TeachingCommand
 
@@ -142,7 +142,7 @@ class Command(TeachingCommand):
         needed = {"skip": "position", "discard": "stream"}.get(action)
         if needed and (options[needed] is None or not options["reason"]):
             raise _usage(f"{action} needs --{needed} and --reason.")
-        using = using or (positions.alias_of(name) if name else log_alias(Event))
+        using = using or (control.alias_of(name) if name else log_alias(Event))
         require_tables(using)
         try:
             getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
@@ -202,11 +202,11 @@ class Command(TeachingCommand):
                 self.write(f"in flight on {table}: not permitted to see. {held.denied}")
 
     def _pause(self, name: str, *, using: str, **options: Any) -> None:
-        positions.pause(name, using=using)
+        control.pause(name, using=using)
         self.write(f"Paused {name}: nothing of it is handled.")
 
     def _resume(self, name: str, *, using: str, **options: Any) -> None:
-        positions.resume(name, using=using)
+        control.resume(name, using=using)
         self.write(f"Resumed {name}.")
 
     def _replay(self, name: str, *, place: str, using: str, **options: Any) -> None:
@@ -220,7 +220,7 @@ class Command(TeachingCommand):
         self._move(name, "beginning", using=using, **options)
 
     def _move(self, name: str, place: Any, *, using: str, **options: Any) -> None:
-        moves = positions.plan(name, place, log=options["log"], using=using)
+        moves = control.plan(name, place, log=options["log"], using=using)
         for move in moves:
             self.write(f"{name} goes in {move}.")
         if options["dry_run"]:
@@ -228,7 +228,7 @@ class Command(TeachingCommand):
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
             self._confirm("Skip these events?")
-        positions.replay(
+        control.replay(
             name,
             place,
             log=options["log"],
@@ -249,7 +249,7 @@ class Command(TeachingCommand):
 
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]
-        count = positions.release(name, streams, using=using)
+        count = control.release(name, streams, using=using)
         self.write(f"Released {count} {'stream' if count == 1 else 'streams'}.")
         if not count:
             raise SystemExit(EXIT_REFUSED)
@@ -301,7 +301,7 @@ class Command(TeachingCommand):
         self.write(f"Skipped: {one_line(gap, 300)}")
 
     def _repartition(self, name: str, *, using: str, **options: Any) -> None:
-        before, after = positions.repartition(name, using=using)
+        before, after = control.repartition(name, using=using)
         noun = "partition" if after == 1 else "partitions"
         self.write(f"{name} has {after} {noun} (before: {before}).")
 

@@ -1,6 +1,6 @@
 """``manage.py run_subscriptions``: hands committed events to the subscriptions of the project.
 
-Thin: arguments in, ``operations.subscriptions.run`` out.
+Thin: arguments in, ``subscriptions.run.run`` out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...operations.subscriptions import run
+from ...subscriptions.run import run
 from ..base import TeachingCommand
 
 HELP = """

@@ -14,7 +14,7 @@ import MySQLdb
 import MySQLdb.cursors
 import pyarrow as pa
 
-from ...log.spans.mysql import MysqlSpan
+from ...eventlog.scans.mysql import MysqlSpan
 from ..database import Database, conformed, connected
 from ..options import Options
 

@@ -15,7 +15,7 @@ import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from ...log.spans.postgres import PostgresSpan
+from ...eventlog.scans.postgres import PostgresSpan
 from ..database import Database, conformed, connected
 from ..options import Options
 

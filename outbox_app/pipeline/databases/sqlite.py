@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...eventlog.scans.sqlite import SqliteSpan
 from ...exceptions import Unreachable
-from ...log.spans.sqlite import SqliteSpan
 from ..database import Database, conformed
 from ..options import Options
 

@@ -1,1 +1,0 @@
-"""Ways out: the drain and its publishers."""

@@ -1,0 +1,177 @@
+"""``enclosed``: code of the project inside a transaction of ours that it must not end.
+
+A handler's effects are committed with its cursor, an idempotent task's with its job id. A COMMIT in
+between, or a statement that commits by itself (DDL on MySQL), would commit the one without the
+rest of the other. So such statements are refused in their line. What no wrapper sees (procedures,
+the driver's own connection) is found afterwards: a savepoint, made before, is gone. It cannot be
+undone then, only told: ``TransactionEnded``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import django.db
+from django.db import connections
+
+from .exceptions import OutboxError, StatementRefused, TransactionEnded
+
+_COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
+#: Quoted texts, in which a semicolon ends no statement.
+_QUOTED = (
+    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`"
+    r"|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$"
+)
+_MYSQL_QUOTED = r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`[^`]*`"
+_PARTS = {
+    vendor: re.compile(f"(?P<comment>{comment})|(?:{quoted})|(?P<end>;)", re.DOTALL)
+    for vendor, comment, quoted in (
+        ("mysql", rf"{_COMMENT}|#[^\n]*|/\*M?!\d*|\*/", _MYSQL_QUOTED),
+        ("", _COMMENT, _QUOTED),
+    )
+}
+_ENDS = re.compile(
+    r"[\s(]*(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|XA"
+    r"|ROLLBACK(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO)|SET\b.*\bAUTOCOMMIT)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+#: What commits by itself, as the manuals of MySQL and MariaDB list it.
+_COMMITS = re.compile(
+    r"[\s(]*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|RENAME|TRUNCATE"
+    r"|GRANT|REVOKE|SET\s+PASSWORD|INSTALL|UNINSTALL|IMPORT\s+TABLE|LOCK\s+TABLES?|UNLOCK\s+TABLES?"
+    r"|(?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:(?:LOCAL|NO_WRITE_TO_BINLOG)\s+)?(?:TABLE|VIEW)"
+    r"|CACHE\s+INDEX|LOAD\s+INDEX|FLUSH|RESET|CHANGE|START|STOP|BACKUP|CLONE|SHUTDOWN|RESTART)\b",
+    re.IGNORECASE,
+)
+#: Errors with which MySQL undoes the whole transaction.
+_UNDONE = {1020, 1205, 1213}
+
+
+class SwallowedError(OutboxError):
+    """Code inside a transaction left it in a state in which it cannot be committed."""
+
+
+@contextmanager
+def refusing(what: str, *, using: str) -> Iterator[None]:
+    """Refuse statements that end the open transaction. Sends none of its own."""
+    with connections[using].execute_wrapper(_Refusal(what)):
+        yield
+
+
+@contextmanager
+def enclosed(what: str, *, using: str) -> Iterator[None]:
+    """Run code of the project inside the open transaction, which it cannot end unnoticed.
+
+    Raises:
+        StatementRefused: In the code's own line. The statement was not executed.
+        TransactionEnded: The transaction was ended all the same: what was written before that may
+            be committed, without what was to be committed with it.
+        SwallowedError: The code caught an error that had undone the transaction.
+    """
+    connection = connections[using]
+    savepoint = connection.savepoint()
+    refusal = _Refusal(what)
+    try:
+        with connection.execute_wrapper(refusal):
+            yield
+    except BaseException as error:
+        broken, connection.needs_rollback = connection.needs_rollback, False
+        failure = _failure(connection.savepoint_rollback, savepoint)
+        connection.needs_rollback = broken
+        if _is_gone(failure) and not (refusal.undone or _undoes(error)):
+            raise TransactionEnded(_ended(what)) from error
+        raise
+    failure = _failure(connection.savepoint_commit, savepoint)
+    if _is_gone(failure) and not refusal.undone:
+        raise TransactionEnded(_ended(what)) from failure
+    if failure is not None:
+        raise SwallowedError(
+            f"{what} caught an error of the database, which has undone its transaction. Put the "
+            "statement that may fail into atomic()."
+        ) from failure
+
+
+class _Refusal:
+    """The wrapper around each statement of Django's connection."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        #: Whether the database has undone the transaction, as after a deadlock on MySQL.
+        self.undone = False
+
+    def __call__(
+        self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any
+    ) -> Any:
+        connection = context["connection"]
+        if statement := ending(sql, connection):
+            raise StatementRefused(
+                f"{self.what} may not execute {statement!r:.80}: it would end the transaction in "
+                "which its effects are committed with the position, or the job id, that they "
+                "belong to. It was not executed. Do it outside, in a task of its own for example."
+            )
+        try:
+            return execute(sql, params, many, context)
+        except django.db.Error as error:
+            self.undone |= connection.vendor == "mysql" and _undoes(error)
+            raise
+
+
+def ending(sql: Any, connection: Any) -> str:
+    """Return the statement of an SQL text that ends a transaction; empty where none does."""
+    if isinstance(sql, bytes):
+        sql = sql.decode(errors="replace")
+    elif not isinstance(sql, str):  # composed by psycopg
+        sql = sql.as_string(connection.connection)
+    mysql = connection.vendor == "mysql"
+    for statement in _statements(sql, "mysql" if mysql else ""):
+        if _ENDS.match(statement) or (mysql and _COMMITS.match(statement)):
+            return statement.strip()
+    return ""
+
+
+def _statements(sql: str, vendor: str) -> list[str]:
+    if not any(mark in sql for mark in (";", "--", "/*", "#")):  # nearly always
+        return [sql]
+    statements, at = [""], 0
+    for part in _PARTS[vendor].finditer(sql):
+        if part["comment"] or part["end"]:
+            statements[-1] += sql[at : part.start()] + " "
+            at = part.end()
+        if part["end"]:
+            statements.append("")
+    statements[-1] += sql[at:]
+    return statements
+
+
+def _failure(step: Callable[[str], None], savepoint: Any) -> Exception | None:
+    try:
+        step(savepoint)
+    except Exception as error:  # of the driver, or Django's where the connection was closed
+        return error
+    return None
+
+
+def _is_gone(error: Exception | None) -> bool:
+    """Say whether the database knows the savepoint no more."""
+    if error is None:
+        return False
+    state = getattr(error.__cause__, "sqlstate", getattr(error.__cause__, "pgcode", None))
+    return (
+        state in ("3B001", "25P01")
+        or error.args[:1] == (1305,)
+        or "no such savepoint" in str(error)
+    )
+
+
+def _undoes(error: BaseException) -> bool:
+    return bool(error.args) and error.args[0] in _UNDONE
+
+
+def _ended(what: str) -> str:
+    return (
+        f"{what} ended its transaction, by a procedure or by the driver's own connection: what it "
+        "had written by then may be committed, and what came after it not."
+    )

@@ -1,0 +1,221 @@
+"""Completeness: the versions of each stream must follow one another.
+
+For the first row of each stream in a page the row before it is looked up, one statement a page. It
+is accepted when that one was handled, or nothing older is kept; what is there and was not handled
+comes first; where a version is missing, this stream is held, and no other. What was handled already
+is dropped. Whether a row was handled is computed from the cursor; for a reader by time, which
+cannot compute it, from the versions that were noted. (So what was handled, deleted, missed and put
+back is handled again behind a window.) That the *last* event of a stream was passed over nothing
+can tell, until it has a successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .reader import LogReader
+from .record import COLUMNS, RecordedEvent
+from .state import State
+from .windows.time import TimeState
+
+#: Events of one stream that are made up for at once.
+MAX_BEFORE = 10_000
+
+_BEFORE, _AFTER = 0, 1
+
+
+class Hole(NamedTuple):
+    """Versions of a stream that are missing, or not passed yet."""
+
+    stream: str
+    #: First and last of them.
+    first: int
+    last: int
+    #: Position of the event that waits for them.
+    position: int
+
+
+class Checked(NamedTuple):
+    """A page after the check."""
+
+    #: What is to be handled, in order.
+    events: list[RecordedEvent]
+    holes: list[Hole]
+
+
+class Completeness:
+    """Checks the pages of one reader, which has to read all types and topics of its streams.
+
+    Args:
+        reader: The reader.
+    """
+
+    def __init__(self, reader: LogReader) -> None:
+        self.reader = reader
+        self._run = reader.window.run
+        self._source = reader.window.source
+
+    def check(
+        self, state: State, events: Sequence[RecordedEvent], handled: Mapping[str, int]
+    ) -> Checked:
+        """Return what of a page is to be handled, and which streams have to wait.
+
+        Args:
+            state: The cursor before the page.
+            events: The page, without streams that are held.
+            handled: Highest version handled of a stream, where that was noted.
+        """
+        streams: dict[str, list[list[RecordedEvent]]] = {}
+        for event in sorted(events, key=lambda event: event.version):
+            runs = streams.setdefault(event.stream, [])
+            if runs and event.version <= runs[-1][-1].version + 1:
+                runs[-1].append(event)
+            else:
+                runs.append([event])
+        floor = state.floor if isinstance(state, TimeState) else state
+        unknown = [run for name, runs in streams.items() if name not in handled for run in runs]
+        beside = self._beside(floor, unknown)
+        holes: list[Hole] = []
+        accepted = {
+            stream: self._accept(state, floor, runs, handled.get(stream), beside, holes)
+            for stream, runs in streams.items()
+        }
+        return Checked(_in_order(events, accepted), holes)
+
+    def following(
+        self, state: State, stream: str, version: int, limit: int
+    ) -> tuple[list[RecordedEvent], Hole | None, bool]:
+        """Return what can be handled of a stream that was held, from a version on.
+
+        Returns:
+            The events, as far as they follow one another; what is missing after them; whether
+            there may be more.
+        """
+        passed = "" if isinstance(state, TimeState) else f"NOT ({self._unread(state)}) AND"
+        rows = self._select(f"{passed} stream = %s AND version >= {version}", [stream], limit)
+        ready = _contiguous(version, rows)
+        hole = None
+        if len(ready) < len(rows):
+            late = rows[len(ready)]
+            hole = Hole(stream, version + len(ready), late.version - 1, late.id)
+        return ready, hole, len(rows) == limit
+
+    def _accept(
+        self,
+        state: State,
+        floor: State,
+        runs: list[list[RecordedEvent]],
+        handled: int | None,
+        beside: Mapping[tuple[int, int], tuple[int, bool]],
+        holes: list[Hole],
+    ) -> list[RecordedEvent]:
+        """Return the events of one stream that are to be handled; note the hole that stops it."""
+        accepted: list[RecordedEvent] = []
+        for run in runs:
+            done = handled
+            stream, first, last = run[0].stream, run[0], run[-1]
+            if done is None:
+                if beside.get((last.id, _AFTER), (0, False))[1]:
+                    continue  # something later was handled: so was this
+                before = beside.get((first.id, _BEFORE))
+                if before is None:
+                    done = first.version - 1
+                elif before[1]:
+                    done = before[0]
+                else:
+                    done = self._done_before(floor, stream, first.version)
+            if accepted:
+                done = max(done, accepted[-1].version)
+            ready = [event for event in run if event.version > done]
+            if ready and ready[0].version > done + 1 and isinstance(state, TimeState):
+                ready = self._between(stream, done, ready[0].version) + ready
+            chain = _contiguous(done + 1, ready)
+            accepted += chain
+            if ready and (not chain or chain[-1].version < last.version):
+                done += len(chain)
+                late = next(event for event in ready if event.version > done)
+                holes.append(Hole(stream, done + 1, late.version - 1, late.id))
+                break
+        return accepted
+
+    def _beside(
+        self, floor: State, runs: Sequence[Sequence[RecordedEvent]]
+    ) -> dict[tuple[int, int], tuple[int, bool]]:
+        """Return the version before each run and the one after it, and whether it was passed."""
+        if not runs:
+            return {}
+        arms = []
+        for side, at, order in ((_BEFORE, "<", "DESC"), (_AFTER, ">", "ASC")):
+            ids = ", ".join(str(run[-side].id) for run in runs)
+            arms.append(
+                f"SELECT p.id AS page_id, {side} AS side, (SELECT e.id FROM {self._source} e "
+                f"WHERE e.stream = p.stream AND e.version {at} p.version "
+                f"ORDER BY e.version {order} LIMIT 1) AS beside_id "
+                f"FROM {self._source} p WHERE p.id IN ({ids})"
+            )
+        # Below zero: not passed. No join, for which a planner may read the whole log.
+        rows = self._run(
+            "SELECT page_id, side, (SELECT CASE WHEN "
+            f"{self._unread(floor)} THEN -version ELSE version END "
+            f"FROM {self._source} t WHERE t.id = beside_id) AS beside "
+            f"FROM ({' UNION ALL '.join(arms)}) f",
+            [],
+        )
+        return {(id, side): (abs(version), version > 0) for id, side, version in rows if version}
+
+    def _done_before(self, floor: State, stream: str, version: int) -> int:
+        """Return the highest version that was handled below one whose predecessor was not."""
+        select = f"SELECT version FROM {self._source} WHERE stream = %s"
+        passed = self._run(
+            f"{select} AND version < {version} AND NOT ({self._unread(floor)}) "
+            "ORDER BY version DESC LIMIT 1",
+            [stream],
+        )
+        if passed:
+            return int(passed[0][0])
+        kept = self._run(f"{select} ORDER BY version LIMIT 1", [stream])
+        return int(kept[0][0]) - 1 if kept else version - 1
+
+    def _between(self, stream: str, after: int, before: int) -> list[RecordedEvent]:
+        """Return versions that a reader by time has passed over."""
+        condition = f"stream = %s AND version > {after} AND version < {before}"
+        return self._select(condition, [stream], MAX_BEFORE)
+
+    def _select(self, condition: str, params: list[Any], limit: int) -> list[RecordedEvent]:
+        rows = self._run(
+            f"SELECT {', '.join(COLUMNS)} FROM {self._source} WHERE {condition} "
+            f"ORDER BY version LIMIT {limit}",
+            params,
+        )
+        return self.reader.records(rows)
+
+    def _unread(self, state: State) -> str:
+        return str(self.reader.window.unread(state))
+
+
+def _contiguous(version: int, events: Iterable[RecordedEvent]) -> list[RecordedEvent]:
+    """Return the events from a version on, up to the first that is missing."""
+    found = []
+    for event in events:
+        if event.version == version:
+            found.append(event)
+            version += 1
+        elif event.version > version:
+            break
+    return found
+
+
+def _in_order(
+    events: Sequence[RecordedEvent], accepted: Mapping[str, list[RecordedEvent]]
+) -> list[RecordedEvent]:
+    """Return what was accepted, in the order of the page; what was missed before what showed it."""
+    waiting = {stream: iter(queue) for stream, queue in accepted.items()}
+    here = {event.id for event in events}
+    found = []
+    for event in events:
+        for each in waiting[event.stream]:
+            found.append(each)
+            if each.id in here:
+                break
+    return found

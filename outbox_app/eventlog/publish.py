@@ -1,0 +1,254 @@
+"""``publish()`` and ``publish_many()``: events into the caller's transaction.
+
+Versions are given out under the lock of the stream's head, so they are contiguous and commit in
+their order. Everything is checked before the first statement; a conflict of versions leaves the
+transaction usable. An event whose message id was published before is returned as it is, so a retry
+publishes nothing twice. After the commit the subscriptions are woken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, connections, transaction
+
+from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
+from ..models import Event, EventLog
+from ..process.wakeup import EVENTS, wake_after_commit
+from ..signals import events_published
+from ..transactions import require_atomic, require_table
+from .heads import current_version, raise_head, raise_heads
+from .insert import insert, insert_raising
+from .newevent import ANY, NO_STREAM, ExpectedVersion, NewEvent, checked, expected_of
+from .registry import log_alias
+
+
+def publish(
+    stream: str,
+    type: str,
+    data: Any = None,
+    *,
+    expected_version: ExpectedVersion = ANY,
+    topic: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    message_id: UUID | str | None = None,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> EventLog:
+    """Publish one event.
+
+    Args:
+        stream: The aggregate it happened to, for example ``"order-17"``; at most 255 characters.
+        type: What happened, for example ``"order.placed"``; at most 255 characters.
+        data: What JSON can hold. Default: ``{}``.
+        expected_version: The version that the stream is at, ``NO_STREAM``, or ``ANY`` (default).
+        topic: Names a publication inside the log, for example a tenant. Default: none.
+        metadata: What receivers need beside the data: trace, user, cause. Default: ``{}``.
+        message_id: Makes the call repeatable. Default: a new one.
+        log: The log. Default: ``Event``.
+        using: Database alias. Default: the log's.
+
+    Returns:
+        The row, an instance of ``log``, not committed yet.
+
+    Raises:
+        NotAtomic: No transaction is open on the alias, and the setting OUTSIDE is not "stage".
+        InvalidEvent, UnknownLog: Something of it could never be stored. The transaction is usable.
+        VersionConflict: The stream is at another version; ``current`` says which. The same.
+        MessageIdConflict: The message id belongs to an event of other content. The same.
+    """
+    event = NewEvent(stream, type, {} if data is None else data, metadata or {}, topic)
+    event.message_id = message_id  # type: ignore[assignment]  # checked with the rest
+    return publish_many([event], expected_version=expected_version, log=log, using=using)[0]
+
+
+def publish_many(
+    events: Iterable[NewEvent],
+    *,
+    expected_version: ExpectedVersion | Mapping[str, ExpectedVersion] = ANY,
+    log: type[EventLog] = Event,
+    using: str | None = None,
+) -> list[EventLog]:
+    """Publish events in their order, all of them or none, with one INSERT a thousand rows.
+
+    Args:
+        events: What to publish. All of it is held in memory.
+        expected_version: As for ``publish``, for the one stream that the events belong to; for
+            several, a mapping by stream (default for those not in it: ``ANY``).
+        log, using: As for ``publish``.
+
+    Returns:
+        The rows, in the same order. On MySQL without RETURNING their ``id`` is None.
+
+    Raises:
+        As ``publish``.
+    """
+    table = _table(log)
+    using = using or log_alias(log)
+    rows = [checked(event, log) for event in events]
+    expectations = expected_of(expected_version, rows)
+    require_atomic("publish()", using=using)
+    require_table(log, "0002_event_log" if log is Event else "…", using=using)
+    if not rows:
+        return []
+    given = [row for row, event in rows if event.message_id is not None]
+    if len({row.message_id for row in given}) < len(given):
+        raise InvalidEvent("Two of the events have the same message_id. Give each its own.")
+    known = _published_before(given, log, using=using)
+    written = False
+    while not written:
+        new = [row for row, _ in rows if row.message_id not in known]
+        streams = Counter(row.stream for row in new)
+        # A savepoint costs two statements: only where what was written may have to be undone.
+        several = len(streams) > 1 and any(e is not ANY for e in expectations.values())
+        undo = bool(given) or several or not connections[using].in_atomic_block
+        try:
+            with transaction.atomic(using=using) if undo else nullcontext():
+                _write(new, streams, expectations, log, table, using=using)
+            written = True
+        except (IntegrityError, VersionConflict) as error:
+            # The same call, in another transaction, may have been ahead by a moment. Where there is
+            # no such row a lock would be one on a gap, and hold others up.
+            locked = isinstance(error, IntegrityError)
+            met = _published_before(given, log, using=using, locked=locked)
+            if not met.keys() - known.keys():
+                raise
+            known |= met
+            for row in new:
+                row.pk, row._state.adding = None, True
+    return [known.get(row.message_id, row) for row, _ in rows]
+
+
+def _write(
+    rows: list[EventLog],
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    log: type[EventLog],
+    table: str,
+    *,
+    using: str,
+) -> None:
+    if not rows:
+        return
+    if len(rows) == 1 and connections[using].vendor == "postgresql":
+        _write_one(rows[0], expectations.get(rows[0].stream, ANY), log, table, using=using)
+    else:
+        _write_all(rows, streams, expectations, log, table, using=using)
+    with transaction.atomic(using=using, savepoint=False):
+        events_published.send(log, using=using, events=rows)
+        wake_after_commit(using, EVENTS)
+
+
+def _write_one(
+    row: EventLog, expected: ExpectedVersion, log: type[EventLog], table: str, *, using: str
+) -> None:
+    """Raise the head and insert the row by one statement."""
+    at = _number(expected)
+    with transaction.atomic(using=using, savepoint=False):
+        written = insert_raising(row, log, expected=at, using=using)
+    if not written:
+        raise _conflict(table, row.stream, expected, using=using)
+
+
+def _write_all(
+    rows: list[EventLog],
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    log: type[EventLog],
+    table: str,
+    *,
+    using: str,
+) -> None:
+    # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
+    # rollback: it cannot commit without its events. A conflict is raised between them.
+    with transaction.atomic(using=using, savepoint=False):
+        heads = _raise_heads(streams, expectations, table, using=using)
+    for stream, expected in expectations.items():
+        if stream in streams and stream not in heads:
+            raise _conflict(table, stream, expected, using=using)
+    versions = {stream: heads[stream] - n for stream, n in streams.items()}
+    for row in rows:
+        versions[row.stream] += 1
+        row.version = versions[row.stream]
+    with transaction.atomic(using=using, savepoint=False):
+        insert(rows, log, using=using)
+
+
+def _raise_heads(
+    streams: Mapping[str, int],
+    expectations: Mapping[str, ExpectedVersion],
+    table: str,
+    *,
+    using: str,
+) -> dict[str, int]:
+    """Return the new versions, without those streams that were not where they should be."""
+    if all(expectations.get(stream, ANY) is ANY for stream in streams):
+        return raise_heads(table, streams, using=using)
+    heads: dict[str, int] = {}
+    # In one order, whatever is expected of them: see log.heads.
+    for stream, count in sorted(streams.items()):
+        at = _number(expectations.get(stream, ANY))
+        if at is None:
+            heads |= raise_heads(table, {stream: count}, using=using)
+        elif raise_head(table, stream, count, expected=at, using=using):
+            heads[stream] = at + count
+    return heads
+
+
+def _number(expected: ExpectedVersion) -> int | None:
+    """Return the version that is expected, 0 for no stream, None for any."""
+    if expected is ANY:
+        return None
+    return 0 if expected is NO_STREAM else expected
+
+
+def _conflict(table: str, stream: str, expected: ExpectedVersion, *, using: str) -> VersionConflict:
+    current = current_version(table, stream, using=using)
+    wanted = "not to exist yet" if expected is NO_STREAM else f"to be at version {expected}"
+    found = f"it is at version {current}" if current else "it has no event"
+    return VersionConflict(
+        f"Stream {stream!r} of {table} was expected {wanted}; {found}. Read what is new in it, "
+        "decide again, and publish with the version you have seen.",
+        stream=stream,
+        current=current,
+    )
+
+
+def _published_before(
+    rows: Sequence[EventLog], log: type[EventLog], *, using: str, locked: bool = False
+) -> dict[UUID, EventLog]:
+    """Return the events whose message ids are taken, if they are the same events.
+
+    Raises:
+        MessageIdConflict: One of them is another event.
+    """
+    if not rows:
+        return {}
+    found = log._default_manager.using(using).filter(message_id__in=[r.message_id for r in rows])
+    if locked:
+        found = found.select_for_update()  # at REPEATABLE READ this sees what is new
+    known = {event.message_id: event for event in found}
+    for row in rows:
+        other = known.get(row.message_id)
+        if other is not None and _content(other) != _content(row):
+            raise MessageIdConflict(
+                f"The message id {row.message_id} belongs to {other} (position {other.pk}), which "
+                f"differs from the {row.type!r} for {row.stream!r} given now. Use a new id."
+            )
+    return known
+
+
+def _content(event: EventLog) -> tuple[Any, ...]:
+    return event.stream, event.type, event.topic, event.data, event.metadata
+
+
+def _table(log: Any) -> str:
+    if not isinstance(log, type) or not issubclass(log, EventLog) or log._meta.abstract:
+        raise UnknownLog(
+            f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
+        )
+    return log._meta.db_table

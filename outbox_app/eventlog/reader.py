@@ -1,0 +1,233 @@
+"""Reads a log through Django: the window of its database, and records of its rows.
+
+A reader holds no cursor. Its statements run in autocommit: whoever reads inside a transaction that
+has written is refused. On MySQL it holds a second connection, for dirty reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import JSONField
+from django.db.models.expressions import Col
+from django.utils.module_loading import import_string
+
+from ..conf import settings
+from ..exceptions import ForeignCursor
+from ..models import EventLog
+from .filter import Filter
+from .insert import own_values
+from .record import COLUMNS, RecordedEvent
+from .requirements import require_sound
+from .state import State
+from .window import TOMBSTONE, Page, Window
+
+WINDOWS = {
+    "postgresql": "outbox_app.eventlog.windows.postgres.PostgresWindow",
+    "mysql": "outbox_app.eventlog.windows.mysql.MysqlWindow",
+    "sqlite": "outbox_app.eventlog.windows.sqlite.SqliteWindow",
+}
+
+#: For a reader by time.
+TIME_WINDOWS = {
+    "postgresql": "outbox_app.eventlog.windows.time.PostgresTimeWindow",
+    "mysql": "outbox_app.eventlog.windows.time.MysqlTimeWindow",
+    "sqlite": "outbox_app.eventlog.windows.time.SqliteTimeWindow",
+}
+
+_TYPE = COLUMNS.index("type")
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+def reads_by_time(state: str) -> bool:
+    """Say whether the text is a state of a reader by time."""
+    return state.startswith('{"window":"time"')
+
+
+class Events(NamedTuple):
+    """A page of events, and what the window said of it."""
+
+    events: list[RecordedEvent]
+    page: Page[Any]
+
+
+class LogReader:
+    """Reads one log on one alias.
+
+    Args:
+        log: The log.
+        using: Database alias.
+        only: Which rows. Default: all.
+        by_time: Read by time, which alone loses rows. See ``eventlog.windows.time``.
+    """
+
+    def __init__(
+        self,
+        log: type[EventLog],
+        *,
+        using: str,
+        only: Filter | None = None,
+        by_time: bool = False,
+    ) -> None:
+        self.log = log
+        self.using = using
+        self.only = only or Filter()
+        self.by_time = by_time
+        self.table = log._meta.db_table
+        self._dirty: Any = None
+        #: A row that was there, by position and message id: a log that is emptied has it no more.
+        self._known: tuple[Any, ...] | None = None
+        #: The state for which the log was found to have been emptied.
+        self._foreign: State | None = None
+        self._decode = _decoder(log, using)
+        conf = settings()
+        vendor = connections[using].vendor
+        windows = TIME_WINDOWS if by_time else {**WINDOWS, **conf.WINDOWS}
+        window: type[Window[Any]] = import_string(windows[vendor])
+        self.window = window(
+            self.table,
+            self._run,
+            dirty=self._run_dirty if window.needs_dirty else None,
+            settle=conf.SETTLE_SECONDS,
+            tombstones=conf.TOMBSTONES,
+        )
+        self.window.own_values = partial(own_values, log, using=using)
+
+    def load(self, state: str) -> State:
+        """Return the state of a text. Raises ``DamagedCursor``."""
+        loaded: State = self.window.state.load(state)
+        return loaded
+
+    def verify(self, state: State) -> None:
+        """See that the log can be read exactly, and that the state belongs to it.
+
+        Raises:
+            ReadRefused: It cannot, or does not.
+        """
+        known = self._known
+        if self._foreign == state and known and self._last_row(known[0]) != known:
+            raise self._emptied()  # though positions may have come as far as the state again
+        if not self.by_time:
+            require_sound(self.log, using=self.using)
+        self.window.verify(state)
+        self._known, self._foreign = self._last_row(self.window.reached(state)), None
+
+    def read(self, state: State, limit: int) -> Events:
+        """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
+        page = self.window.read(state, columns=COLUMNS, limit=limit, only=self.only)
+        self._require_known(state)
+        return Events(self.records(page.rows), page)
+
+    def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
+        """Return rows of ``COLUMNS`` as records, without tombstones."""
+        decode = self._decode
+        return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
+
+    def _require_known(self, state: State) -> None:
+        """See that the log was not emptied, and its positions given out again, since the last look.
+
+        After the page, whose rows would be of the new log. By the primary key, and not on
+        PostgreSQL. A row that is gone may have been pruned: then the highest one below it counts.
+        """
+        reached, known = self.window.reached(state), self._known
+        if not reached:
+            return
+        there = self._last_row(known[0]) if known else None
+        if known and there == known:
+            return
+        try:
+            if known and there and there[0] == known[0]:
+                raise self._emptied()
+            self.window.verify(state)
+        except ForeignCursor:
+            self._foreign = state
+            raise
+        self._known = self._last_row(reached)
+
+    def _last_row(self, reached: int | None) -> tuple[Any, ...] | None:
+        if reached is None:
+            return None
+        rows = self._run(
+            f"SELECT id, message_id FROM {self.window.source} WHERE id <= %s "
+            "ORDER BY id DESC LIMIT 1",
+            [reached],
+        )
+        return tuple(rows[0]) if rows else None
+
+    def _emptied(self) -> ForeignCursor:
+        return ForeignCursor(
+            f"Positions of {self.table} that were read hold other events now: it was emptied, and "
+            "they were given out again, or it was restored. Replay the subscription from the "
+            "beginning, or run manage.py outbox_rebase."
+        )
+
+    def close(self) -> None:
+        """Close the connection for dirty reads."""
+        if self._dirty is not None:
+            self._dirty.close()
+            self._dirty = None
+
+    def _run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def _run_dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # Kept once it reads dirty, and not before: one that was left at another isolation would
+        # show no row in flight, and its gap would be closed.
+        connection = self._dirty or connections.create_connection(self.using)
+        try:
+            with connection.cursor() as cursor:
+                if self._dirty is None:
+                    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+                    self._dirty = connection
+                cursor.execute(sql, params)
+                return list(cursor.fetchall())
+        except BaseException:
+            self._dirty = None
+            connection.close()
+            raise
+
+
+def _converted(convert: Any, column: Any, connection: Any, value: Any) -> Any:
+    return convert(value, column, connection)
+
+
+def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], RecordedEvent]:
+    """Return what makes a record of a row, with the converters of Django for this database."""
+    connection, table = connections[using], log._meta.db_table
+    steps: list[tuple[int, Callable[[Any], Any]]] = []
+    for index, name in enumerate(COLUMNS):
+        field = log._meta.get_field(name)
+        if isinstance(field, JSONField):
+            continue
+        column = Col(table, field)  # type: ignore[arg-type]
+        for convert in connection.ops.get_db_converters(column):
+            steps.append((index, partial(_converted, convert, column, connection)))
+
+    def decode(row: Sequence[Any]) -> RecordedEvent:
+        if steps:
+            row = list(row)
+            for index, step in steps:
+                row[index] = step(row[index])
+        id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
+        data, metadata = _json(data), _json(metadata)
+        return RecordedEvent(
+            id, topic, stream, version, type, data, metadata, message_id, recorded_at, table
+        )
+
+    return decode
+
+
+def _json(text: str) -> Any:
+    """Return what a text of JSON says. A page is mostly this."""
+    if text == "{}":
+        return {}
+    try:
+        return _raw_decode(text)[0]  # the column holds valid JSON: nothing but space follows it
+    except ValueError:
+        return json.loads(text)

@@ -1,0 +1,160 @@
+"""Rows that were written under the transaction ids of another PostgreSQL cluster, or of its past.
+
+Such an id means nothing here, and may come again. So it is negated: what an earlier cluster wrote
+has ids below 1, where no snapshot of this one looks, and cursors from before still tell by it what
+they have passed (``PostgresWindow.rebase``). Rows that were negated before become 0, which every
+snapshot sees: no cursor but one from the beginning has them before it. Other databases have no such
+ids; there this does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from django.db import connections
+
+from ..exceptions import ForeignCursor, ReadRefused
+from ..models import EventLog
+from .reader import LogReader
+from .state import PostgresState, Snapshot, State
+
+#: Rows renumbered by one statement.
+BATCH = 50_000
+
+
+def highest(log: type[EventLog], *, using: str) -> int:
+    """Return the highest position in a log, 0 where it is empty."""
+    [(top,)] = _run(using, f"SELECT COALESCE(max(id), 0) FROM {_table(log, using)}")
+    return int(top)
+
+
+def is_foreign(reader: LogReader, states: list[State], last: int | None = None) -> bool:
+    """Say whether a log, or one of its cursors, is from another cluster or another past.
+
+    Where cursors are positions, one beyond ``last`` is, too: its position was given out again.
+
+    Raises:
+        ReadRefused: Nobody could tell from here: a standby, for example.
+    """
+    try:
+        if not states:
+            reader.window.start()
+        for state in states:
+            reader.window.verify(state)
+    except ForeignCursor:
+        return True
+    if last is None or reader.window.state is PostgresState:
+        return False
+    return any(reader.window.rebase(state, last) != state for state in states)
+
+
+def same_past(states: list[State]) -> bool:
+    """Say whether the states are from one cluster, so that one of them speaks for all."""
+    clusters = {state.cluster for state in states if isinstance(state, PostgresState)}
+    return len(clusters) < 2
+
+
+def require_unwritten(log: type[EventLog], last: int, *, using: str) -> None:
+    """See that no row up to a position was written in this cluster.
+
+    Rows that came by a restore have the transaction of the restore in their system column ``xmin``.
+    A transaction of this cluster has its own id there, in each of its rows but those that it wrote
+    under a savepoint.
+
+    Raises:
+        ReadRefused: One was.
+    """
+    if connections[using].vendor != "postgresql":
+        return
+    [(own,)] = _run(
+        using,
+        "SELECT min(first) FROM (SELECT min(id) AS first "
+        f"FROM {_table(log, using)} WHERE id <= {last} AND txid > 0 "
+        "GROUP BY xmin HAVING bool_and(xmin::text::bigint = txid & 4294967295)) here",
+    )
+    if own is not None:
+        raise ReadRefused(
+            f"Position {own} of {log._meta.db_table} seems to have been written by a transaction "
+            "of this very cluster, after the restore. Say which position is the last from before: "
+            f"--last-id {own - 1} if it is so. After pg_upgrade, which keeps transaction ids, use "
+            "--upgraded."
+        )
+
+
+def require_all(log: type[EventLog], last: int, *, using: str) -> None:
+    """See that no row after a position is from before, as far as its transaction tells.
+
+    Raises:
+        ReadRefused: One is.
+    """
+    if connections[using].vendor != "postgresql":
+        return
+    [(alien, xmax)] = _run(
+        using,
+        "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
+        f"FROM {_table(log, using)} WHERE id > {last}",
+    )
+    if alien is not None and alien >= xmax:
+        raise ReadRefused(
+            f"{log._meta.db_table} has rows after position {last} of a transaction {alien} that "
+            f"this cluster, at {xmax}, has not begun: they are from before. Give a higher "
+            "--last-id."
+        )
+
+
+def renumber(log: type[EventLog], last: int, *, using: str, batch: int = BATCH) -> Iterator[int]:
+    """Negate the transaction ids of the rows up to a position, in key order, in one transaction.
+
+    Yields:
+        The position that was reached. Nothing says which rows were done: commit all or none.
+    """
+    assert connections[using].in_atomic_block
+    if connections[using].vendor != "postgresql":
+        return
+    table, reached = _table(log, using), 0
+    while True:
+        [(end,)] = _run(
+            using,
+            f"SELECT max(id) FROM (SELECT id FROM {table} WHERE id > {reached} AND id <= {last} "
+            f"ORDER BY id LIMIT {batch}) batch",
+        )
+        if end is None:
+            return
+        _run(
+            using,
+            f"UPDATE {table} SET txid = CASE WHEN txid > 0 THEN -txid ELSE 0 END "
+            f"WHERE id > {reached} AND id <= {end}",
+        )
+        reached = end
+        yield reached
+
+
+def adopt(reader: LogReader, state: State) -> State:
+    """Return the state for a cluster that goes on with the transaction ids of the one before.
+
+    Raises:
+        ReadRefused: It does not.
+    """
+    if not isinstance(state, PostgresState):
+        return state
+    here = reader.window.start()  # refuses rows of transactions that this cluster has not begun
+    assert isinstance(here, PostgresState)
+    known = Snapshot.parse(state.hi or state.lo).xmax
+    if known > Snapshot.parse(here.lo).xmax:
+        raise ReadRefused(
+            f"A cursor of {reader.table} has seen transaction {known}, which this cluster has not "
+            "begun: it does not go on with the ids of the one before. Leave --upgraded out."
+        )
+    return replace(state, cluster=here.cluster)
+
+
+def _table(log: type[EventLog], using: str) -> str:
+    return connections[using].ops.quote_name(log._meta.db_table)
+
+
+def _run(using: str, sql: str) -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+        return list(cursor.fetchall()) if cursor.description else []

@@ -1,0 +1,84 @@
+"""The contract of a span: the rows between two states of a window, for readers side by side.
+
+A window gives one reader page after page. Here a reader asks only how far it may go (``end``) and
+reads what lies between two states in several parts at once (``parts``), from other processes, later
+and as often as it must: the rows between two states are the same every time (on MySQL as far as a
+missing position that was given up was really never used). One suite holds every span to it
+(tests/eventlog/test_spans.py). Imports no Django: Spark's executors use it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from .state import State
+
+S = TypeVar("S", bound=State)
+
+#: A part of a span has at least so many positions: less is not worth a reader.
+MIN_POSITIONS = 1_000
+
+
+class Span(ABC, Generic[S]):
+    """What a window is given besides, to be read by several at once."""
+
+    @abstractmethod
+    def beginning(self) -> S:
+        """Return the state before the first row."""
+
+    @abstractmethod
+    def latest(self) -> S:
+        """Return what has been committed by now as a state: a bound, and nothing to read from."""
+
+    @abstractmethod
+    def end(self, state: S, limit: int | None = None, bound: S | None = None) -> S:
+        """Return the state after the rows that come next; the same state where none has come.
+
+        Args:
+            state: Where the reader stands.
+            limit: About so many rows. Default: all.
+            bound: What ``latest`` returned: nothing beyond. Default: all that is committed by now.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here, or not with this state.
+        """
+
+    @abstractmethod
+    def parts(self, start: S, end: S, count: int) -> list[list[str]]:
+        """Return at most ``count`` parts, which together are the rows between two states.
+
+        Args:
+            start: A state.
+            end: A later one that ``end`` returned, for ``start`` or for a state after it.
+            count: How many read at once.
+
+        Returns:
+            For each part SQL conditions, without parameters. No row meets two of them.
+
+        Raises:
+            ReadRefused: The states do not belong together.
+        """
+
+
+def ranges(after: int, upto: int, count: int) -> list[tuple[int, int]]:
+    """Cut positions ``after + 1 … upto`` into at most ``count`` ranges ``(after, upto]``."""
+    width = upto - after
+    if width <= 0:
+        return []
+    count = max(1, min(count, width // MIN_POSITIONS))
+    cuts = [after + width * n // count for n in range(count + 1)]
+    return list(pairwise(cuts))
+
+
+def dealt(count: int, *lists: list[list[str]]) -> list[list[str]]:
+    """Deal the parts of several spans out to at most ``count`` parts."""
+    parts: list[list[str]] = []
+    for each in lists:
+        for n, conditions in enumerate(each):
+            if n < len(parts):
+                parts[n] += conditions
+            else:
+                parts.append(list(conditions))
+    return parts

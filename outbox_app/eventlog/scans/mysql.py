@@ -1,0 +1,149 @@
+"""MySQL and MariaDB: the positions up to one state that were not there before another.
+
+Which positions are missing is found without reading the rows: blocks of positions are counted, and
+only those that are not full are looked at. A position that appears later is in the span of the
+state that has seen it. No tombstones are written: whoever reads may have no right to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..scan import Span, dealt, ranges
+from ..state import MysqlState
+from ..window import TOMBSTONE
+from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, any_between, chunks, left, within
+
+#: Positions counted together.
+BLOCK = 1_000
+
+Interval = tuple[int, int]
+
+
+class MysqlSpan(MysqlWindow, Span[MysqlState]):
+    """Spans by what was missing."""
+
+    def beginning(self) -> MysqlState:
+        """See ``Span``."""
+        return MysqlState()
+
+    def latest(self) -> MysqlState:
+        """See ``Span``."""
+        return MysqlState(self._top())
+
+    def end(
+        self, state: MysqlState, limit: int | None = None, bound: MysqlState | None = None
+    ) -> MysqlState:
+        """See ``Span``. What was missing below the bound may come after it was made."""
+        known: Runs = list(state.missing)
+        crowded = len(known) > MAX_RUNS
+        high = state.high if crowded else self._reach(state.high, limit)
+        if bound is not None:
+            high = max(state.high, min(high, bound.high))
+        came = self._committed(known)
+        runs = left(known, came) + self._holes(state.high, high)
+        while True:
+            # What a row's writer could see has a lower position, and was committed before: it is
+            # seen now. If it was missing in a view that is no cut, this finds it.
+            seen, now = self._look(runs)
+            late = self._committed([run for run in runs if any_between(seen, run[0], run[1])])
+            if not late:
+                break
+            came += late
+            runs = left(runs, late)
+        if high == state.high and not came and not crowded:
+            return state
+        after, _ = self._settle(high, runs, seen, now)
+        if crowded and after == state:
+            raise self._too_many(state)
+        return after
+
+    def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
+        """See ``Span``."""
+        missing = [(first, last) for first, last, _ in end.missing]
+        late = _without([(first, last) for first, last, _ in start.missing], missing)
+        new = [
+            _conditions(_without([(after + 1, upto)], missing))
+            for after, upto in ranges(start.high, end.high, count)
+        ]
+        return dealt(count, list(filter(None, new)), [_conditions(late)] if late else [])
+
+    def _reach(self, high: int, limit: int | None) -> int:
+        """Return the position of the row that many further on, or that of the last one."""
+        if limit:
+            rows = self.run(
+                f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE id > {high} "
+                f"ORDER BY id LIMIT 1 OFFSET {limit - 1}",
+                [],
+            )
+            if rows:
+                return int(rows[0][0])
+        return max(high, self._top())
+
+    def _top(self) -> int:
+        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
+        return int(top)
+
+    def _holes(self, after: int, upto: int) -> Runs:
+        """Return the positions between that have no committed row.
+
+        A position was reserved before the rows above it were written. Where these are older than
+        the settle time, measured by the newest row, it has been missing for that long.
+        """
+        if upto <= after:
+            return []
+        newest = f"(SELECT recorded_at FROM {self.source} ORDER BY id DESC LIMIT 1)"
+        counts = self.run(
+            f"SELECT id DIV {BLOCK}, COUNT(*), MAX(id), "
+            f"TIMESTAMPDIFF(MICROSECOND, MAX(recorded_at), {newest}) / 1000000 "
+            f"FROM {self.source} FORCE INDEX (PRIMARY) "
+            f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
+            [],
+        )
+        full: list[Interval] = []
+        torn: Runs = []
+        settled = 0
+        for block, rows, top, age in counts:
+            first = max(int(block) * BLOCK, after + 1)
+            last = min(int(block) * BLOCK + BLOCK - 1, upto)
+            if rows == last - first + 1:
+                full.append((first, last))
+            else:
+                torn.append((first, last, None))
+            if age >= self.settle:
+                settled = max(settled, int(top))
+        there = sorted(full + [(id, id) for id in self._committed(torn)])
+        return [
+            (first, last, 0 if last < settled else None)
+            for first, last in _without([(after + 1, upto)], there)
+        ]
+
+    def _committed(self, runs: Runs) -> list[int]:
+        """Return the positions of the runs that have a committed row, in order."""
+        select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
+        rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
+        return sorted(int(id) for (id,) in rows)
+
+
+def _without(intervals: Iterable[Interval], holes: list[Interval]) -> list[Interval]:
+    """Return what is left of intervals; both are in order and do not overlap."""
+    found: list[Interval] = []
+    at = 0
+    for first, last in intervals:
+        while at < len(holes) and holes[at][1] < first:
+            at += 1
+        n = at
+        while first <= last:
+            if n == len(holes) or holes[n][0] > last:
+                found.append((first, last))
+                break
+            if first < holes[n][0]:
+                found.append((first, holes[n][0] - 1))
+            first = holes[n][1] + 1
+            n += 1
+    return found
+
+
+def _conditions(intervals: list[Interval]) -> list[str]:
+    runs: Runs = [(first, last, None) for first, last in intervals]
+    return [f"({within(chunk)}) AND type <> '{TOMBSTONE}'" for chunk in chunks(runs)]

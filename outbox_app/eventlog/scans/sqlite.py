@@ -1,0 +1,40 @@
+"""SQLite: commit order is position order, so a span is a range of positions.
+
+It never changes: whatever is committed later has a higher position.
+"""
+
+from __future__ import annotations
+
+from ..scan import Span, ranges
+from ..state import SqliteState
+from ..windows.sqlite import SqliteWindow
+
+
+class SqliteSpan(SqliteWindow, Span[SqliteState]):
+    """Spans of positions."""
+
+    def beginning(self) -> SqliteState:
+        """See ``Span``."""
+        return SqliteState()
+
+    def latest(self) -> SqliteState:
+        """See ``Span``."""
+        return SqliteState(self._top())
+
+    def end(
+        self, state: SqliteState, limit: int | None = None, bound: SqliteState | None = None
+    ) -> SqliteState:
+        """See ``Span``."""
+        self.verify(state)
+        upto = f"AND id <= {bound.pos}" if bound is not None else ""
+        some = f"ORDER BY id LIMIT {limit}" if limit else ""
+        [(last,)] = self.run(
+            f"SELECT max(id) FROM (SELECT id FROM {self.source} "
+            f"WHERE id > {state.pos} {upto} {some})",
+            [],
+        )
+        return state if last is None else SqliteState(last)
+
+    def parts(self, start: SqliteState, end: SqliteState, count: int) -> list[list[str]]:
+        """See ``Span``."""
+        return [[f"id > {a} AND id <= {b}"] for a, b in ranges(start.pos, end.pos, count)]

@@ -1,0 +1,137 @@
+"""The contract of a window: reading one log of one database exactly.
+
+``read`` is given a state and returns the rows that come next, with the state that follows. It keeps
+nothing itself: until the following state is stored, the same state gives the same rows again, in
+the same order, after any crash (on MySQL and SQLite with those that were committed meanwhile, on
+MySQL in between). Every committed row comes once; no row comes before it is committed; rows of one
+stream come in the order of their versions, and if b's writer could see a, a comes before b.
+Whatever would break this is refused with a ``ReadRefused``. One suite holds every window to it
+(tests/eventlog/conformance.py). Imports no Django: Spark's executors use it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from .filter import Filter
+from .state import State
+
+#: Runs a statement in autocommit, with ``%s`` parameters, and returns its rows.
+Run = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+
+S = TypeVar("S", bound=State)
+
+#: A page passes at most about so many positions, whatever is filtered out of it.
+MAX_POSITIONS = 100_000
+
+#: Rows that seal a position at which there will never be an event.
+TOMBSTONE = "$tombstone"
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[S]):
+    """Rows, and the state after them."""
+
+    #: In the order in which they are to be handled; columns as they were asked for.
+    rows: list[tuple[Any, ...]]
+    state: S
+    #: Whether there may be more at once.
+    more: bool
+    #: Highest position among all that was passed, 0 where nothing was.
+    position: int = 0
+    #: Runs of positions, first and last, that will never be used; with ``sealed`` by a tombstone.
+    closed: list[tuple[int, int]] = field(default_factory=list)
+    sealed: bool = False
+
+
+class Window(ABC, Generic[S]):
+    """Reads one log over one connection.
+
+    Args:
+        table: The log's table.
+        run: Runs statements. No transaction may be open.
+        dirty: The same on a connection at READ UNCOMMITTED, where ``needs_dirty``.
+        settle: Seconds after which a missing position of which nothing was seen was never used.
+        tombstones: Seal such positions.
+    """
+
+    state: type[S]
+    #: Whether ``dirty`` has to be given.
+    needs_dirty = False
+    quote = '"'
+    #: Gives the columns that the log has of its own, for one tombstone.
+    own_values: Callable[[], dict[str, Any]] = dict
+
+    def __init__(
+        self,
+        table: str,
+        run: Run,
+        *,
+        dirty: Run | None = None,
+        settle: float = 5.0,
+        tombstones: bool = False,
+    ) -> None:
+        self.table = table
+        #: The table as SQL writes it.
+        self.source = f"{self.quote}{table}{self.quote}"
+        self.run = run
+        self.dirty = dirty
+        self.settle = settle
+        self.tombstones = tombstones
+
+    @abstractmethod
+    def start(self, after: int | None = None) -> S:
+        """Return the state of a reader that begins.
+
+        Args:
+            after: Of what has been committed by now, positions up to this are left out, 0: none
+                is. Default: all of it is. What is in flight comes when it commits.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here.
+        """
+
+    @abstractmethod
+    def read(self, state: S, *, columns: Sequence[str], limit: int, only: Filter) -> Page[S]:
+        """Return at most about ``limit`` rows that come next; there may be more without any now.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here, or not with this state.
+        """
+
+    @abstractmethod
+    def unread(self, state: S) -> str:
+        """Return an SQL condition, without parameters: the row has not been passed by the state.
+
+        It is written so that indexes serve where few rows have not.
+        """
+
+    @abstractmethod
+    def verify(self, state: S) -> None:
+        """Look whether the state belongs to this database as it is now.
+
+        Raises:
+            ReadRefused: It does not, or the server is none to read from.
+        """
+
+    def reached(self, state: S) -> int | None:
+        """Return the position up to which a state relies on positions never being used again.
+
+        None: it does not, as on PostgreSQL, where rows are told by their transactions.
+        """
+        return None
+
+    def rebase(self, state: S, last: int | None = None) -> S:
+        """Return the state that goes on in a database that was restored or set back.
+
+        Args:
+            state: From before.
+            last: Highest position from before. Default: what has been given out by now.
+
+        Raises:
+            ReadRefused: It cannot be told what the state has passed.
+        """
+        return state

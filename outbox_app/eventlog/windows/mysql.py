@@ -1,0 +1,298 @@
+"""MySQL and MariaDB: positions commit out of order, and a gap is closed only by evidence.
+
+Delivery goes on past a missing position; when it appears it is delivered. What is still missing
+after a page is looked for by a *dirty* read, which sees rows that are not committed. The run rule:
+missing positions that follow one another are one run, and while any of it is dirty-visible all of
+it is open, because an INSERT of many rows reserves its positions before the rows exist. A run of
+which nothing was seen for the settle time was never used; a session that stays between a position
+and its first row for longer than that is what tombstones are for. MariaDB's read view is no atomic
+cut: it may show version 5 of a stream and not version 4. So a page is read until nothing is missing
+that a later look finds committed. Figures: docs/explanation/reading-the-log.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+from ...exceptions import ForeignCursor, TooManyGaps, UnsafeLog
+from ..filter import Filter
+from ..state import MysqlState
+from ..window import TOMBSTONE, Page, Window
+
+#: A cursor keeps at most so many runs; then it stands still, and says so.
+MAX_RUNS = 10_000
+#: A reader that begins looks for unfinished rows so far below the position it begins at …
+LOOK_BACK = 100_000
+#: … and for positions reserved for rows that do not exist yet so far.
+LOOK_NEAR = 10_000
+#: Runs looked for by one statement.
+CHUNK = 500
+#: A page takes at most so many rows, wanted or not …
+MAX_ROWS = 20_000
+#: … and of a part, or with a filter, may take so many, however few it is to return.
+MIN_ROWS = 100
+#: Of longer runs one row is looked for, of shorter ones all.
+WIDE = 50
+#: Longer runs are not sealed: somebody has set AUTO_INCREMENT.
+MAX_SEALED = 10_000
+
+Runs = list[tuple[int, int, Any]]
+
+
+class MysqlWindow(Window[MysqlState]):
+    """Reads by the highest position seen and what was missing below it."""
+
+    state = MysqlState
+    needs_dirty = True
+    quote = "`"
+
+    def start(self, after: int | None = None) -> MysqlState:
+        """See ``Window``."""
+        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
+        high = top if after is None else after
+        end = min(top, high)
+        floor = max(0, end - LOOK_BACK)
+        rows = self.run(
+            f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id", []
+        )
+        runs = list(between(floor, [*(id for (id,) in rows), end + 1]))
+        seen, now = self._look(runs)
+        state, _ = self._settle(high, runs, seen, now)
+        near = [run for run in state.missing if run[2] is None or run[1] > end - LOOK_NEAR]
+        return MysqlState(high, near)
+
+    def read(
+        self, state: MysqlState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[MysqlState]:
+        """See ``Window``."""
+        known: Runs = list(state.missing)
+        crowded = len(known) > MAX_RUNS
+        span = limit
+        if only.sql()[0]:  # some are not wanted
+            span = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
+        high = None if crowded else state.high
+        rows = self._rows(high, known, columns=columns, limit=span, only=only)
+        while True:
+            rows, full = _page_of(rows, limit, span)
+            high, runs = _passed(state, known, [row[0] for row in rows])
+            seen, now = self._look(runs)
+            if not rows:
+                break
+            # What a row's writer could see has a lower position, and was committed before: it is
+            # seen now. If it was missing in a view that is no cut, this finds it.
+            reach = rows[-1][0] if full else high
+            there = [run for run in _clipped(runs, reach) if any_between(seen, run[0], run[1])]
+            late = self._rows(None, there, columns=columns, limit=span, only=only)
+            if not late:
+                break
+            rows = sorted(rows + late, key=itemgetter(0))
+        after, closed = self._settle(high, runs, seen, now)
+        if crowded and not rows and after == state:
+            raise self._too_many(state)
+        return Page(
+            # The first column is the position, the second says whether the row is wanted.
+            [row[2:] for row in rows if row[1]],
+            after,
+            more=full or (crowded and bool(rows)),
+            position=high if rows else 0,
+            closed=closed,
+            sealed=self.tombstones,
+        )
+
+    def unread(self, state: MysqlState) -> str:
+        """See ``Window``."""
+        runs = [f"id BETWEEN {first} AND {last}" for first, last, _ in state.missing]
+        return f"({' OR '.join([f'id > {state.high}', *runs])})"
+
+    def verify(self, state: MysqlState) -> None:
+        """See ``Window``."""
+        [(read_only,)] = self.run("SELECT @@GLOBAL.read_only", [])
+        if read_only:
+            raise UnsafeLog(
+                f"{self.table} is read from a server with read_only = ON, a replica. Its rows may "
+                "be behind, and dirty reads show nothing. Read from the primary."
+            )
+        used = self._used()
+        if state.high > used:
+            raise ForeignCursor(
+                f"The cursor has read {self.table} up to position {state.high}, but the database "
+                f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
+            )
+
+    def reached(self, state: MysqlState) -> int | None:
+        """See ``Window``."""
+        return state.high
+
+    def rebase(self, state: MysqlState, last: int | None = None) -> MysqlState:
+        """See ``Window``."""
+        high = min(state.high, self._used() if last is None else last)
+        runs = [(a, min(b, high), since) for a, b, since in state.missing if a <= high]
+        return MysqlState(high, runs)
+
+    def _used(self) -> int:
+        """Return the highest position that was given out."""
+        [(used,)] = self.run(
+            "SELECT COALESCE(auto_increment, 1) - 1 FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            [self.table],
+        )
+        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
+        return max(int(used), int(top))
+
+    def _rows(
+        self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> list[tuple[Any, ...]]:
+        """Return the first ``limit`` rows of the runs, and beyond ``high``, by one statement.
+
+        Rows that are not wanted are returned too, as their positions are not missing; empty, which
+        with many parts is a third of the work.
+        """
+        wanted, params = only.sql()
+        condition = f"{wanted and f'({wanted}) AND '}type <> '{TOMBSTONE}'"
+        names, given = [], []
+        for name in columns:
+            if name != "id" and wanted:
+                names.append(f"CASE WHEN {condition} THEN {name} END AS {name}")
+                given += params
+            else:
+                names.append(name)
+        ranges = [f"id > {high}"] if high is not None else []
+        ranges += [within(chunk) for chunk in chunks(runs)]
+        if not ranges:
+            return []
+        arms = [
+            f"(SELECT id AS position, {condition} AS wanted, {', '.join(names)} "
+            f"FROM {self.source} FORCE INDEX (PRIMARY) WHERE {each} ORDER BY id LIMIT {limit})"
+            for each in ranges
+        ]
+        rows = self.run(" UNION ALL ".join(arms), (params + given) * len(arms))
+        return sorted(rows, key=itemgetter(0))[:limit]
+
+    def _look(self, runs: Runs) -> tuple[list[int], float]:
+        """Look for rows of the runs, committed or not.
+
+        Returns:
+            Positions in order: at least one of each run in which there is any; and the time.
+        """
+        if not runs:
+            return [], 0.0
+        assert self.dirty is not None
+        seen: list[int] = []
+        for chunk in chunks(runs):
+            narrow = [run for run in chunk if run[1] - run[0] < WIDE]
+            wide = [run for run in chunk if run[1] - run[0] >= WIDE]
+            # The primary key is forced: through a secondary index a dirty read misses rows.
+            select = f"SELECT id, 0 FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
+            arms = [f"({select} {within(narrow)})"] if narrow else []
+            arms += [f"({select} {within([run])} ORDER BY id LIMIT 1)" for run in wide]
+            # The time in UTC: the session's zone may set its clock back and forth.
+            arms.append("(SELECT 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))")
+            found = self.dirty(" UNION ALL ".join(arms), [])
+            seen += [id for id, _ in found if id]
+        return sorted(seen), max(time for _, time in found) / 1_000_000
+
+    def _settle(
+        self, high: int, runs: Runs, seen: list[int], now: float
+    ) -> tuple[MysqlState, list[tuple[int, int]]]:
+        """Give up the runs that were never used. Returns the state, and those."""
+        kept: Runs = []
+        closed: list[tuple[int, int]] = []
+        for first, last, since in runs:
+            if any_between(seen, first, last):
+                kept.append((first, last, None))
+            elif since is None or since > now:
+                kept.append((first, last, now))
+            elif now - since < self.settle or not self._seal(first, last):
+                kept.append((first, last, since))
+            else:
+                closed.append((first, last))
+        return MysqlState(high, kept), closed
+
+    def _seal(self, first: int, last: int) -> bool:
+        """Put tombstones where they are asked for. Says whether the run is closed."""
+        if not self.tombstones or last - first >= MAX_SEALED:
+            return True
+        own = [self.own_values() for _ in range(first, last + 1)]
+        names = "".join(f", `{name}`" for name in own[0])
+        values = ", ".join(
+            f"({id}, 0, '', '{TOMBSTONE}', {id}, '{TOMBSTONE}', '{{}}', '{{}}', 0, "
+            f"REPLACE(UUID(), '-', ''), UTC_TIMESTAMP(6){', %s' * len(own[0])})"
+            for id in range(first, last + 1)
+        )
+        try:
+            self.run(
+                f"INSERT INTO {self.source} (id, txid, topic, stream, version, type, data, "
+                f"metadata, slice, message_id, recorded_at{names}) VALUES {values}",
+                [value for row in own for value in row.values()],
+            )
+        except Exception as error:
+            if error.args[:1] == (1062,):  # duplicate: its writer was there after all
+                return False
+            raise
+        return True
+
+    def _too_many(self, state: MysqlState) -> TooManyGaps:
+        return TooManyGaps(
+            f"{len(state.missing)} runs of positions are missing in {self.table} below "
+            f"{state.high}, more than a cursor may keep ({MAX_RUNS}). They are in flight, or "
+            "rolled back less than the settle time ago: look for a long transaction. Nothing is "
+            "skipped; it goes on by itself."
+        )
+
+
+def _page_of(rows: list[Any], limit: int, span: int) -> tuple[list[Any], bool]:
+    """Return the rows up to the last of ``limit`` that are wanted, and whether more may follow."""
+    wanted = 0
+    for count, row in enumerate(rows[:span], 1):
+        wanted += bool(row[1])
+        if wanted == limit:
+            return rows[:count], True
+    return rows[:span], len(rows) >= span
+
+
+def _passed(state: MysqlState, runs: Runs, positions: list[int]) -> tuple[int, Runs]:
+    """Return the highest position after these, and the runs that are missing below it."""
+    new = positions[bisect_right(positions, state.high) :]
+    return (new[-1] if new else state.high), [*left(runs, positions), *between(state.high, new)]
+
+
+def left(runs: Runs, positions: Sequence[int]) -> Runs:
+    """Return what is left of runs when rows came at these positions, which are in order."""
+    found: Runs = []
+    for first, last, since in runs:
+        inside = positions[bisect_left(positions, first) : bisect_right(positions, last)]
+        # What is left beside a row that came has been seen near.
+        found += between(first - 1, [*inside, last + 1]) if inside else [(first, last, since)]
+    return found
+
+
+def between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, None]]:
+    """Yield the runs that are missing between positions, which are in order."""
+    for position in present:
+        if position > before + 1:
+            yield before + 1, position - 1, None
+        before = position
+
+
+def _clipped(runs: Runs, reach: int) -> Runs:
+    return [(first, min(last, reach), since) for first, last, since in runs if first <= reach]
+
+
+def any_between(positions: Sequence[int], first: int, last: int) -> bool:
+    at = bisect_left(positions, first)
+    return at < len(positions) and positions[at] <= last
+
+
+def within(runs: Iterable[tuple[int, int, Any]]) -> str:
+    return " OR ".join(
+        f"id = {first}" if first == last else f"id BETWEEN {first} AND {last}"
+        for first, last, _ in runs
+    )
+
+
+def chunks(runs: Runs) -> Iterator[Runs]:
+    for at in range(0, len(runs), CHUNK):
+        yield runs[at : at + CHUNK]

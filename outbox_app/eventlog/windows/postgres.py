@@ -1,0 +1,266 @@
+"""PostgreSQL: a window is the difference of two snapshots, in the order of positions.
+
+The method of PgQ (Skytools; ``pgq.batch_event_sql``). What was committed is visible in every later
+snapshot, and not in an earlier one: each row lies in exactly one window. When a window is opened
+each of its transactions has ended, so it never changes; paging, crashes and retries read the same
+rows. A snapshot is a consistent cut: what a row's writer could see is in no later window. A long
+transaction delays its own rows only. Transaction ids are integers and are written into the SQL as
+such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ...exceptions import ForeignCursor, UnsafeLog
+from ..filter import Filter
+from ..state import BEGINNING, NEVER, PostgresState, Snapshot
+from ..window import MAX_POSITIONS, Page, Window
+
+#: In this snapshot whatever an earlier cluster wrote is committed, and nothing of this one: there
+#: ``eventlog.rebase`` has made ids of transactions 0 or negative.
+REBASED = "1:1:"
+
+
+class PostgresWindow(Window[PostgresState]):
+    """Reads between two snapshots."""
+
+    state = PostgresState
+
+    def start(self, after: int | None = None) -> PostgresState:
+        """See ``Window``."""
+        now, cluster = self._snapshot()
+        self._require_own_rows()
+        if after is None:
+            return PostgresState(cluster, now.text)
+        return self._opened(PostgresState(cluster, BEGINNING), now, pos=after)
+
+    def read(
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[PostgresState]:
+        """See ``Window``."""
+        now, cluster = self._snapshot()
+        self._require_own(state, now, cluster)
+        if state.rebased:
+            return self._read_rebased(state, columns=columns, limit=limit, only=only)
+        if state.hi:
+            page = self._read_window(state, columns=columns, limit=limit, only=only)
+            if page.rows or page.state.hi:
+                return page
+            state = page.state
+        state = self._open(state, now)
+        if not state.hi:
+            return Page([], state, more=False)
+        return self._read_window(state, columns=columns, limit=limit, only=only)
+
+    def unread(self, state: PostgresState) -> str:
+        """See ``Window``."""
+        lo = Snapshot.parse(state.lo)
+        condition = f"(txid >= {lo.xmax} OR txid = ANY({array(lo.running)}))"
+        if state.hi:
+            condition += f" AND NOT (id <= {state.pos} AND {_sees(Snapshot.parse(state.hi))})"
+        if state.rebased:
+            condition = f"({condition} OR {self._due_before(state)})"
+        return f"({condition})"
+
+    def verify(self, state: PostgresState) -> None:
+        """See ``Window``."""
+        now, cluster = self._snapshot()
+        self._require_own(state, now, cluster)
+        self._require_own_rows()
+        blocks = self.run(
+            "SELECT seqcache, seqincrement FROM pg_sequence "
+            f"WHERE seqrelid = pg_get_serial_sequence('{self.source}', 'id')::regclass",
+            [],
+        )
+        if any(cache > 1 or increment < 1 for cache, increment in blocks):
+            raise UnsafeLog(
+                f"Positions of {self.table} are given out in blocks, one a session, so that they "
+                "are in no order. ALTER SEQUENCE … CACHE 1 INCREMENT 1."
+            )
+
+    def rebase(self, state: PostgresState, last: int | None = None) -> PostgresState:
+        """See ``Window``. What the old state had not passed is read first, by its own snapshots."""
+        if state.rebased:
+            raise ForeignCursor(
+                f"The cursor of {self.table} has not read all that was left at its last rebase; "
+                "whose transaction ids those are could not be told any more. Replay the "
+                "subscription from a position, or reset it."
+            )
+        _, cluster = self._snapshot()
+        return PostgresState(cluster, REBASED, rebased=asdict(state))
+
+    def _open(self, state: PostgresState, now: Snapshot) -> PostgresState:
+        """Return the state with a window open up to ``now``, or moved past nothing."""
+        lo = Snapshot.parse(state.lo)
+        if now.text == lo.text:
+            return state
+        if lo.xmax == NEVER:
+            return self._opened(state, now)
+        # min(id + 0): as min(id) the planner may walk the primary key from the log's beginning.
+        [(first, last)] = self.run(
+            f"SELECT min(id + 0), max(id + 0) FROM {self.source} "
+            f"WHERE txid >= {lo.xmax} AND txid < {now.xmax} AND {not_running(now)}",
+            [],
+        )
+        if first is None and not lo.running - now.running:
+            return PostgresState(state.cluster, now.text)
+        return replace(state, hi=now.text, pos=0, first=first or 1, last=last or 0)
+
+    def _opened(self, state: PostgresState, now: Snapshot, *, pos: int = 0) -> PostgresState:
+        """Open the first window: the whole table, from the front."""
+        sql = f"SELECT min(id), max(id) FROM {self.source} WHERE id > {pos}"
+        [(first, last)] = self.run(sql, [])
+        return replace(state, hi=now.text, pos=pos, first=first or pos + 1, last=last or 0)
+
+    def _read_window(
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[PostgresState]:
+        # However little of it is wanted, a page passes so many positions only.
+        reach = max(state.pos, state.first - 1) + MAX_POSITIONS
+        sql, params = self._page(state, reach, columns=columns, limit=limit, only=only)
+        rows = self.run(sql, params)
+        reached = rows[-1][columns.index("id")] if rows else 0
+        if len(rows) == limit:
+            return Page(rows, replace(state, pos=reached), more=True, position=reached)
+        if reach < state.last:
+            if not rows:  # over a hole of any size at once
+                [(reach,)] = self.run(
+                    f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}", []
+                )
+            if reach is not None:
+                return Page(rows, replace(state, pos=reach), more=True, position=reach)
+        done = PostgresState(state.cluster, state.hi)
+        return Page(rows, done, more=bool(rows), position=max(reached, state.last))
+
+    def _page(
+        self,
+        state: PostgresState,
+        reach: int,
+        *,
+        columns: Sequence[str],
+        limit: int,
+        only: Filter,
+    ) -> tuple[str, list[Any]]:
+        """Return the SQL of a page: transactions begun since ``lo``, and those it saw running.
+
+        The first walks the primary key between the window's bounds, the second one index range a
+        transaction. Of what is inside a CASE the planner expects half: it would take the bare
+        conditions for rare, and read and sort the whole window for each page.
+        """
+        lo, hi = Snapshot.parse(state.lo), Snapshot.parse(state.hi)
+        condition, params = only.sql()
+        condition = condition and f"AND {condition}"
+        names = ", ".join(columns)
+        after = max(state.pos, state.first - 1)
+        upto = f"AND id <= {reach}" if reach < state.last else ""
+        sql = (
+            f"SELECT {names} FROM {self.source} "
+            f"WHERE id > {after} AND id <= {min(reach, state.last)} "
+            f"AND CASE WHEN txid >= {lo.xmax} AND txid < {hi.xmax} AND {not_running(hi)} "
+            f"{condition} THEN TRUE ELSE FALSE END ORDER BY id LIMIT {limit}"
+        )
+        ended = lo.running - hi.running
+        if not ended:
+            return sql, params
+        return (
+            f"SELECT {names} FROM (({sql}) UNION ALL "
+            f"(SELECT u.* FROM unnest({array(ended)}) AS ended (xid), LATERAL "
+            f"(SELECT {names} FROM {self.source} "
+            f"WHERE txid = ended.xid AND id > {state.pos} {upto} {condition} "
+            f"ORDER BY id LIMIT {limit}) u)) page ORDER BY id LIMIT {limit}",
+            params * 2,
+        )
+
+    def _read_rebased(
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[PostgresState]:
+        condition, params = only.sql()
+        rows = self.run(
+            f"SELECT {', '.join(columns)} FROM {self.source} "
+            f"WHERE {self._due_before(state)} {condition and f'AND {condition}'} "
+            f"ORDER BY id LIMIT {limit}",
+            params,
+        )
+        reached = rows[-1][columns.index("id")] if rows else 0
+        if len(rows) == limit:
+            return Page(rows, replace(state, pos=reached), more=True, position=reached)
+        done = replace(state, pos=0, rebased=None)
+        return Page(rows, done, more=True, position=reached)
+
+    def _due_before(self, state: PostgresState) -> str:
+        """Return the condition: not passed by the state of the earlier cluster, nor by this one."""
+        old = PostgresState(**state.rebased)
+        lo = Snapshot.parse(old.lo)
+        condition = f"(txid <= {-lo.xmax} OR txid = ANY({array(-xid for xid in lo.running)}))"
+        if old.hi:
+            hi = Snapshot.parse(old.hi)
+            running = array(-xid for xid in hi.running)
+            seen = f"txid > {-hi.xmax} AND NOT (txid = ANY({running}))"
+            condition += f" AND NOT (id <= {old.pos} AND {seen})"
+        return f"(txid <= 0 AND id > {state.pos} AND {condition})"
+
+    def _snapshot(self) -> tuple[Snapshot, str]:
+        """Return what is committed now, and the identifier of the cluster.
+
+        Raises:
+            UnsafeLog: Nobody could tell from here.
+        """
+        [(text, in_transaction, standby, cluster)] = self.run(
+            "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
+            "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system())",
+            [],
+        )
+        if standby:
+            raise UnsafeLog(
+                f"{self.table} is read from a standby, whose snapshots do not list the running "
+                "transactions. Read from the primary."
+            )
+        if in_transaction:
+            raise UnsafeLog(
+                f"{self.table} is read inside a transaction that has written, which would see its "
+                "own rows as committed. Read in autocommit."
+            )
+        return Snapshot.parse(text), cluster
+
+    def _require_own_rows(self) -> None:
+        """See that no row has a transaction id that is not given out yet. One look at an index."""
+        [(top, xmax)] = self.run(
+            "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
+            f"FROM {self.source}",
+            [],
+        )
+        if top is not None and top >= xmax:
+            raise ForeignCursor(
+                f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "
+                "was restored, or replication switched over, or it was set back. Run manage.py "
+                "outbox_rebase."
+            )
+
+    def _require_own(self, state: PostgresState, now: Snapshot, cluster: str) -> None:
+        known = Snapshot.parse(state.hi or state.lo)
+        if state.cluster != cluster:
+            raise ForeignCursor(
+                f"The cursor of {self.table} was made in the database cluster {state.cluster}; "
+                f"this is {cluster}: a dump was restored, or replication switched over. Its "
+                "transaction ids mean nothing here. Run manage.py outbox_rebase."
+            )
+        if now.xmax < known.xmax:
+            raise ForeignCursor(
+                f"The cursor of {self.table} has seen transaction {known.xmax}; the cluster is at "
+                f"{now.xmax}: it was set back. Run manage.py outbox_rebase."
+            )
+
+
+def array(numbers: Iterable[int]) -> str:
+    return f"'{{{','.join(map(str, sorted(numbers)))}}}'::bigint[]"
+
+
+def not_running(snapshot: Snapshot, column: str = "txid") -> str:
+    return f"NOT ({column} = ANY({array(snapshot.running)}))" if snapshot.running else "TRUE"
+
+
+def _sees(snapshot: Snapshot) -> str:
+    return f"txid < {snapshot.xmax} AND {not_running(snapshot)}"

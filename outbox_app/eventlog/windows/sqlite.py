@@ -1,0 +1,80 @@
+"""SQLite: commit order is position order.
+
+A second writer is refused before it gets a position, so whatever is visible is complete up to the
+highest position. That needs AUTOINCREMENT, Django's default: a plain rowid is used again after a
+delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...exceptions import ForeignCursor, UnsafeLog
+from ..filter import Filter
+from ..state import SqliteState
+from ..window import MAX_POSITIONS, Page, Window
+
+
+class SqliteWindow(Window[SqliteState]):
+    """Reads by the last position seen."""
+
+    state = SqliteState
+
+    def start(self, after: int | None = None) -> SqliteState:
+        """See ``Window``."""
+        return SqliteState(self._top() if after is None else after)
+
+    def read(
+        self, state: SqliteState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[SqliteState]:
+        """See ``Window``."""
+        top = self._top()
+        if top <= state.pos:
+            return Page([], state, more=False)
+        end = min(top, state.pos + MAX_POSITIONS)
+        condition, params = only.sql()
+        rows = self.run(
+            f"SELECT {', '.join(columns)} FROM {self.source} "
+            f"WHERE id > {state.pos} AND id <= {end} {condition and f'AND {condition}'} "
+            f"ORDER BY id LIMIT {limit}",
+            params,
+        )
+        full = len(rows) == limit
+        pos = rows[-1][columns.index("id")] if full else end
+        return Page(rows, SqliteState(pos), more=full or end < top, position=pos)
+
+    def unread(self, state: SqliteState) -> str:
+        """See ``Window``."""
+        return f"id > {state.pos}"
+
+    def verify(self, state: SqliteState) -> None:
+        """See ``Window``."""
+        made = self.run("SELECT sql FROM sqlite_master WHERE name = %s", [self.table])
+        if not made or "AUTOINCREMENT" not in made[0][0].upper():
+            raise UnsafeLog(
+                f"Table {self.table} has no AUTOINCREMENT, so that positions are used again after "
+                "a delete. Give it a BigAutoField as primary key, and migrate."
+            )
+        used = self._used()
+        if state.pos > used:
+            raise ForeignCursor(
+                f"The cursor has read {self.table} up to position {state.pos}, but the database "
+                f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
+            )
+
+    def reached(self, state: SqliteState) -> int | None:
+        """See ``Window``."""
+        return state.pos
+
+    def rebase(self, state: SqliteState, last: int | None = None) -> SqliteState:
+        """See ``Window``."""
+        return SqliteState(min(state.pos, self._used() if last is None else last))
+
+    def _used(self) -> int:
+        """Return the highest position that was given out."""
+        sequence = self.run("SELECT seq FROM sqlite_sequence WHERE name = %s", [self.table])
+        return sequence[0][0] if sequence else 0
+
+    def _top(self) -> int:
+        rows = self.run(f"SELECT max(id) FROM {self.source}", [])
+        return rows[0][0] or 0

@@ -1,0 +1,158 @@
+"""By time: for readers that have no window of their own, such as a replica or an imported log.
+
+Rows come in the order of ``(recorded_at, id)``, up to a second ago by the database's clock. **Rows
+that commit later than that are passed over**: alone this is the reader that loses rows. The
+completeness check (``eventlog.completeness``) brings them back once a later event of their stream
+is read; the last event of a stream that is late and has no successor it cannot see. Needs an index
+on ``(recorded_at, id)``. Imports no Django.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from uuid import uuid4
+
+from ..filter import Filter
+from ..state import State
+from ..window import Page, Window
+
+#: Above every position.
+TOP = 2**63 - 1
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeState(State):
+    """The last row read, by time and position. Times are texts of the database, or empty."""
+
+    window: ClassVar[str] = "time"
+
+    at: str = ""
+    id: int = 0
+    #: Upper bound of the next page; empty: a second ago.
+    until: str = ""
+    #: Where it began. Rows up to here are not asked for.
+    since_at: str = ""
+    since_id: int = 0
+    #: Made when it began: what was noted of another beginning does not count.
+    run: str = ""
+
+    def check(self) -> None:
+        """The times are written into SQL."""
+        for text in (self.at, self.until, self.since_at):
+            if not _TIME.fullmatch(text):
+                raise ValueError(f"{text!r:.100} is no time")
+
+    @property
+    def floor(self) -> TimeState:
+        """Where it began: everything before that counts as handled."""
+        return TimeState(self.since_at, self.since_id)
+
+
+class TimeWindow(Window[TimeState]):
+    """Reads by time. What differs between databases is in the subclasses."""
+
+    state = TimeState
+    #: Rows younger than this are left for later, in seconds.
+    behind: ClassVar[float] = 1.0
+    #: SQL of the time, as text, so that nothing of it is lost.
+    text: ClassVar[str]
+    #: SQL of the moment ``behind`` ago, of a type that ``recorded_at`` is compared with.
+    bound: ClassVar[str]
+
+    def start(self, after: int | None = None) -> TimeState:
+        """See ``Window``. ``after`` stands for the time of that position."""
+        run = uuid4().hex
+        if after is None:
+            at, id = self._now(), TOP
+        else:
+            rows = self.run(
+                f"SELECT {self.text.format('recorded_at')} FROM {self.source} "
+                f"WHERE id <= {after} ORDER BY id DESC LIMIT 1",
+                [],
+            )
+            at, id = (rows[0][0], after) if rows else ("", 0)
+        return TimeState(at, id, since_at=at, since_id=id, run=run)
+
+    def read(
+        self, state: TimeState, *, columns: Sequence[str], limit: int, only: Filter
+    ) -> Page[TimeState]:
+        """See ``Window``.
+
+        After a page that is full the next one ends at its largest time, until one is not full: rows
+        of one time, as one transaction writes them, are read to their end before later ones.
+        """
+        condition, params = only.sql()
+        # With a condition the time is passed as well, or what it leaves out would be read for ever.
+        now = self._now() if condition and not state.until else ""
+        until = state.until or now
+        rows = self.run(
+            f"SELECT {self.text.format('recorded_at')} AS at_text, id AS position, "
+            f"{', '.join(columns)} FROM {self.source} WHERE {self.unread(state)} "
+            f"AND recorded_at <= {self._literal(until) if until else self._bound()} "
+            f"{condition and f'AND {condition}'} ORDER BY recorded_at, id LIMIT {limit}",
+            params,
+        )
+        full = len(rows) == limit
+        at, id = (rows[-1][0], rows[-1][1]) if rows else (state.at, state.id)
+        if now > at and not full:
+            at, id = now, TOP
+        after = replace(state, at=at, id=id, until=at if full else "")
+        return Page(
+            [row[2:] for row in rows],
+            after,
+            more=full or bool(state.until),
+            position=max((row[1] for row in rows), default=0),
+        )
+
+    def unread(self, state: TimeState) -> str:
+        """See ``Window``. A row that committed late counts as passed, though nobody has read it."""
+        if not state.at:
+            return "(1 = 1)"
+        return f"((recorded_at, id) > ({self._literal(state.at)}, {state.id}))"
+
+    def verify(self, state: TimeState) -> None:
+        """See ``Window``. There is nothing by which a time could be told from another's."""
+
+    def _now(self) -> str:
+        [(text,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
+        return str(text)
+
+    def _bound(self) -> str:
+        return self.bound.format(self.behind)
+
+    def _literal(self, text: str) -> str:
+        return f"'{text}'"
+
+
+class PostgresTimeWindow(TimeWindow):
+    """On PostgreSQL, a standby included. Texts are in the time zone of Django's sessions."""
+
+    text = "to_char({}, 'YYYY-MM-DD HH24:MI:SS.US')"
+    bound = "(statement_timestamp() - interval '{} seconds')"
+
+
+class MysqlTimeWindow(TimeWindow):
+    """On MySQL and MariaDB, a replica included. Times are in UTC, as Django stores them."""
+
+    quote = "`"
+    text = "DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:%%s.%%f')"
+    bound = "(UTC_TIMESTAMP(6) - INTERVAL {} SECOND)"
+
+    def unread(self, state: TimeState) -> str:
+        """See ``TimeWindow``; as two ranges, since an index does not serve a row comparison."""
+        if not state.at:
+            return "(1 = 1)"
+        at = self._literal(state.at)
+        return f"(recorded_at > {at} OR (recorded_at = {at} AND id > {state.id}))"
+
+
+class SqliteTimeWindow(TimeWindow):
+    """On SQLite. Times are texts there already."""
+
+    text = "{} || ''"
+    bound = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', '-{} seconds')"

@@ -1,1 +1,0 @@
-"""Ways in: everything that turns a call into a row of the caller's transaction."""

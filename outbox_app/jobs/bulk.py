@@ -1,0 +1,133 @@
+"""Much work in slices: a person decides on a million rows, and a web server gives it 30 seconds.
+
+Rows are looked at in the order of a column that has an index, ``STEP`` rows of the table at a
+time, whether they match or not, so that no look is long. Those that match are decided on in
+batches, each a transaction of its own. A slice ends when its time is over, between two batches, and
+says where the next one goes on. It always does something: a slice without time does one batch, or
+one look. Whoever stops in between leaves whole batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import OperationalError
+from django.db.models import F, QuerySet
+from django.db.models.functions import Length
+
+from ..exceptions import OutboxError
+from ..models import DatabaseNow
+from .drain.batch import BUDGET_BYTES
+
+#: Rows of one transaction, at most. One that holds large messages ends earlier.
+BATCH_SIZE = 500
+#: Rows of the table in one look.
+STEP = 5000
+#: A time by the database's clock: as it was, or as it is when a statement asks for it.
+Moment = datetime | DatabaseNow
+#: Before every value of a column.
+START = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a slice has done, and where the next one goes on."""
+
+    done: int
+    #: Everything up to this value of the column is decided on. None: everything is.
+    after: int | None
+    #: Why it stopped before its time. The batches before are done.
+    error: Exception | None = None
+
+
+def run_slice(
+    rows: QuerySet[Any],
+    act: Callable[[list[int]], int],
+    *,
+    order: str,
+    until: int,
+    after: int = START,
+    seconds: float = float("inf"),
+    whole: bool = False,
+    batch_size: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Slice:
+    """Decide on rows until the time is over.
+
+    Args:
+        rows: Which ones, of a table of jobs, on their alias.
+        act: Decides on the rows with these ids in one transaction; returns how many it were.
+        order: The integer column in whose order they are taken. It has an index.
+        until: The highest id that belongs to the decision.
+        after: Where the slice before has ended.
+        seconds: Its time.
+        whole: The rows are few, and found by an index: look at all of them at once.
+        batch_size: Rows of one transaction. Default: BATCH_SIZE.
+        clock: Seconds, for tests.
+    """
+    end = clock() + seconds
+    done = 0
+    while True:
+        edge = None if whole else _edge(rows, order, after)
+        found = _look(rows, order, after, edge, until)
+        for ids, following in _batches(found, batch_size or BATCH_SIZE):
+            try:
+                done += act(ids)
+            except (OutboxError, OperationalError) as error:
+                return Slice(done, after, error)
+            if following is not None:
+                # Not past rows with the same value; those that are done do not match any more.
+                after = following - 1
+                if clock() >= end:
+                    return Slice(done, after)
+        if edge is None:
+            return Slice(done, None)
+        after = edge
+        if clock() >= end:
+            return Slice(done, after)
+
+
+def up_to(until: int, rows: QuerySet[Any], order: str) -> QuerySet[Any]:
+    """Return those of the rows whose id is not above ``until``, for a look along another index.
+
+    MariaDB would rather read the table by its primary key.
+    """
+    plain: QuerySet[Any] = rows.alias(plain_id=F("id") + 0)
+    return rows.filter(id__lte=until) if order == "id" else plain.filter(plain_id__lte=until)
+
+
+def _edge(rows: QuerySet[Any], order: str, after: int) -> int | None:
+    """Return where a look ends; None: it goes to the end of the table."""
+    table = rows.model._default_manager.using(rows.db).filter(**{f"{order}__gt": after})
+    values = table.order_by(order).values_list(order, flat=True)
+    return next(iter(values[STEP - 1 : STEP]), None)
+
+
+def _look(
+    rows: QuerySet[Any], order: str, after: int, edge: int | None, until: int
+) -> list[tuple[int, int, int]]:
+    part = up_to(until, rows, order).filter(**{f"{order}__gt": after})
+    if edge is not None:
+        part = part.filter(**{f"{order}__lte": edge})
+    sizes = part.annotate(bytes=Length("body") + Length("envelope"))
+    return list(sizes.order_by(order, "id").values_list(order, "id", "bytes"))
+
+
+def _batches(
+    found: list[tuple[int, int, int]], batch_size: int
+) -> Iterator[tuple[list[int], int | None]]:
+    """Yield the ids of each batch, and the value of the row after it."""
+    ids: list[int] = []
+    weight = 0
+    for value, id, size in found:
+        if ids and (len(ids) >= batch_size or weight + size > BUDGET_BYTES):
+            yield ids, value
+            ids, weight = [], 0
+        ids.append(id)
+        weight += size
+    if ids:
+        yield ids, None

@@ -1,0 +1,259 @@
+"""Dead jobs, decided on by a person: requeued or discarded.
+
+Both go through their rows in batches, each a transaction of its own, in the order in which the
+jobs were staged. A row is requeued once however many people press at the same moment, and what a
+stopped run has left can be asked for again. Only rows that were dead when the call began are taken,
+by id and by time: a job that dies again at once is not requeued for ever, and one that has got the
+id of a row that the database lost (a fail-over, TRUNCATE … RESTART IDENTITY) is left alone. A
+requeued job is a new row of the same message with the same task id; the drain treats it as any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Max, Min, QuerySet
+
+from ..conf import settings
+from ..models import DatabaseNow, DeadJob, StagedJob
+from ..text import get_logger
+from . import bulk as slices
+from .bulk import BATCH_SIZE as BATCH_SIZE  # for the command
+from .bulk import Moment, Slice, run_slice
+from .drain.records import record_requeue
+from .staging.insert import Rows, shard_of
+
+logger = get_logger("outbox_app.dead")
+
+#: The column in whose order rows are decided on.
+ORDER = "staged_id"
+
+
+def find_dead(
+    *,
+    using: str,
+    ids: Iterable[int] | None = None,
+    task: str | None = None,
+    error: str | None = None,
+    reason: str | None = None,
+    queue: str | None = None,
+    ordering_key: str | None = None,
+    app: str | None = None,
+    older_than: timedelta | None = None,
+    newer_than: timedelta | None = None,
+) -> QuerySet[DeadJob]:
+    """Return the dead jobs for which everything holds that is given.
+
+    Args:
+        using: Database alias.
+        ids: Ids of dead jobs.
+        task, error, queue, ordering_key, app: The whole value of the column.
+        reason: A part of the reason.
+        older_than, newer_than: Died before or after so long ago, by the database's clock.
+    """
+    wanted: dict[str, Any] = {
+        "id__in": None if ids is None else list(ids),
+        "task": task,
+        "error": error,
+        "reason__contains": reason,
+        "queue": queue,
+        "ordering_key": ordering_key,
+        "app": app,
+        "died_at__lt": None if older_than is None else DatabaseNow() - older_than,
+        "died_at__gte": None if newer_than is None else DatabaseNow() - newer_than,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return DeadJob.objects.using(using).filter(**given)
+
+
+def decided(by: str, reason: str) -> str:
+    """Return who decided, and why, in one text."""
+    return f"{by} (reason: {reason})" if reason else by
+
+
+def requeue_dead(
+    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
+) -> int:
+    """Stage dead jobs again. That is an incident: they may have been published before.
+
+    Where a dead job blocks its ordering key (``OUTBOX["DEAD_KEY"]``), the later dead jobs of that
+    key come back with it, in one transaction: left behind, they would block it.
+
+    Args:
+        jobs: Which ones, for example from ``find``.
+        using: Database alias.
+        batch_size: Rows of one transaction.
+        by: Who decided, and why, for the incident: see ``decided``.
+
+    Returns:
+        How many jobs were requeued, those left out that were gone by then.
+
+    Raises:
+        InvalidJob: A message does not fit the database's packet any more. The batches before it are
+            requeued.
+    """
+    until, asked = _newest(using)
+    act = partial(_requeue_batch, until=until, asked=asked, using=using, by=by, incidents=[])
+    return _all(jobs, act, using=using, until=until, batch_size=batch_size)
+
+
+def discard_dead(
+    jobs: QuerySet[DeadJob], *, using: str, batch_size: int = BATCH_SIZE, by: str = ""
+) -> int:
+    """Delete dead jobs: they are never going to be sent.
+
+    Args:
+        jobs: Which ones, for example from ``find``.
+        using: Database alias.
+        batch_size: Rows of one transaction.
+        by: Who decided, and why, for the log.
+
+    Returns:
+        How many jobs were discarded, those left out that were gone by then.
+    """
+    until, asked = _newest(using)
+    act = partial(_discard_batch, asked=asked, using=using)
+    discarded = _all(jobs, act, using=using, until=until, batch_size=batch_size)
+    _log_discarded(discarded, using=using, by=by)
+    return discarded
+
+
+def requeue_slice(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
+    """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs that died later do not belong to it.
+        by: Who decided.
+        slice: See ``slices.run_slice``.
+    """
+    act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
+    return run_slice(jobs, act, order=ORDER, until=until, **slice)
+
+
+def discard_slice(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
+    """Delete dead jobs, as ``discard`` does, until the time of the slice is over.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs that died later do not belong to it.
+        by: Who decided.
+        slice: See ``slices.run_slice``.
+    """
+    act = partial(_discard_batch, asked=asked, using=jobs.db)
+    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    _log_discarded(found.done, using=jobs.db, by=by)
+    return found
+
+
+def _all(
+    jobs: QuerySet[DeadJob],
+    act: Callable[[list[int]], int],
+    *,
+    using: str,
+    until: int,
+    batch_size: int,
+) -> int:
+    jobs = jobs.using(using)
+    few = jobs.order_by()[: slices.STEP + 1].count() <= slices.STEP
+    found = run_slice(jobs, act, order=ORDER, until=until, whole=few, batch_size=batch_size)
+    if found.error:
+        raise found.error
+    return found.done
+
+
+def _newest(using: str) -> tuple[int, Moment]:
+    newest = DeadJob.objects.using(using).order_by("-id").annotate(now=DatabaseNow())
+    return newest.values_list("id", "now").first() or (0, DatabaseNow())
+
+
+def _requeue_batch(
+    ids: list[int], *, until: int, asked: Moment, using: str, by: str, incidents: list[int]
+) -> int:
+    with transaction.atomic(using=using):
+        jobs = list(_locked(asked, using=using).filter(pk__in=ids))
+        if settings().DEAD_KEY == "block":
+            jobs += _followers(jobs, until=until, asked=asked, using=using)
+        if not jobs:
+            return 0
+        jobs.sort(key=lambda job: (job.staged_id, job.pk))
+        _delete([job.pk for job in jobs], using=using)
+        staged = [StagedJob(**job.copied()) for job in jobs]
+        for job in staged:  # as it was, unless a hand has made it one that the table refuses
+            job.shard = shard_of(job.ordering_key, job.task_id)
+        rows = Rows()
+        for job in staged:
+            rows.add(job, using=using)
+        rows.write()  # wakes the drainers after the commit
+        first_id, last_id = _written(staged, using=using)
+        incident = record_requeue(
+            using=using,
+            shards=sorted({job.shard for job in staged}),
+            first_id=first_id,
+            last_id=last_id,
+            by=by,
+            same_as=incidents[-1] if incidents else None,
+        )
+    incidents.append(incident)  # not before it is committed
+    return len(staged)
+
+
+def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
+    with transaction.atomic(using=using):
+        locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
+        return _delete(locked, using=using)
+
+
+def _log_discarded(count: int, *, using: str, by: str) -> None:
+    if count:
+        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, count, by)
+
+
+def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:
+    # Two people press at the same moment: the second one waits here, for rows that are gone when it
+    # goes on. By id, so that two batches never wait for one another. SQLite locks with BEGIN.
+    jobs = DeadJob.objects.using(using).filter(died_at__lte=asked)
+    return jobs.order_by("id").select_for_update()
+
+
+def _followers(jobs: list[DeadJob], *, until: int, asked: Moment, using: str) -> list[DeadJob]:
+    """Return the dead jobs of the same ordering keys that were staged after these."""
+    first: dict[str, int] = {}
+    for job in jobs:
+        if job.ordering_key:
+            key = job.ordering_key
+            first[key] = min(job.staged_id, first.get(key, job.staged_id))
+    if not first:
+        return []
+    taken = {job.pk for job in jobs}
+    of_keys = _locked(asked, using=using).filter(ordering_key__in=first, id__lte=until)
+    return [
+        job for job in of_keys if job.pk not in taken and job.staged_id > first[job.ordering_key]
+    ]
+
+
+def _delete(ids: list[int], *, using: str) -> int:
+    return DeadJob.objects.using(using).filter(pk__in=ids).delete()[0]
+
+
+def _written(staged: list[StagedJob], *, using: str) -> tuple[int, int]:
+    """Return the first and the last id of rows that this transaction wrote."""
+    ids = [job.pk for job in staged]
+    if None in ids:  # MySQL, unlike MariaDB, does not return them
+        rows = StagedJob.objects.using(using).filter(
+            shard__in={job.shard for job in staged}, task_id__in=[job.task_id for job in staged]
+        )
+        found = rows.aggregate(first=Min("id"), last=Max("id"))
+        return found["first"], found["last"]
+    return min(ids), max(ids)

@@ -1,0 +1,97 @@
+"""Dead jobs by task and by error, over the last hours and days: what died, and since when.
+
+One statement for the counts, over the newest ``status.MANY`` dead jobs, and one for the reasons.
+Ages go by the database's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Count, Max, Q, QuerySet
+
+from ..models import DatabaseNow, DeadJob
+from .drain import status
+
+#: The windows, by the names that the admin's filter and its addresses have for them.
+WINDOWS = {
+    "1h": timedelta(hours=1),
+    "3h": timedelta(hours=3),
+    "24h": timedelta(hours=24),
+    "3d": timedelta(days=3),
+    "7d": timedelta(days=7),
+}
+#: Pairs of task and error that are looked at, the most frequent ones.
+PAIRS = 1000
+
+
+@dataclass(slots=True)
+class DeadRow:
+    """Dead jobs of one task, or with one error."""
+
+    name: str
+    #: How many died in each of ``WINDOWS``, in their order.
+    counts: tuple[int, ...]
+    #: How many there are, whenever they died.
+    total: int = 0
+    #: Id of the newest one, and its reason in the exception's own words.
+    newest: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMatrix:
+    """Dead jobs by task and by error, the most frequent first."""
+
+    tasks: list[DeadRow]
+    errors: list[DeadRow]
+    #: How many there are, counted up to MANY + 1.
+    total: int
+    #: False: only the newest MANY were looked at, or there are more rows than are listed.
+    complete: bool
+
+
+def dead_matrix(*, using: str) -> DeadMatrix:
+    """Return the matrix of the alias ``using``."""
+    dead: QuerySet[DeadJob] = DeadJob.objects.using(using)
+    past = list(dead.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
+    if past:
+        dead = dead.filter(id__gt=past[0])
+    pairs = list(
+        dead.order_by()
+        .values_list("task", "error")
+        .annotate(
+            total=Count("id"),
+            newest=Max("id"),
+            **{
+                f"within_{name}": Count("id", filter=Q(died_at__gte=DatabaseNow() - age))
+                for name, age in WINDOWS.items()
+            },
+        )
+        .order_by("-total", "task", "error")[: PAIRS + 1]
+    )
+    tasks, errors = (_summed(pairs[:PAIRS], place) for place in (0, 1))
+    newest = {row.newest for row in (*tasks, *errors)}
+    reasons = dict(DeadJob.objects.using(using).filter(id__in=newest).values_list("id", "reason"))
+    for row in (*tasks, *errors):
+        row.reason = reasons.get(row.newest, "")
+    return DeadMatrix(
+        tasks=tasks[: status.LISTED],
+        errors=errors[: status.LISTED],
+        total=sum(pair[2] for pair in pairs) + bool(past),
+        complete=not past and len(pairs) <= PAIRS and max(len(tasks), len(errors)) <= status.LISTED,
+    )
+
+
+def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
+    """Return the rows of the tasks (place 0) or of the errors (1)."""
+    rows: dict[str, DeadRow] = {}
+    for pair in pairs:
+        _, _, total, newest, *counts = pair
+        row = rows.setdefault(pair[place], DeadRow(pair[place], (0,) * len(WINDOWS)))
+        row.counts = tuple(map(sum, zip(row.counts, counts, strict=True)))
+        row.total += total
+        row.newest = max(row.newest, newest)
+    return sorted(rows.values(), key=lambda row: (-row.total, row.name))

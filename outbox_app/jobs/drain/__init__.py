@@ -1,0 +1,1 @@
+"""The drain: committed rows reach the broker in batches."""

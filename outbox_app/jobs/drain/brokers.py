@@ -1,0 +1,243 @@
+"""What is known of single brokers: timeouts, unsafe configurations, whose fault an error is.
+
+Everything else goes through kombu's common interface, so any transport works; these are the two
+that are first-class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqp.exceptions import AccessRefused
+from celery import Celery
+from kombu import Producer
+from kombu.common import Broadcast
+from kombu.transport import virtual
+
+from ...exceptions import Undeliverable, Unroutable, UnsafeBroker
+from ...text import get_logger
+
+logger = get_logger("outbox_app.drain")
+
+#: Redis' own refusals, by redis-py's classes or Redis' words: it has not taken the message. Other
+#: answers, a proxy's for example, leave it open.
+_REFUSING_CLASSES = {
+    "OutOfMemoryError",
+    "ReadOnlyError",
+    "NoPermissionError",
+    "ClusterDownError",
+    "MasterDownError",
+    "TryAgainError",
+    "MovedError",
+    "AskError",
+    "ExecAbortError",
+    "ClusterCrossSlotError",
+}
+_REFUSING_WORDS = (
+    "OOM",
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "MISCONF",
+    "BUSY",
+    "NOPERM",
+    "CROSSSLOT",
+)
+#: All that Redis says of a message: its queue is no list, or it is larger than proto-max-bulk-len.
+#: Any other answer, known or not, speaks of the broker's state, or of a proxy's.
+_REDIS_ROW_AT_FAULT = ("WRONGTYPE", "Protocol error: invalid bulk length")
+#: What RabbitMQ says of a message: too large, no route, no consumer, no exchange, a property that
+#: it refuses. Other codes speak of its state: 403, for example, comes and goes with permissions.
+_AMQP_CHANNEL_ROW_AT_FAULT = (311, 312, 313, 404, 406)
+#: AMQP closes the whole connection for these, yet they speak of what was sent: a frame that is too
+#: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
+_AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
+
+
+def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
+    """Return the transport options that bound every wait of the drain's own connection.
+
+    kombu's defaults are none. A transport that is not known here keeps the project's own options.
+    """
+    if driver_type == "redis":
+        return {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            # A pipeline that is sent again by itself makes duplicates when a reply is lost.
+            "retry_on_timeout": False,
+        }
+    if driver_type == "amqp":
+        return {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
+    return {}
+
+
+def refuse_unsafe(connection: Any, channel: Any) -> None:
+    """Refuse a broker that is set up to lose messages, and warn of one that may be.
+
+    Raises:
+        UnsafeBroker: Redis evicts keys (``allkeys-*``), or RabbitMQ has no publisher confirms.
+    """
+    driver_type = connection.transport.driver_type
+    if driver_type == "redis":
+        _check_eviction(channel.client, connection.connection_errors)
+    elif driver_type == "amqp":
+        capabilities = connection.connection.server_properties.get("capabilities", {})
+        if not capabilities.get("publisher_confirms"):
+            raise UnsafeBroker(
+                f"The broker at {connection.as_uri()} has no publisher confirms, so nobody "
+                "can know what it took. Use RabbitMQ, or another transport."
+            )
+
+
+def _check_eviction(client: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
+    try:
+        policy = client.info("memory").get("maxmemory_policy")
+    except connection_errors:
+        raise  # it does not answer: whatever was sent now might be taken much later
+    except Exception as error:  # INFO may be forbidden, or renamed away
+        logger.warning("Redis does not tell its eviction policy error=%r", error)
+        return
+    if policy is None:
+        logger.warning("Redis does not tell its eviction policy")
+    elif policy.startswith("allkeys-"):
+        raise UnsafeBroker(
+            f"Redis evicts queues when its memory is full: maxmemory-policy is {policy!r}. "
+            "Set maxmemory-policy to noeviction."
+        )
+    elif policy.startswith("volatile-"):
+        logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
+
+
+def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
+    """See whether the broker takes messages, by one that leaves nothing behind.
+
+    Under an alarm RabbitMQ reads no message, but one that waits in the socket is taken when the
+    alarm is over, however long ago its sender has given up. Each attempt would leave a copy.
+
+    Returns:
+        Whether it took one; False where it cannot be asked.
+
+    Raises:
+        Exception: It does not take messages.
+    """
+    driver_type = connection.transport.driver_type
+    if driver_type == "amqp":
+        # On a channel of its own: a refusal closes it. Not empty: that is confirmed under an alarm.
+        producer = Producer(connection.channel(), auto_declare=False)
+        options: dict[str, Any] = {
+            "routing_key": "outbox.probe",
+            "timeout": timeout,
+            "confirm_timeout": timeout,
+        }
+        try:
+            producer.publish(b"?", **options)
+        except AccessRefused:  # it reads; the user may write to some exchanges only
+            return False
+    elif driver_type == "redis":
+        key = f"{channel.global_keyprefix}outbox.probe"
+        try:
+            channel.client.lpushx(key, "?")  # a write that does nothing, as there is no such list
+        except connection.channel_errors as error:
+            if "NoPermissionError" in _classes(error) or lacks_command(error):
+                return False
+            raise
+    return driver_type in ("amqp", "redis")
+
+
+def declare_broadcasts(app: Celery, channel: Any) -> set[str]:
+    """Return the exchanges of ``Broadcast`` queues: that nobody listens is no error there.
+
+    Celery declares such a queue in workers only. A transport that routes by itself (Redis, …) takes
+    an exchange that it does not know for a direct one, and no worker would get the message.
+    """
+    queues: Any = app.amqp.queues.values()
+    exchanges = [queue.exchange for queue in queues if isinstance(queue, Broadcast)]
+    if isinstance(channel, virtual.Channel):
+        known: Any = channel.state.exchanges
+        for exchange in exchanges:
+            if exchange.name not in known:
+                exchange(channel).declare()  # for this process: no broker is asked
+    return {exchange.name for exchange in exchanges}
+
+
+def check_route(channel: Any, exchange: str, routing_key: str) -> None:
+    """Refuse a message for which a transport that routes by itself (Redis, SQS, …) finds no queue.
+
+    RabbitMQ returns such a message; these drop it.
+
+    Raises:
+        Unroutable: See above.
+    """
+    if not exchange or not isinstance(channel, virtual.Channel):
+        return
+    if channel.typeof(exchange).type == "fanout":
+        return  # for whoever listens, which may be nobody
+    if not channel._lookup(exchange, routing_key):
+        raise Unroutable(
+            f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}. "
+            "Declare the queue in task_queues, or correct the route, then requeue the job."
+        )
+
+
+def check_frame(connection: Any, envelope: str) -> None:
+    """Refuse headers and properties that cannot fit the one frame that AMQP has for them.
+
+    RabbitMQ closes the connection for these. Where they are much larger it does so while they are
+    still being sent, and then nothing says why.
+
+    Raises:
+        Undeliverable: See above.
+    """
+    if connection.transport.driver_type != "amqp":
+        return
+    limit = connection.connection.frame_max
+    # What is nearer to the limit RabbitMQ itself refuses: text in JSON has up to three times the
+    # bytes that it has in a frame.
+    if limit and len(envelope) > 4 * limit:
+        raise Undeliverable(
+            f"Headers and properties of {len(envelope)} bytes do not fit AMQP's frame of {limit} "
+            "bytes. Pass large data as arguments, or store it elsewhere and pass its key."
+        )
+
+
+def row_at_fault(error: BaseException) -> bool:
+    """Say whether an error that cost the connection speaks of the one message that was sent."""
+    return getattr(error, "reply_code", None) in _AMQP_ROW_AT_FAULT
+
+
+def broker_at_fault(error: BaseException) -> bool:
+    """Say whether a broker that answers refused because of its state: no row is to blame for it."""
+    classes = _classes(error)
+    if "AMQPError" in classes:
+        code = getattr(error, "reply_code", None)
+        return code not in (*_AMQP_CHANNEL_ROW_AT_FAULT, *_AMQP_ROW_AT_FAULT)
+    if "ResponseError" in classes:
+        return not _said(error).startswith(_REDIS_ROW_AT_FAULT)
+    return bool(classes & {"MessageNacked", "InvalidResponse"})
+
+
+def refused_for_certain(error: BaseException) -> bool:
+    """Say whether a broker at fault has certainly not taken what it was sent."""
+    classes = _classes(error)
+    if "ResponseError" in classes:
+        return bool(classes & _REFUSING_CLASSES) or _said(error).startswith(_REFUSING_WORDS)
+    return bool(classes & {"AccessRefused", "MessageNacked"})
+
+
+def lacks_command(error: BaseException) -> bool:
+    """Say whether Redis, or a proxy before it, refused a command that it does not offer."""
+    return _said(error).startswith(("unknown command", "EXEC without MULTI"))
+
+
+def spans_slots(error: BaseException) -> bool:
+    """Say whether Redis Cluster refused a transaction because its queues are in several slots."""
+    return "ClusterCrossSlotError" in _classes(error) or "CROSSSLOT" in str(error)
+
+
+def _classes(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
+def _said(error: BaseException) -> str:
+    # redis-py puts "Command # 3 (LPUSH …) of pipeline caused error: " before what the server said.
+    return str(error).rpartition("caused error: ")[2]

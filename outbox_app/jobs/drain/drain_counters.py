@@ -1,0 +1,134 @@
+"""What a drainer counts, and the samples that one of them takes.
+
+Counting costs a batch some memory and no statement. Once a minute the drainer that owns shard 0
+looks at the job table for all of them: a number of statements that depends on the Celery apps only,
+through indexes, counting up to a limit. It also removes what was kept for long enough, an hour's
+worth at once. Nothing here raises: while the database refuses a sample, there is none.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Protocol
+
+from django.db.models import Max
+
+from ...models import StagedJob
+from ...process import counters
+from ...process.backoff import Trouble
+from ...process.counter_retention import prune_if_worth_it
+from ...process.counters import BUCKETS, EDGES, Counters
+from ...process.lease import Membership
+from ...text import get_logger
+from .backlog import counted, held_rows, oldest_seconds, ready_rows
+from .batch import Row, apps_with_rows
+
+#: Who owns this shard takes the samples.
+SAMPLER = 0
+
+logger = get_logger("outbox_app.counters")
+
+
+class Done(Protocol):
+    """What a drainer has done: ``jobs.drain.drain.DrainStats``."""
+
+    published: int
+    dead: int
+
+
+class DrainCounters:
+    """The counters of one drainer.
+
+    Args:
+        membership: The drainer's.
+        done: What it has done by now; it goes on counting there.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, membership: Membership, done: Done, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.using = membership.using
+        self.clock = clock
+        self._membership = membership
+        self._done = done
+        self._counters = Counters(using=self.using, clock=clock)
+        self._trouble = Trouble(f"samples of {self.using}", logger)
+        #: What of ``done`` is in the counters.
+        self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD), 0)
+        self._read_at = 0.0
+        self._highest_id = 0
+        self._sampled: datetime | None = None
+
+    def reading(self) -> None:
+        """A batch is about to be read: the delays of its rows go on from here."""
+        self._read_at = self.clock()
+
+    def accepted(self, rows: Iterable[Row]) -> None:
+        """The broker has taken these rows of the batch, just now."""
+        since = self.clock() - self._read_at
+        found = [0] * len(BUCKETS)
+        highest = self._highest_id
+        for row in rows:
+            # None: a time that somebody has edited into nonsense.
+            found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
+            if row.id > highest:
+                highest = row.id
+        self._highest_id = highest
+        minute = self._counters.of(self._membership)
+        if minute is None:
+            return
+        for label, count in zip(BUCKETS, found, strict=True):
+            minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
+        if highest:
+            minute.put(counters.READ_ID, highest)
+        self._count()
+
+    def keep(self) -> None:
+        """Count, sample and write what is due. Between batches, with no transaction open."""
+        self._count()
+        if SAMPLER in self._membership.owned:
+            self._sample_if_due()
+        self._counters.write_if_due()
+
+    def write(self) -> None:
+        """Write what there is, at the end."""
+        self._count()
+        self._counters.write()
+
+    def _count(self) -> None:
+        minute = self._counters.of(self._membership)
+        if minute is not None:
+            for name, before in self._counted.items():
+                self._counted[name] = getattr(self._done, name)
+                minute.add(name, self._counted[name] - before)
+
+    def _sample_if_due(self) -> None:
+        minute = self._counters.of(self._membership)
+        if minute is None or minute.begins == self._sampled:
+            return
+        self._sampled = minute.begins
+        try:
+            for name, value in self._samples().items():
+                minute.put(name, value)
+            prune_if_worth_it(minute.begins, using=self.using)
+        except Exception as error:  # of any kind: what a hand has written may be unreadable
+            self._trouble.note(error)
+        else:
+            self._trouble.over()
+
+    def _samples(self) -> dict[str, float]:
+        using = self.using
+        apps = apps_with_rows(using=using)
+        # What was read is behind: it need not be looked for again, beyond rows that are deleted.
+        newer = StagedJob.objects.using(using).filter(id__gt=self._highest_id)
+        self._highest_id = newer.aggregate(id=Max("id"))["id"] or self._highest_id
+        return {
+            counters.READY: counted(ready_rows(apps, using=using)),
+            counters.HELD: counted(held_rows(apps, using=using)),
+            counters.OLDEST: oldest_seconds(apps, using=using),
+            counters.NEWEST_ID: self._highest_id,
+        }

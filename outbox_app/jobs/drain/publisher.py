@@ -1,0 +1,394 @@
+"""Hands batches to a broker through kombu, and says of every row what became of it.
+
+A row is *accepted* when the broker said so: the reply to its command on Redis, the confirm of a
+mandatory message on RabbitMQ, the return of ``publish`` on other transports. A row that fails by
+itself is *refused* with the exception. When the broker fails, the rows that may have gone are
+*unknown*, and the connection is dropped: a late confirm on it could be credited to another message.
+Nothing is retried here, and every wait is bounded. The lease is renewed between two sends, and on
+Redis no send may take longer than it lasts.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from amqp.exceptions import AccessRefused
+from celery import Celery
+from kombu import Producer
+from kombu.exceptions import OperationalError
+
+from ...conf import settings
+from ...exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
+from ...text import get_logger
+from ..message import Declaration, restore
+from .batch import Row
+from .brokers import (
+    broker_at_fault,
+    check_frame,
+    check_route,
+    declare_broadcasts,
+    lacks_command,
+    probe,
+    refuse_unsafe,
+    refused_for_certain,
+    row_at_fault,
+    spans_slots,
+    transport_options,
+)
+from .misconfiguration import WRONG_OPTION, find_transport, unreachable
+from .outgoing import Outcome, Prepared, announce, prepare
+from .redis_batch import RedisBatch, Transactions
+from .wire import ATTEMPTS, Wire, rounds
+
+logger = get_logger("outbox_app.drain")
+
+
+#: See ``Publisher.publish``.
+MaySend = Callable[..., float]
+
+
+def _unbounded(seconds: float = 0.0) -> float:
+    return math.inf
+
+
+class Publisher:
+    """The drain's own connection to the broker of one Celery app.
+
+    Args:
+        app: Whose broker, queues and events.
+        timeout: Bound of each network operation, in seconds.
+    """
+
+    def __init__(self, app: Celery, *, timeout: float) -> None:
+        self.app = app
+        self.timeout = timeout
+        self.connection: Any = None
+        self.producer: Any = None
+        self._declared: set[str] = set()
+        self._returned: Exception | None = None
+        #: Exchanges of ``Broadcast`` queues: nobody may be listening, and that is no error.
+        self._broadcasts: set[str] = set()
+        #: A send failed: see ``brokers.probe``.
+        self._doubtful = False
+        self._wire = Wire(timeout=timeout)
+        self._transactions = Transactions()
+
+    def open(self, keep_alive: MaySend = _unbounded) -> None:
+        """Connect, unless connected.
+
+        Args:
+            keep_alive: Called between two attempts (of several brokers one may answer).
+
+        Raises:
+            BrokerUnavailable: The broker cannot be reached.
+            UnsafeBroker: Its configuration loses messages.
+        """
+        if self.producer is not None:
+            return
+        app, timeout = self.app, self.timeout
+        driver_type = find_transport(app).driver_type
+        self.connection = connection = app.connection_for_write(
+            connect_timeout=timeout, transport_options=transport_options(driver_type, timeout)
+        )
+        try:
+            connection.ensure_connection(
+                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # what it returns is unused
+                max_retries=max(0, len(connection.alt) - 1),
+                interval_start=0,
+                interval_step=0,
+            )
+            channel = connection.channel()
+            refuse_unsafe(connection, channel)
+            if self._doubtful and probe(connection, channel, timeout=timeout):
+                self._wire.has_probed()
+            self._doubtful = False
+            if driver_type == "redis":
+                # A declaration would ask for it, in a MULTI, which may be refused.
+                channel._size = lambda queue: 0  # type: ignore[attr-defined]
+        except BaseException as error:
+            unavailable = self._is_lost(error) or broker_at_fault(error)
+            self.close()
+            if unavailable or isinstance(error, WRONG_OPTION):
+                raise unreachable(app, error) from error
+            raise
+        self._broadcasts = declare_broadcasts(app, channel)
+        on_return = self._on_return if hasattr(channel, "events") else None
+        self.producer = Producer(
+            channel,
+            auto_declare=False,
+            on_return=on_return,  # type: ignore[arg-type]  # kombu gives the error first
+        )
+
+    def close(self) -> None:
+        """Drop the connection without a word to the broker."""
+        connection, self.connection, self.producer = self.connection, None, None
+        self._declared.clear()
+        if connection is not None:
+            try:
+                connection.collect()
+            except Exception as error:  # a broken one may fail in any way while it is dropped
+                logger.debug("Dropping a connection failed error=%r", error)
+
+    def publish(
+        self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = _unbounded
+    ) -> Outcome:
+        """Publish rows in the given order.
+
+        Args:
+            rows: Rows of this publisher's app.
+            now: Time by which rows expire.
+            may_send: Called before each send with the seconds that it would like to have; returns
+                those that it may take, or raises what then ends up in ``Outcome.error``.
+
+        Returns:
+            The outcome of every row that was sent. Whatever failed is in there, never raised: what
+            the broker has taken by then has to be settled.
+        """
+        outcome = Outcome(began=time.time_ns())
+        try:
+            self.open(may_send)
+            outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
+            ready = self._declare(outcome.prepared, outcome, may_send)
+            self.open(may_send)
+            ready = self._wire.in_turn(item for item in ready if not self._gives_up(item, outcome))
+            if self._takes_batches():
+                self._publish_batches(ready, outcome, may_send)
+            else:
+                self._publish_singly(ready, outcome, may_send)
+        except Exception as error:
+            outcome.error = error
+        outcome.ended = time.time_ns()
+        announce(outcome.prepared, outcome.accepted)
+        self._send_events(outcome.prepared, outcome)
+        return outcome
+
+    def _declare(
+        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
+    ) -> list[Prepared]:
+        """Declare each queue once a connection, and check the route where no broker does."""
+        ready = []
+        checked = set()
+        for item in prepared:
+            route = item.message.exchange, item.message.routing_key
+            if not item.declare.keys() <= self._declared:
+                may_send(self.timeout)
+            self.open(may_send)
+            try:
+                for name, declaration in item.declare.items():
+                    self._declare_once(name, declaration)
+                self.open()
+                check_frame(self.connection, item.row.envelope)
+                if route not in checked:
+                    check_route(self.producer.channel, *route)
+                    checked.add(route)
+            except UnsafeBroker:
+                raise
+            except Exception as error:
+                if self._is_row_error(error):
+                    outcome.refuse(item.row, error)
+                    if row_at_fault(error):
+                        self.close()
+                    continue
+                self.close()
+                raise self._unavailable(error) from error
+            ready.append(item)
+        return ready
+
+    def _declare_once(self, name: str, declaration: Declaration) -> None:
+        if name in self._declared:
+            return
+        self.open()
+        try:
+            restore(declaration, self.app)(self.producer.channel).declare()
+        except self.connection.channel_errors as error:
+            known = hasattr(error, "reply_code") or lacks_command(error)  # kombu binds in a MULTI
+            if broker_at_fault(error) and not known:
+                raise
+            # The queue exists with other arguments, say, or we may not declare it. It can still be
+            # published to: whether a queue takes the message, the broker says of each.
+            logger.warning(
+                "Declaring failed, publishing all the same queue=%s error=%r", name, error
+            )
+            declared = set(self._declared)
+            self.close()
+            self._declared = declared
+        self._declared.add(name)
+
+    def _gives_up(self, item: Prepared, outcome: Outcome) -> bool:
+        if not self._wire.gives_up(item):
+            return False
+        error = Undeliverable(
+            f"The broker did not take this message of {item.size:,} bytes within the lease, in "
+            f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
+            "and its key as argument; or lengthen OUTBOX['LEASE_SECONDS'] and requeue the job."
+        )
+        outcome.refuse(item.row, error)
+        return True
+
+    def _takes_batches(self) -> bool:
+        # Other transports may take batches, but tell nothing of each message in one.
+        is_redis = self.connection.transport.driver_type == "redis"
+        return is_redis and bool(self.producer.supports_batch_publish)
+
+    def _publish_batches(self, ready: list[Prepared], outcome: Outcome, may_send: MaySend) -> None:
+        dealt = [ready]
+        keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
+        repeated = len(set(keys)) < len(keys)
+        channel = self.producer.channel
+        atomic = repeated and self._transactions.are_taken(channel, seconds=self.timeout)
+        if repeated and not (atomic and settings().DEAD_KEY == "pass"):
+            dealt = rounds(ready, atomic=atomic)
+        for items in dealt:
+            for batch in self._wire.batches(items):
+                self._publish_batch(batch, outcome, may_send, atomic=atomic)
+
+    def _publish_batch(
+        self, items: list[Prepared], outcome: Outcome, may_send: MaySend, *, atomic: bool
+    ) -> None:
+        seconds = self._wire.seconds(items)
+        seconds = min(seconds, may_send(seconds))
+        self.open(may_send)
+        try:
+            batch = RedisBatch(self.producer.channel, seconds=seconds, atomic=atomic)
+        except Exception as error:  # it connects anew where the connection was lost
+            self._fail(error, [])
+        self.producer.channel.create_publish_batch = lambda max_size: batch
+        sent: list[Prepared] = []
+        failure: Exception | None = None
+        began = time.monotonic()
+        try:
+            with self.producer.batch(max_size=sys.maxsize):
+                for item in items:
+                    if self._is_blocked(item.row, outcome):
+                        continue
+                    try:
+                        self._send(item)
+                    except Exception as error:
+                        if not self._is_row_error(error):
+                            raise
+                        outcome.refuse(item.row, error)  # nothing of it is in the batch
+                    else:
+                        sent.append(item)
+        except Exception as error:
+            failure = error
+        finally:
+            batch.close()
+        for item, answers in zip(sent, batch.answers, strict=False):
+            errors = [answer for answer in answers if isinstance(answer, Exception)]
+            of_row = next(filter(self._is_row_error, errors), None)
+            if not errors:
+                outcome.accepted.append(item.row)
+            elif of_row is not None:
+                outcome.refuse(item.row, of_row)
+            else:
+                failure = failure or errors[0]
+                # Of several queues one may have taken it.
+                if len(errors) < len(answers) or not all(map(refused_for_certain, errors)):
+                    outcome.unknown.append(item.row)
+        if batch.refusal is not None:
+            self._transactions.were_refused(batch.refusal)
+        if failure is None:
+            self._wire.has_taken(sent, seconds=time.monotonic() - began)
+            return
+        if batch.begun and not refused_for_certain(failure):
+            outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
+        if atomic and spans_slots(failure):
+            self._transactions.were_refused(failure)
+        self._fail(failure, sent if batch.begun else [])
+
+    def _publish_singly(
+        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
+    ) -> None:
+        for item in prepared:
+            if self._is_blocked(item.row, outcome):
+                continue
+            may_send(self._wire.seconds([item]))
+            self.open(may_send)
+            self._returned = None
+            began = time.monotonic()
+            try:
+                self._send(item, mandatory=item.message.exchange not in self._broadcasts)
+                if self._returned is not None:
+                    raise self._returned
+            except Exception as error:
+                if self._returned is None:
+                    self.close()
+                if self._is_row_error(error):
+                    outcome.refuse(item.row, error)
+                    continue
+                # Of several queues one may have taken it.
+                fanned_out = item.message.exchange and not isinstance(error, AccessRefused)
+                if fanned_out or not refused_for_certain(error):
+                    outcome.unknown.append(item.row)
+                self._fail(error, [item])
+            outcome.accepted.append(item.row)
+            self._wire.has_taken([item], seconds=time.monotonic() - began)
+
+    def _fail(self, error: Exception, items: list[Prepared]) -> NoReturn:
+        """Drop the connection after a send that the broker, not a row, has failed."""
+        if self._is_lost(error) or len(items) > 1:
+            self._wire.has_failed(items)
+        self._doubtful = True
+        self.close()
+        raise self._unavailable(error) from error
+
+    def _send(self, item: Prepared, **extra: Any) -> None:
+        bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
+        self.producer.publish(item.row.body, **bounds, **item.options, **extra)
+
+    def _send_events(self, prepared: Sequence[Prepared], outcome: Outcome) -> None:
+        """Send the ``task-sent`` events that plain Celery sends after a publish."""
+        wanted = [item for item in prepared if item.message.sent_event]
+        accepted = {row.id for row in outcome.accepted} if wanted else set()
+        for item in wanted:
+            if item.row.id not in accepted or self.producer is None:
+                continue
+            event = {
+                **(item.message.sent_event or {}),
+                "queue": item.row.queue,
+                "exchange": item.message.exchange,
+                "routing_key": item.message.routing_key,
+            }
+            try:
+                self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
+                    "task-sent", event, self.producer, retry=False
+                )
+            except Exception as error:  # an event is a courtesy; the job has left
+                logger.warning(
+                    "Event task-sent was not sent task_id=%s error=%r", item.row.task_id, error
+                )
+                self.close()
+
+    def _is_blocked(self, row: Row, outcome: Outcome) -> bool:
+        return settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        # RabbitMQ returns an unroutable message before it confirms it.
+        self._returned = error
+
+    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
+        if isinstance(error, BrokerUnavailable):
+            return error
+        return BrokerUnavailable(
+            f"The broker of Celery app {self.app.main!r} failed: {_words(error)}"
+        )
+
+    def _is_row_error(self, error: BaseException) -> bool:
+        """Say whether the row is to blame: the broker is there, and in a state to take others."""
+        return row_at_fault(error) or not (self._is_lost(error) or broker_at_fault(error))
+
+    def _is_lost(self, error: BaseException) -> bool:
+        connection = self.connection or self.app.connection_for_write()
+        # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
+        lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
+        return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))
+
+
+def _words(error: BaseException) -> str:
+    # Not its repr: that of redis-py leaves the words out.
+    return f"{type(error).__name__}: {error}"

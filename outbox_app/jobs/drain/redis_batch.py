@@ -1,0 +1,161 @@
+"""A batch of messages for Redis whose every answer is known, sent as one transaction where asked.
+
+kombu's own batch says that one command failed, not which. And out of memory Redis refuses some
+commands of a pipeline and takes later ones, as consumers free room: jobs of one ordering key would
+overtake each other. A transaction is refused as a whole. kombu lets a channel supply a batch of its
+own, by ``create_publish_batch``.
+
+The whole batch, its answers included, has one bound in time. Nothing is sent a second time.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+from ...exceptions import Unroutable
+from ...text import get_logger
+
+logger = get_logger("outbox_app.drain")
+
+#: Seconds for which a Redis that refused MULTI is not asked again.
+NO_MULTI_SECONDS = 60.0
+
+
+class Transactions:
+    """Whether Redis, or a proxy before it, takes MULTI."""
+
+    def __init__(self) -> None:
+        self._ask_at = 0.0
+        self._taken = False
+
+    def are_taken(self, channel: Any, *, seconds: float) -> bool:
+        """Say so, asking with an empty one where it is not known."""
+        if not self._taken and time.monotonic() >= self._ask_at:
+            try:
+                with closing(RedisBatch(channel, seconds=seconds, atomic=True)) as asked:
+                    asked.flush()
+                if asked.refusal:
+                    raise asked.refusal
+                self._taken = True
+            except Exception as error:  # a proxy may also end the connection for it
+                self.were_refused(error)
+        return self._taken
+
+    def were_refused(self, error: Exception) -> None:
+        """Note that Redis has refused one, and why."""
+        logger.warning("Redis takes no MULTI, jobs of one key go one by one error=%r", error)
+        self._taken, self._ask_at = False, time.monotonic() + NO_MULTI_SECONDS
+
+
+class RedisBatch:
+    """What kombu asks of a publish batch, for one flush.
+
+    Args:
+        channel: kombu's channel to Redis.
+        seconds: From now on, for sending and for all answers together.
+        atomic: Whether Redis takes all messages or none.
+    """
+
+    def __init__(self, channel: Any, *, seconds: float, atomic: bool) -> None:
+        self.channel = channel
+        self.atomic = atomic
+        #: Of each message, as far as Redis has answered: for each of its queues the answer, or an
+        #: exception as it came.
+        self.answers: list[list[Any]] = []
+        #: Something of it may have left.
+        self.begun = False
+        #: MULTI was refused: each message was taken or refused by itself.
+        self.refusal: Exception | None = None
+        self._deadline = time.monotonic() + seconds
+        self._client = channel.client.client()  # one connection of its own, until it is closed
+        self._pipeline = channel.client.pipeline(transaction=False)
+        self._packed: list[bytes] = []
+        #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
+        self._deliveries: list[list[int]] = []
+        self._collected: list[tuple[str, bytes]] = []
+
+    def publish(self, message: Any, **options: Any) -> Any:
+        """Collect what a message needs; nothing of one that cannot be routed or encoded.
+
+        Raises:
+            Unroutable: No queue is bound any more: see ``brokers.check_route``.
+        """
+        self._collected = []
+        result = self.channel.basic_publish(message, _publish_batch=self, **options)
+        if not self._collected:
+            raise Unroutable("Its queue was unbound meanwhile. Bind it, then requeue the job.")
+        names = enumerate((name for name, _ in self._collected), len(self._packed))
+        self._deliveries.append([place for place, name in names if name != "pexpire"])
+        self._packed += [command for _, command in self._collected]
+        return result
+
+    def add(self, name: str, *args: Any) -> None:
+        """Collect one command; kombu's channel calls it."""
+        getattr(self._pipeline, name)(*args)
+        command, _ = self._pipeline.command_stack.pop()  # with the prefix of the channel's keys
+        packed = b"".join(self._client.connection.pack_command(*command))
+        self._collected.append((name, packed))
+
+    def flush(self) -> None:
+        """Send it and read the answers.
+
+        Raises:
+            Exception: The connection was lost, or the transaction was refused as a whole.
+        """
+        connection = self._client.connection
+        commands = self._packed
+        if self.atomic:
+            multi, exec_ = map(connection.pack_command, ("MULTI", "EXEC"))
+            commands = [*multi, *commands, *exec_]
+        connection.check_health()
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("The time of a batch was over before it was sent.")
+        connection._sock.settimeout(left)
+        self.begun = True
+        # One piece: redis-py gives each piece the whole time.
+        connection.send_packed_command([b"".join(commands)], check_health=False)
+        answers: list[Any] = []
+        try:
+            for _ in commands:
+                answers.append(_read(connection, self._deadline))
+        finally:
+            if not self.atomic:
+                self._keep(answers)
+        connection._sock.settimeout(connection.socket_timeout)
+        if self.atomic:
+            *queued, done = answers
+            if isinstance(queued[0], Exception) and not isinstance(done, list):
+                # No transaction began, so each command that followed was one by itself.
+                self.refusal = queued[0]
+                self._keep(queued[1:])
+                return
+            if not isinstance(done, list):
+                raise next((each for each in queued if isinstance(each, Exception)), done)
+            self._keep(done)
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+        self._packed, self._deliveries = [], []
+
+    def close(self) -> None:
+        """Give the connection back. kombu calls it when it has flushed or discarded."""
+        self._client.close()
+
+    def _keep(self, answers: list[Any]) -> None:
+        for places in self._deliveries:
+            if places[-1] >= len(answers):
+                break
+            self.answers.append([answers[place] for place in places])
+
+
+def _read(connection: Any, deadline: float) -> Any:
+    connection._sock.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        return connection.read_response()
+    except Exception as error:
+        if connection._sock is None:  # redis-py closes what has failed
+            raise
+        return error

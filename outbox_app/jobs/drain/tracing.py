@@ -1,0 +1,110 @@
+"""Spans of OpenTelemetry for what the drain publishes: each job's, in the trace that it came from.
+
+A job's headers carry the context of the request that staged it. Where this process has a tracer
+provider and that trace is sampled, the publish becomes a span there, a child of what staged the
+job; the message itself is not touched, so the worker's span has the same parent. The spans are
+made when all is over and the rows are deleted, of a part of the batch at most and for a second at
+most: whatever fails or is slow here stops nothing, and sends nothing twice.
+Without a provider this costs a look-up a batch; the extra ``opentelemetry`` need not be installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...text import get_logger
+from .batch import Row
+from .outgoing import Outcome, Prepared
+
+logger = get_logger("outbox_app.drain")
+
+#: Spans of one batch, at most: those of its first jobs whose traces are sampled.
+MAX_SPANS = 100
+#: Jobs of one batch whose context is looked at, at most.
+MAX_LOOKS = 1000
+#: Seconds after which a batch gets no more spans: an exporter may take its time over each.
+MAX_SECONDS = 1.0
+
+
+def trace_batch(outcome: Outcome) -> None:
+    """Make the spans of a batch, once its rows are settled.
+
+    Args:
+        outcome: What was to be published, when, and what became of it.
+    """
+    # Where nothing has imported the API, nobody has given it a provider.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return
+    try:
+        # The first look at the provider may make one, as the environment says.
+        if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            _make_spans(trace, outcome)
+    except Exception as error:  # samplers, processors and exporters are anybody's code
+        logger.warning("Tracing a batch failed error=%r", error)
+
+
+def _make_spans(trace: Any, outcome: Outcome) -> None:
+    tracer = trace.get_tracer("outbox_app")
+    errors = _errors(outcome)
+    made, until = 0, time.monotonic() + MAX_SECONDS
+    for item, context in _traced(trace, outcome.prepared[:MAX_LOOKS]):
+        if item.row.id not in errors:
+            continue  # it was not sent
+        error = errors[item.row.id]
+        span = tracer.start_span(
+            "outbox publish",
+            context=context,
+            kind=trace.SpanKind.PRODUCER,
+            attributes=_attributes(item.row, len(outcome.prepared)),
+            start_time=outcome.began,
+        )
+        if error is not None:
+            # Not its words: they may hold an address or a part of the message.
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+        span.end(outcome.ended)
+        made += 1
+        if made == MAX_SPANS or time.monotonic() >= until:
+            return
+
+
+def _errors(outcome: Outcome) -> dict[int, Exception | None]:
+    """Return for each row that was sent what went wrong with it, or None."""
+    errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
+    errors |= {row.id: error for row, error in outcome.refused}
+    return errors | {row.id: None for row in outcome.accepted}
+
+
+def _traced(trace: Any, prepared: Sequence[Prepared]) -> Iterator[tuple[Prepared, Any]]:
+    """Yield the jobs that were staged in a sampled trace, with its context."""
+    from opentelemetry.context import Context
+    from opentelemetry.propagate import extract, get_global_textmap
+
+    fields = get_global_textmap().fields
+    for item in prepared:
+        headers = {
+            name: value
+            for name in fields
+            if isinstance(value := item.message.headers.get(name), str)
+        }
+        if not headers:
+            continue
+        context = extract(headers, context=Context())
+        parent = trace.get_current_span(context).get_span_context()
+        if parent.is_valid and parent.trace_flags.sampled:
+            yield item, context
+
+
+def _attributes(row: Row, count: int) -> dict[str, str | int | float]:
+    return {
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": row.queue,
+        "messaging.message.id": row.task_id,
+        "messaging.batch.message_count": count,
+        "celery.task_name": row.task,
+        "outbox.waited_seconds": round(row.waited, 6),
+    }

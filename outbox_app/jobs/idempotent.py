@@ -1,0 +1,232 @@
+"""The inbox: ``@idempotent`` lets a job's database effects happen once, however often it arrives.
+
+The task runs in one transaction with an INSERT of its job id (Celery's task id), so the id is there
+if and only if the effects are. A second delivery finds the id, does nothing and returns the first
+result. Of two at the same moment the second waits at the primary key; where the database makes it
+give up, Celery retries it. A task that raises leaves no id: ``retry()`` and ``replace()`` work.
+Not covered: mail, HTTP and other databases, and ids older than the retention.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+from celery import Task
+from celery._state import get_current_task
+from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
+from celery.backends.base import DisabledBackend
+from celery.local import Proxy
+from django.db import OperationalError, connections, transaction
+from django.db.models.constants import OnConflict
+from kombu.utils import json
+
+from ..conf import settings
+from ..enclosure import SwallowedError, enclosed
+from ..exceptions import InboxError, TransactionEnded
+from ..text import get_logger
+from .staging.insert import outbox_alias
+
+logger = get_logger("outbox_app.inbox")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Pause before a delivery that met another one at work is tried again, in seconds.
+RETRY_SECONDS = 5
+#: Lock timeouts, deadlocks and lost races, as MySQL, PostgreSQL (SQLSTATE) and SQLite number them.
+_RACES = {
+    *(1020, 1205, 1213),
+    *("40001", "40P01", "55P03", "57014"),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+}
+
+_in_progress: ContextVar[frozenset[str]] = ContextVar("outbox_app_in_progress", default=frozenset())
+
+
+@overload
+def idempotent(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def idempotent(*, using: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
+    """Make a task's database effects happen once per job id. Goes below ``@shared_task``.
+
+    The function runs inside ``transaction.atomic(using=using)``. Called directly, not by a worker,
+    it has no job id and is just a function in a transaction.
+
+    Args:
+        function: The function of a task (or the method ``run`` of a task class).
+        using: Database alias of the effects, and of the inbox. Default: the setting INBOX_DATABASE,
+            else the alias of the outbox.
+
+    Returns:
+        The function. A second delivery gets what the first returned; None where nobody could ask
+        for that (``ignore_result``, or no result backend) and no further task of a chain takes it.
+
+    Raises:
+        TypeError: Not the function of a task; ``@idempotent`` stands above ``@shared_task``, say.
+        InboxError: When the task runs and its id or its result cannot be kept. Nothing is
+            committed.
+    """
+    if function is None:
+        return lambda function: _idempotent(function, using)
+    return _idempotent(function, using)
+
+
+def inbox_alias() -> str:
+    """Return the alias that the inbox lives on: the setting, else the alias of the outbox."""
+    return settings().INBOX_DATABASE or outbox_alias()
+
+
+def _idempotent(function: Any, using: str | None) -> Any:
+    if isinstance(function, Proxy | Task):
+        raise TypeError("@idempotent stands above the task decorator. Write it directly below.")
+    if not callable(function):
+        raise TypeError(f"@idempotent takes a function; got {function!r}. An alias goes to using=.")
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        alias = using or inbox_alias()
+        task = get_current_task()
+        job_id = str(task.request.id or "") if task else ""
+        # In progress: the task calls itself, or an eager replace() stands in for it.
+        if not job_id or job_id in _in_progress.get():
+            with transaction.atomic(using=alias):
+                return function(*args, **kwargs)
+        if not _is_body(run, task):
+            raise InboxError(
+                f"The idempotent function {function.__qualname__} was called inside {task.name}"
+                f"[{job_id}], of which it is not the body, so that id is not its own. Call a task "
+                "itself, not its run(); let decorators in between use functools.wraps."
+            )
+        return _once(task, job_id, lambda: function(*args, **kwargs), using=alias)
+
+    # Celery checks the arguments of delay() by the signature, and does not look through wrappers.
+    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return run
+
+
+def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) -> Any:
+    noted = False
+    try:
+        with transaction.atomic(using=using):
+            if not connections[using].commit_on_exit:
+                raise InboxError(
+                    f"Autocommit is off on {using!r}, so nothing would commit the effects of "
+                    f"{task.name}[{job_id}]. Turn it on before the task runs."
+                )
+            first = _note(job_id, task.name, using=using)
+            noted = True
+            if not first:
+                logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
+                return _first_result(job_id, using=using)
+            with _progress(job_id), enclosed(f"{task.name}[{job_id}]", using=using):
+                result = function()
+                if transaction.get_rollback(using=using):
+                    raise SwallowedError(
+                        f"{task.name}[{job_id}] caught a database error, so its transaction cannot "
+                        "commit. Wrap the statement that may fail in an atomic() of its own."
+                    )
+            if result is not None and _is_asked_for(task):
+                _keep(result, task, job_id, using=using)
+            return result
+    except SwallowedError as error:
+        raise InboxError(str(error)) from error
+    except TransactionEnded as error:
+        # Or another delivery would take for done what may be there in part.
+        from ..models import InboxEntry
+
+        InboxEntry.objects.using(using).filter(pk=job_id).delete()
+        error.add_note("Its job id was deleted from the inbox: run again, it does all of it again.")
+        raise
+    except OperationalError as error:
+        if noted or task.request.is_eager or not _is_race(error):
+            raise
+        # Another delivery is at work. Failing would report a failure of a job that may succeed.
+        attempts = task.request.retries + 1
+        raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
+
+
+def _note(job_id: str, task: str, *, using: str) -> bool:
+    """Insert the id; return False where it is there already.
+
+    The INSERT comes first, before any read: it waits for another delivery that holds the id, and
+    whatever is read after it, at REPEATABLE READ too, is what that one committed. A conflict is no
+    error, so it breaks no transaction. On MySQL the same IGNORE would cut a long id in silence.
+    """
+    from ..models import InboxEntry
+
+    if len(job_id) > 255:
+        raise InboxError(f"The job id {job_id[:60]!r}… has {len(job_id)} characters; at most 255.")
+    connection = connections[using]
+    quote, ignore = connection.ops.quote_name, OnConflict.IGNORE
+    sql = (
+        f"{connection.ops.insert_statement(on_conflict=ignore)} "
+        f"{quote(InboxEntry._meta.db_table)} (job_id, task, result) VALUES (%s, %s, %s) "
+        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [job_id, task[:255], ""])
+        return bool(cursor.rowcount)
+
+
+def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
+    from ..models import InboxEntry
+
+    try:
+        text = json.dumps(result)
+    except (TypeError, ValueError) as error:
+        raise InboxError(
+            f"The result of {task.name}[{job_id}] cannot be kept for a second delivery: {error}. "
+            "Return what JSON can hold, or declare the task with ignore_result=True."
+        ) from error
+    InboxEntry.objects.using(using).filter(pk=job_id).update(result=text)
+
+
+def _first_result(job_id: str, *, using: str) -> Any:
+    from ..models import InboxEntry
+
+    results = InboxEntry.objects.using(using).filter(pk=job_id).values_list("result", flat=True)
+    text = results.first()
+    return json.loads(text) if text else None
+
+
+def _is_asked_for(task: Any) -> bool:
+    """Say whether anybody may see the result: a further task, an eager caller, a result backend."""
+    request = task.request
+    if request.chain or request.callbacks or request.chord or request.is_eager:
+        return True
+    ignored = get_actual_ignore_result(task, request)
+    return not ignored and not isinstance(task.backend, DisabledBackend)
+
+
+def _is_body(run: Any, task: Any) -> bool:
+    """Say whether ``task`` executes ``run``, below wrappers of autoretry, pydantic or tracing."""
+    for body in (task.run, getattr(task, "__wrapped__", None)):
+        while body is not None:
+            if getattr(body, "__func__", body) is run:
+                return True
+            body = getattr(body, "__wrapped__", None)
+    return False
+
+
+@contextmanager
+def _progress(job_id: str) -> Iterator[None]:
+    token = _in_progress.set(_in_progress.get() | {job_id})
+    try:
+        yield
+    finally:
+        _in_progress.reset(token)
+
+
+def _is_race(error: OperationalError) -> bool:
+    cause = error.__cause__
+    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
+    if isinstance(cause, sqlite3.Error):
+        codes = [cause.sqlite_errorcode & 0xFF]
+    return not _RACES.isdisjoint(codes)

@@ -1,0 +1,216 @@
+"""Staged jobs, decided on by a person: cancelled, released before their time, moved to dead.
+
+In batches, each a transaction of its own. What is done to a row is conditional on the row being
+there: of a drainer and a person who want it at the same moment, one gets it. A drainer that has a
+job in hand publishes it all the same, as nobody can take a message back. A job that is moved to
+dead then leaves a dead row although it was published: nothing is lost, and requeueing it is an
+incident as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from ..conf import SHARDS
+from ..models import DeadJob, StagedJob
+from ..process.wakeup import JOBS, wake_after_commit
+from ..signals import job_dead
+from ..text import get_logger, storable
+from .bulk import Moment, Slice, run_slice
+from .drain import status
+from .drain.batch import apps_with_rows
+from .message import Message
+from .staging.insert import shard_of
+
+logger = get_logger("outbox_app.staged")
+
+#: The column in whose order rows are decided on.
+ORDER = "id"
+#: What stands for the class of the exception where a person has moved a job to dead.
+MOVED = "moved by a person"
+#: Rows that are found by an index are listed one by one up to this number.
+FEW = 1000
+
+
+def cancel_slice(
+    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
+    """Delete staged jobs: they never leave, but for one that a drainer has in hand.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
+        by: Who decided, for the log.
+        slice: See ``slices.run_slice``.
+    """
+    act = partial(_cancel, asked=asked, using=jobs.db)
+    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    _log("Staged jobs cancelled", found, using=jobs.db, by=by)
+    return found
+
+
+def release_slice(
+    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
+) -> Slice:
+    """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away.
+
+    Args:
+        jobs: Which ones, on their alias. Those that are not held stay as they are.
+        until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
+        by: Who decided, for the log.
+        slice: See ``slices.run_slice``.
+    """
+    held = jobs.filter(available_at__isnull=False)
+    act = partial(_release, asked=asked, using=jobs.db)
+    found = run_slice(held, act, order=ORDER, until=until, **slice)
+    _log("Held jobs released", found, using=jobs.db, by=by)
+    return found
+
+
+def bury_slice(
+    jobs: QuerySet[StagedJob],
+    *,
+    until: int,
+    asked: Moment,
+    reason: str,
+    by: str = "",
+    **slice: Any,
+) -> Slice:
+    """Move staged jobs to the dead ones.
+
+    Args:
+        jobs: Which ones, on their alias.
+        until: The highest id that belongs to the decision.
+        asked: When the decision was asked about: jobs staged later do not belong to it.
+        reason: Why, for the rows.
+        by: Who decided.
+        slice: See ``slices.run_slice``.
+    """
+    words = storable(f"{reason} ({by})" if by else reason)
+    act = partial(_bury, asked=asked, using=jobs.db, reason=words)
+    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    _log("Staged jobs moved to dead", found, using=jobs.db, by=by)
+    return found
+
+
+def held_few(jobs: QuerySet[StagedJob]) -> list[int] | None:
+    """Return the ids of held jobs, by the index, where they are few; None where they are not.
+
+    Args:
+        jobs: Held ones only, perhaps with a limit on when they are due.
+    """
+    through = jobs.filter(app__in=apps_with_rows(using=jobs.db), shard__in=range(SHARDS))
+    ids = list(through.order_by().values_list("id", flat=True)[: FEW + 1])
+    return ids if len(ids) <= FEW else None
+
+
+def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int]:
+    """Return the ids of the staged jobs with a task id, a few at most.
+
+    Looked for among the first ``status.MANY`` ready jobs and held jobs of its shard, which its key
+    says, else its task id; and among the newest ``status.MANY`` rows, whatever their shard.
+
+    Args:
+        task_id: The whole task id.
+        using: Database alias.
+        ordering_key: Its ordering key, where it has one that is known.
+    """
+    rows = StagedJob.objects.using(using)
+    shard = shard_of(ordering_key, task_id)
+    found: set[int] = set()
+    for app in apps_with_rows(using=using):
+        of_shard = rows.filter(app=app, shard=shard)
+        for part, column in (
+            (of_shard.filter(available_at=None), "id"),
+            (of_shard.filter(available_at__isnull=False), "available_at"),
+        ):
+            found |= _named(part, task_id, column)
+    newest = rows.order_by("-id").values_list("id", flat=True)
+    [floor] = newest[status.MANY : status.MANY + 1] or [None]
+    window = rows if floor is None else rows.filter(id__gt=floor)
+    found |= set(window.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
+    return sorted(found)
+
+
+def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
+    values = part.order_by(column).values_list(column, flat=True)
+    beyond = list(values[status.MANY : status.MANY + 1])
+    if beyond:
+        part = part.filter(**{f"{column}__lt": beyond[0]})
+    return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
+
+
+def _cancel(ids: list[int], *, asked: Moment, using: str) -> int:
+    with transaction.atomic(using=using):
+        return len(_taken(ids, asked=asked, using=using))
+
+
+def _release(ids: list[int], *, asked: Moment, using: str) -> int:
+    released = 0
+    with transaction.atomic(using=using):
+        for job in _rows(ids, asked=asked, using=using):
+            # Not job.save(): a row that is gone by now stays gone.
+            held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__isnull=False)
+            released += held.update(available_at=None, envelope=_without_eta(job.envelope))
+        wake_after_commit(using, JOBS)
+    return released
+
+
+def _bury(ids: list[int], *, asked: Moment, using: str, reason: str) -> int:
+    with transaction.atomic(using=using):
+        found = _rows(ids, asked=asked, using=using)
+        taken = _taken([job.pk for job in found], asked=asked, using=using)
+        dead = [
+            DeadJob(
+                **job.copied(),
+                staged_id=job.pk,
+                staged_at=job.staged_at,
+                error=MOVED,
+                reason=reason,
+            )
+            for job in found
+            if job.pk in taken
+        ]
+        DeadJob.objects.using(using).bulk_create(dead)
+    for job in dead:
+        job_dead.send_robust(DeadJob, using=using, dead=job)
+    return len(dead)
+
+
+def _rows(ids: list[int], *, asked: Moment, using: str) -> list[StagedJob]:
+    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
+    return list(rows.filter(pk__in=ids).order_by("id"))
+
+
+def _taken(ids: Iterable[int], *, asked: Moment, using: str) -> set[int]:
+    """Delete rows; return the ids of those that were there.
+
+    One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
+    others' rows where it scans for many.
+    """
+    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
+    return {id for id in sorted(ids) if rows.filter(pk=id)._raw_delete(using)}
+
+
+def _without_eta(envelope: str) -> str:
+    """Return the envelope of a job that a worker runs as soon as it has it."""
+    try:
+        message = Message.loads(envelope)
+        if not message.headers.get("eta"):
+            return envelope
+        message.headers["eta"] = None
+        return message.dumps()
+    except (ValueError, TypeError, AttributeError):
+        return envelope  # damaged: the drain says so
+
+
+def _log(what: str, found: Slice, *, using: str, by: str) -> None:
+    if found.done:
+        logger.warning("%s database=%s jobs=%d by=%s", what, using, found.done, by)

@@ -1,0 +1,1 @@
+"""Staging: a call of Celery becomes a row in the transaction of its caller."""

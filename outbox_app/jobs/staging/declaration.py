@@ -1,0 +1,134 @@
+"""What a model declares: ``outbox = [on_create("shop.tasks.send_receipt"), …]``.
+
+A declaration names the work for a change of a row; ``mixin`` stages it. Nothing is looked up
+before the first change: tasks may be given by name, so models need not import the tasks that import
+them. A name is resolved to the loaded task, with the queue and the other options of its decorator;
+what the app does not know is staged by name. Wrong declarations are system checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
+
+from celery import Celery, current_app
+from celery.app.task import Task
+from celery.canvas import Signature
+from django.db import models
+
+from ...exceptions import InvalidJob
+from ...text import get_logger
+
+logger = get_logger("outbox_app.staging")
+
+Change = Literal["create", "update", "delete"]
+Work: TypeAlias = "Task[Any, Any] | Signature[Any] | str | Callable[[Any], Any]"
+When = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declared:
+    """One entry of a model's ``outbox``: what is staged when an instance changes."""
+
+    change: Change
+    task: Work
+    when: When | None
+    ordered: bool
+    options: dict[str, Any]
+
+    def jobs(self, instance: models.Model) -> Iterator[tuple[Any, Sequence[Any] | None]]:
+        """Yield what to stage for an instance, each with the arguments to add.
+
+        Raises:
+            InvalidJob: The callable returned something else than signatures.
+        """
+        if self.when is not None and not self.when(instance):
+            return
+        if isinstance(self.task, str):
+            yield named(self.task, self.options.get("app")), (instance.pk,)
+        elif isinstance(self.task, Signature):
+            yield self.task.clone(), (instance.pk,)  # a chain remembers the ids of its last run
+        elif isinstance(self.task, Task):
+            yield self.task, (instance.pk,)
+        else:
+            made = self.task(instance)
+            for job in made if isinstance(made, list | tuple) else [made]:
+                if isinstance(job, Signature):
+                    yield job, None
+                elif job is not None:
+                    raise InvalidJob(
+                        f"on_{self.change}() of {instance._meta.label}: the callable must return a "
+                        f"signature, a list of them or None; it returned {job!r}. Write task.s(…)."
+                    )
+
+
+def on_create(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare what is staged when a row is created.
+
+    Args:
+        task: A task name, a task or a signature, called with the primary key; or a callable that
+            takes the instance and returns a signature, a list of them, or None for nothing.
+        when: Takes the instance; nothing is staged where it returns False.
+        ordered: The jobs of one row leave in the order in which they were staged.
+        **options: What ``outbox_app.stage`` takes.
+    """
+    return Declared("create", task, when, ordered, options)
+
+
+def on_update(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare what is staged when a row is saved again. Takes what ``on_create`` takes."""
+    return Declared("update", task, when, ordered, options)
+
+
+def on_delete(
+    task: Work, *, when: When | None = None, ordered: bool = False, **options: Any
+) -> Declared:
+    """Declare what is staged when a row is deleted. Takes what ``on_create`` takes."""
+    return Declared("delete", task, when, ordered, options)
+
+
+def declared(model: type[models.Model], *changes: Change) -> list[Declared]:
+    """Return a model's declarations for the given changes, and nothing that is none."""
+    given = getattr(model, "outbox", ())
+    if not isinstance(given, list | tuple):
+        return []
+    return [d for d in given if isinstance(d, Declared) and d.change in changes]
+
+
+def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
+    """Return the task of this name, with the options of its decorator; else the name itself.
+
+    Where the name is not known, the app's task modules are imported first, as a worker does when it
+    starts. They may fail to import where only workers have what they need.
+    """
+    sender: Any = app or current_app._get_current_object()  # type: ignore[attr-defined]
+    if name not in sender.tasks:
+        try:
+            load_tasks(sender)
+        except Exception as error:  # whatever the project's modules raise
+            logger.warning("Task modules cannot be imported task=%s error=%r", name, error)
+    return sender.tasks.get(name, name)  # type: ignore[no-any-return]
+
+
+_loading = RLock()
+_loaded: WeakSet[Celery] = WeakSet()
+
+
+def load_tasks(app: Celery) -> None:
+    """Import the task modules of an app, once.
+
+    Raises:
+        Exception: What a module raised; the first call only.
+    """
+    # A second thread waits: it would find half of the tasks, and stage the others by name.
+    with _loading:
+        if app not in _loaded:
+            _loaded.add(app)
+            app.loader.import_default_modules()

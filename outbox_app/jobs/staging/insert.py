@@ -1,0 +1,182 @@
+"""Rows on their way into the caller's transaction.
+
+Rows of one call (a group, ``stage_many``) are collected and written by one INSERT a chunk, at the
+end of the outermost block: if anything of the call is refused, nothing of it is written. A row that
+is staged in a savepoint inside such a block is written there at once, to share its fate. Where an
+INSERT fails (a lock timeout, say) Django marks the open transaction for rollback, so the business
+row cannot be committed without the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router, transaction
+
+from ...conf import SHARDS, settings
+from ...exceptions import InvalidJob
+from ...process.wakeup import JOBS, wake_after_commit
+from ...signals import jobs_staged
+from ...transactions import require_table
+
+if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from ...models import StagedJob
+
+#: A multi-row INSERT ends at this many rows or bytes, whichever comes first.
+CHUNK_ROWS = 1000
+CHUNK_BYTES = 1024 * 1024
+#: Up to so many bytes fit the packet of any MySQL server, however small it was configured.
+ASK_BYTES = 256 * 1024
+
+
+class Rows:
+    """Rows that one call stages, not written yet.
+
+    Args:
+        streaming: Write as soon as a chunk is full. The caller then holds a savepoint, so that all
+            of it can still be undone.
+    """
+
+    def __init__(self, *, streaming: bool = False) -> None:
+        self.streaming = streaming
+        self.waiting: dict[str, list[StagedJob]] = {}
+        self.bytes = 0
+        self._places = {c.alias: _place(c) for c in connections.all(initialized_only=True)}
+
+    def add(self, job: StagedJob, *, using: str) -> None:
+        """Take one row for the alias ``using``."""
+        if _place(connections[using]) != self._places.get(using, _OUTSIDE):
+            write([job], using=using)
+            return
+        full = len(self.waiting.get(using, ())) >= CHUNK_ROWS or self.bytes + job.size > CHUNK_BYTES
+        if self.streaming and full:
+            self.write()
+        self.waiting.setdefault(using, []).append(job)
+        self.bytes += job.size
+
+    def write(self) -> None:
+        """Write what was taken, all of it or none."""
+        waiting, self.waiting, self.bytes = self.waiting, {}, 0
+        for using, jobs in waiting.items():
+            write(jobs, using=using)
+
+
+_OUTSIDE: tuple[bool, list[str]] = (False, [])
+
+
+def _place(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
+    """Return where the transaction of a connection stands: inside which savepoints, if at all."""
+    return connection.in_atomic_block, [sid for sid in connection.savepoint_ids if sid]
+
+
+_collecting: ContextVar[Rows | None] = ContextVar("outbox_app_rows", default=None)
+
+
+@contextmanager
+def collecting(*, streaming: bool = False) -> Iterator[Rows]:
+    """Collect the rows staged inside; write them when the outermost block ends without an error."""
+    outer = _collecting.get()
+    if outer is not None:
+        yield outer
+        return
+    rows = Rows(streaming=streaming)
+    _collecting.set(rows)
+    try:
+        yield rows
+    finally:
+        _collecting.set(None)
+    rows.write()
+
+
+def add(job: StagedJob, *, using: str) -> None:
+    """Write a row now, or with the others of the call in progress."""
+    rows = _collecting.get()
+    if rows is None:
+        write([job], using=using)
+    else:
+        rows.add(job, using=using)
+
+
+def write(jobs: list[StagedJob], *, using: str) -> None:
+    """Write rows into the open transaction, by an INSERT a chunk, and wake the drainers after it.
+
+    Raises:
+        InvalidJob: A row is larger than the database's packet.
+    """
+    from ...models import StagedJob
+
+    require_table(StagedJob, "0001_initial", using=using)
+    limit = _chunk_bytes(jobs, using=using)
+    table = StagedJob.objects.using(using)
+    with transaction.atomic(using=using, savepoint=False):
+        if len(jobs) == 1:  # the common case, in two thirds of the time; the row's id is not asked
+            given = [
+                f for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")
+            ]
+            table._insert(jobs, fields=given, using=using)  # type: ignore[attr-defined]
+        else:
+            for chunk in _chunks(jobs, limit):
+                table.bulk_create(chunk)
+        wake_after_commit(using, JOBS)
+    jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
+
+
+def outbox_alias() -> str:
+    """Return the alias that the outbox lives on: the setting, else what the routers say."""
+    if settings().DATABASE:
+        return settings().DATABASE  # type: ignore[return-value]
+    try:
+        from ...models import StagedJob
+    except RuntimeError as error:  # Django's words for it name the model, not the remedy
+        raise ImproperlyConfigured("Add 'outbox_app' to INSTALLED_APPS, and migrate.") from error
+    return router.db_for_write(StagedJob)
+
+
+def shard_of(ordering_key: str, task_id: str) -> int:
+    """Return the shard of a job: CRC-32 (as in zlib) of its key, else of its task id."""
+    return crc32((ordering_key or task_id).encode()) % SHARDS
+
+
+def _chunks(jobs: list[StagedJob], limit: int) -> Iterator[list[StagedJob]]:
+    chunk: list[StagedJob] = []
+    size = 0
+    for job in jobs:
+        if chunk and (len(chunk) >= CHUNK_ROWS or size + job.size > limit):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(job)
+        size += job.size
+    if chunk:
+        yield chunk
+
+
+def _chunk_bytes(jobs: list[StagedJob], *, using: str) -> int:
+    """Return how many bytes one INSERT may hold.
+
+    MySQL cuts the connection, and with it the caller's transaction, when a statement is larger than
+    its packet. Escaping may double the bytes. Only much data is worth the question.
+
+    Raises:
+        InvalidJob: A row does not fit.
+    """
+    connection = connections[using]
+    if connection.vendor != "mysql" or sum(job.size for job in jobs) <= ASK_BYTES:
+        return CHUNK_BYTES
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        packet: int = cursor.fetchone()[0]
+    largest = max(jobs, key=lambda job: job.size)
+    if 2 * largest.size + 16 * 1024 > packet:
+        raise InvalidJob(
+            f"The message of {largest} is {largest.size} bytes, and the packet of database "
+            f"{using!r}, which must hold twice its size, {packet} (max_allowed_packet). Raise the "
+            "server's setting, or store the data elsewhere and pass its key."
+        )
+    return min(CHUNK_BYTES, packet // 5)

@@ -1,0 +1,186 @@
+"""The boundary: the stand-ins for kombu's producer, at which a finished message becomes a row.
+
+Celery ends every send in ``producer.publish(body, exchange=…, headers=…, …)``. ``StagingProducer``
+is a kombu producer that does all that kombu does (serialize, compress, set the delivery mode) and
+then, where kombu would write to a channel, writes a row. It contacts nothing, and returns as kombu
+does: nothing is raised through functions that others watch. ``after_task_publish`` (but see
+``instrumentation``) and the ``task-sent`` event belong to the drain, which really publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery
+from celery.signals import after_task_publish
+from django.utils import timezone
+from kombu import Producer
+
+from ...exceptions import InvalidJob, NotAtomic
+from ..instrumentation import heard_by
+from ..message import Message, describe, moment
+from . import insert, validation
+
+
+class StagingProducer(Producer):
+    """Stages the one message that is published through it.
+
+    Args:
+        app: Celery app that sends.
+        using: Database alias of the row.
+        ordering_key: Key in whose order the job leaves; empty for none.
+        hold: Seconds into the future beyond which the job is held in the table.
+    """
+
+    auto_declare = False
+
+    def __init__(self, app: Celery, *, using: str, ordering_key: str, hold: float) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.app = app
+        self.using = using
+        self.ordering_key = ordering_key
+        self.hold = hold
+        self.task = ""
+        self.sent_event: dict[str, Any] | None = None
+        #: Queues that the drain declares beside the job's own.
+        self.also_declare: list[Any] = []
+        self._times: dict[str, Any] = {}
+
+    #: What is touched of a connection while Celery sends: the wrapping of errors, and by Sentry the
+    #: type.
+    connection: Any = SimpleNamespace(
+        _reraise_as_library_errors=nullcontext, transport=SimpleNamespace(driver_type="outbox")
+    )
+
+    def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
+        """Stage one message; takes what ``kombu.Producer.publish`` takes.
+
+        Raises:
+            InvalidJob: The job could never be sent.
+            kombu.exceptions.EncodeError: The body cannot be encoded.
+        """
+        # Task protocol 1 has them in the body.
+        self._times = body if isinstance(body, dict) else options.get("headers") or {}
+        try:
+            validation.check_priority(options.get("priority"), self.app)
+            super().publish(body, **options)
+        except (
+            BaseException
+        ):  # Celery fires it for what was published; a span has to end all the same
+            message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
+            after_task_publish.send(sender=self.task, body=body, **message)
+            raise
+
+    def _publish(  # type: ignore[override]
+        self,
+        body: Any,
+        priority: int | None,
+        content_type: str,
+        content_encoding: str,
+        headers: dict[str, Any],
+        properties: dict[str, Any],
+        routing_key: str,
+        mandatory: bool,
+        immediate: bool,
+        exchange: str,
+        declare: list[Any],
+        *ignored: Any,
+    ) -> None:
+        from ...models import StagedJob
+
+        message = Message(
+            exchange=exchange,
+            routing_key=routing_key,
+            headers=headers,
+            properties=properties,
+            priority=priority,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            expires=self._times.get("expires"),
+            sent_event=self.sent_event,
+        )
+        if message.expires:
+            properties.pop("expiration", None)
+        elif "expiration" in properties:  # kombu has made text of the seconds, and does so again
+            properties["expiration"] = int(properties["expiration"]) / 1000
+        task_id = validation.check_id(
+            headers.get("id") or properties.get("correlation_id") or "", self.app
+        )
+        job = StagedJob(
+            app=self.app.main or "",
+            task=self.task,
+            task_id=task_id,
+            ordering_key=self.ordering_key,
+            body=_encoded(body, content_encoding),
+        )
+        try:
+            message.declare = [describe(each, self.app) for each in [*declare, *self.also_declare]]
+            job.queue = declare[0].name if declare else routing_key
+            job.envelope = message.dumps()
+            eta = moment(self._times.get("eta"), self.app)
+            moment(message.expires, self.app)
+        except (TypeError, ValueError) as error:
+            raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
+        validation.check_eta(eta)
+        if eta is not None and eta - timezone.now() > timedelta(seconds=self.hold):
+            job.available_at = eta
+        validation.check_job(job, message, self.app)
+        job.shard = insert.shard_of(self.ordering_key, task_id)
+        insert.add(job, using=self.using)
+
+
+def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``app.amqp.send_task_message`` so that what follows a publish is left to the drain."""
+
+    def send_or_stage(producer: Any, name: str, message: Any, **options: Any) -> Any:
+        if not isinstance(producer, StagingProducer):
+            return send(producer, name, message, **options)
+        producer.task, producer.sent_event = name, message.sent_event or producer.sent_event
+        options["retry"] = False  # or a follow-up of a task would be retried by its connection
+        with heard_by(paired=True, task=name):
+            return send(producer, name, message._replace(sent_event=None), **options)
+
+    send_or_stage.stages = True  # type: ignore[attr-defined]
+    return send_or_stage
+
+
+class Postponed:
+    """What ``producer_or_acquire()`` gives while staging: a group hands it to each of its tasks.
+
+    The tasks of the block are staged together when it ends. For anything else it is a real producer
+    of the app's pool, acquired at first use; with ``strict`` there is no such use.
+    """
+
+    def __init__(self, app: Any, *, strict: bool) -> None:
+        self._app = app
+        self._strict = strict
+        self._stack = ExitStack()
+        self._real: Any = None
+
+    def __enter__(self) -> Postponed:
+        self._stack.enter_context(insert.collecting())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if self._strict:
+            raise NotAtomic(
+                f"stage() was given a canvas of Celery app {self._app.main!r} with a task of "
+                "another app, which would be sent at once. Stage the tasks of each app apart."
+            )
+        if self._real is None:
+            pool = self._app.amqp.producer_pool
+            self._real = self._stack.enter_context(pool.acquire(block=True))
+        return getattr(self._real, name)
+
+
+def _encoded(body: Any, encoding: str | None) -> bytes:
+    if isinstance(body, str):
+        return body.encode("utf-8" if encoding in (None, "", "binary") else encoding)
+    return bytes(body)

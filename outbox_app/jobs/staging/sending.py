@@ -1,0 +1,315 @@
+"""Which calls stage and which go straight out: the mixin that replaces ``Celery.send_task``.
+
+=====================================================  ==========================================
+where the call happens                                 what happens
+=====================================================  ==========================================
+inside ``atomic()`` on the outbox's alias              staged, in that transaction
+outside any transaction                                ``OUTBOX["OUTSIDE"]``: send, stage or refuse
+inside ``atomic()`` on another alias only              refused: it would not be atomic
+autocommit off, outside ``atomic()``                   refused: it would be sent before the commit
+explicit ``producer=`` or ``connection=``              sent: the caller asked for it
+``retry()``, ``replace()``, the worker's follow-ups    sent: a rollback would lose them
+=====================================================  ==========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery
+from celery.app import amqp as celery_amqp
+from celery.utils.quorum_queues import detect_quorum_queues
+from django.apps import apps
+from django.db import connections
+
+from ...conf import settings
+from ...exceptions import NotAtomic
+from ...transactions import is_atomic, lacks_autocommit, open_transactions
+from . import open_results, validation
+from .insert import outbox_alias
+from .producer import Postponed, StagingProducer, or_staged
+from .results import put_off_subscriptions
+
+#: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
+#: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
+_follow_up: ContextVar[bool] = getattr(
+    celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
+)
+
+#: True while a result backend notes a part of a chord: it sends the body, and not all of them
+#: (``django-db`` does not) let Celery's own flag say that it is a follow-up.
+_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
+
+
+#: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
+_AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
+_OURS = ("ordering_key", "using")
+
+
+@dataclass(frozen=True, slots=True)
+class Explicit:
+    """The call is inside ``stage()`` or ``stage_many()``: everything it sends is staged."""
+
+    using: str
+    ordering_key: str
+
+
+_explicit: ContextVar[Explicit | None] = ContextVar("outbox_app_explicit", default=None)
+_staging_now: ContextVar[bool] = ContextVar("outbox_app_staging_now", default=False)
+
+
+@contextmanager
+def explicitly(*, using: str, ordering_key: str) -> Iterator[None]:
+    """Stage everything that is sent inside, by whichever app, on the alias ``using``."""
+    before = _explicit.get()
+    _explicit.set(Explicit(using, ordering_key))
+    try:
+        yield
+    finally:
+        _explicit.set(before)
+
+
+class StagingMixin:
+    """Makes a Celery app stage. ``OutboxCelery`` is Celery with this mixin."""
+
+    #: False for a plain app that was adopted by ``stage()``: its own ``delay()`` goes on sending.
+    stages_by_itself = True
+
+    def send_task(self, name: str, *args: Any, **options: Any) -> Any:
+        """Stage or send one task; takes what ``Celery.send_task`` takes, and two options more.
+
+        What the caller passed is passed on, the arguments after the first two by name: a class
+        between this one and Celery may take fewer by position.
+
+        Args:
+            ordering_key: Jobs with one key leave in the order in which they were staged. Default:
+                no order.
+            using: Database alias to stage on. Default: the outbox's.
+
+        Returns:
+            An ``AsyncResult``, as from Celery.
+
+        Raises:
+            NotAtomic: A transaction is open, but not on the outbox's alias; or none is open and the
+                setting OUTSIDE refuses that.
+            InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
+        """
+        by_name = dict(zip(_AFTER_ARGUMENTS, args[2:], strict=False))
+        args, options = args[:2], dict(**by_name, **options)
+        stamps = options.get("stamped_headers") or ()  # each is an option, and may have our names
+        ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
+        if isinstance(options.get("producer"), Postponed):
+            del options["producer"]
+        by_hand = any(options.get(key) for key in ("producer", "publisher", "connection"))
+        task_args = args[0] if args else options.get("args")
+        using = ours.get("using")
+        alias = None if by_hand else self._alias_to_stage(name, task_args, using, options)
+        if ours.get("ordering_key"):
+            self._check_order(name, task_args, alias, options)
+        if alias is None:
+            return super().send_task(name, *args, **options)  # type: ignore[misc]
+
+        validation.check_task(name, self)  # type: ignore[arg-type]
+        validation.check_headers(
+            options.get("headers"),
+            name=name,
+            task_id=options.get("task_id"),
+            app=self,  # type: ignore[arg-type]
+        )
+        explicit = _explicit.get()
+        staging = StagingProducer(
+            self,  # type: ignore[arg-type]
+            using=alias,
+            ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
+            hold=self._hold_horizon() if options.get("eta") or options.get("countdown") else 0,
+        )
+        amqp: Any = self.amqp  # type: ignore[attr-defined]
+        if not hasattr(amqp.send_task_message, "stages"):
+            amqp.send_task_message = or_staged(amqp.send_task_message)
+        before = _staging_now.get()
+        _staging_now.set(True)
+        try:
+            result = super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
+        finally:
+            _staging_now.set(before)
+        open_results.note(result.id, using=alias)
+        return result
+
+    def producer_or_acquire(self, producer: Any = None) -> Any:
+        """As Celery's; while staging, a stand-in whose tasks are staged together."""
+        if producer is None and self._may_stage():
+            return Postponed(self, strict=_explicit.get() is not None)
+        return super().producer_or_acquire(producer)  # type: ignore[misc]
+
+    default_producer = producer_or_acquire
+
+    @property
+    def producer_pool(self) -> Any:
+        """As Celery's; while staging, one that seems to have no native delayed delivery.
+
+        Celery would freeze the delay into the routing key, and a job that was held would wait
+        twice.
+        """
+        return _NoNativeDelay(self) if _staging_now.get() else super().producer_pool  # type: ignore[misc]
+
+    @property
+    def backend(self) -> Any:
+        """As Celery's, with subscriptions to results put off while staging."""
+        backend = super().backend  # type: ignore[misc]
+        if not hasattr(backend.on_chord_part_return, "follows"):
+            backend.on_chord_part_return = _following(backend.on_chord_part_return)
+            for wait in ("wait_for_pending", "iter_native"):
+                if hasattr(backend, wait):
+                    setattr(backend, wait, open_results.refuse_waiting(getattr(backend, wait)))
+        return put_off_subscriptions(backend, self._stages_here)
+
+    def _alias_to_stage(
+        self, name: str, args: Any, using: str | None, options: dict[str, Any]
+    ) -> str | None:
+        """Return the alias to stage on, or None to send."""
+        explicit = _explicit.get()
+        if explicit is None and (
+            not self._stages_calls() or _comes_before_an_error(name, args, options)
+        ):
+            return None
+        alias = using or (explicit.using if explicit else outbox_alias())
+        if is_atomic(alias) or (explicit and alias == explicit.using):
+            return alias
+        # What would be sent is staged in the transaction of a test: no test needs a broker for it.
+        sent = alias if connections[alias].in_atomic_block else None
+        outside = settings().OUTSIDE
+        if self._follows_a_task(options):
+            return sent
+        if outside == "stage" and lacks_autocommit(connections[alias]):
+            return alias
+        self._refuse_elsewhere(name, alias)
+        if outside == "refuse":
+            raise NotAtomic(
+                f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
+                f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
+            )
+        return sent if outside == "send" else alias
+
+    def _follows_a_task(self, options: dict[str, Any]) -> bool:
+        worker = self.current_worker_task  # type: ignore[attr-defined]
+        return bool(options.get("parent_id") or _chord_part.get() or (worker and _follow_up.get()))
+
+    def _check_order(self, name: str, args: Any, alias: str | None, options: Any) -> None:
+        """Refuse an ordering key where the call is sent: it would overtake what is staged.
+
+        What a worker sends by itself is sent all the same, or the work would be lost.
+        """
+        if alias and (_explicit.get() or is_atomic(alias) or settings().OUTSIDE == "stage"):
+            return
+        if not self._stages_calls() or self._follows_a_task(options):
+            return
+        if not _comes_before_an_error(name, args, options):
+            raise NotAtomic(
+                f"{name} was called with an ordering_key where it is sent at once, ahead of those "
+                "that are staged with it. Open atomic() on the outbox's database, without "
+                "producer= or connection=, or leave the key out."
+            )
+
+    def _refuse_elsewhere(self, name: str, alias: str) -> None:
+        """Refuse a call in a transaction with which its row would not be atomic."""
+        if lacks_autocommit(connections[alias]):
+            raise NotAtomic(
+                f"{name} was called with autocommit off on {alias!r} and outside atomic(): it "
+                f"would be sent before the commit. Open transaction.atomic(using={alias!r})."
+            )
+        if others := open_transactions():
+            raise NotAtomic(
+                f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
+                f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
+                f"using={others[0]!r} if that database has the outbox's tables and a drainer."
+            )
+
+    def _may_stage(self) -> bool:
+        if _explicit.get() is not None or not self._stages_calls():
+            return _explicit.get() is not None
+        opened = connections.all(initialized_only=True)
+        return (
+            settings().OUTSIDE != "send"
+            or any(c.in_atomic_block or lacks_autocommit(c) for c in opened)
+            or lacks_autocommit(connections[outbox_alias()])
+        )
+
+    def _stages_here(self) -> bool:
+        """Say whether a task sent now, without further options, would be staged."""
+        return (
+            _staging_now.get()
+            or _explicit.get() is not None
+            or (self._stages_calls() and connections[outbox_alias()].in_atomic_block)
+        )
+
+    def _stages_calls(self) -> bool:
+        # Without django.setup() there is no outbox, and Celery's own calls go on working.
+        return self.stages_by_itself and apps.models_ready
+
+    def _hold_horizon(self) -> float:
+        pool = self.amqp.producer_pool  # type: ignore[attr-defined]
+        driver_type = pool.connections.connection.transport.driver_type
+        native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
+        return 0 if native_delay else settings().HOLD_HORIZON
+
+
+def adopt(app: Any) -> None:
+    """Make a plain app able to stage what ``stage()`` is given; its own calls go on sending."""
+    if not isinstance(app, StagingMixin):
+        cls: Any = type(app)
+
+        def reduce(self: Any) -> Any:
+            rebuild, (_, *rest) = cls.__reduce__(self)
+            return rebuild, (cls, *rest)  # pickled as the plain app that it was
+
+        app.__class__ = type(
+            cls.__name__,
+            (StagingMixin, cls),
+            {"stages_by_itself": False, "__module__": __name__, "__reduce__": reduce},
+        )
+
+
+def _comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:
+    # retry() and replace() raise after they have sent, so a row would be rolled back with the
+    # caller's transaction. Where a task is replaced by a chord that is polled, the body tells.
+    if name == "celery.chord_unlock" and not options.get("retries"):
+        options = args[1]["options"]
+    return bool(options.get("retries") or options.get("replaced_task_nesting"))
+
+
+def _following(on_chord_part_return: Callable[..., Any]) -> Callable[..., Any]:
+    def note_part(*args: Any, **kwargs: Any) -> Any:
+        before = _chord_part.get()
+        _chord_part.set(True)
+        try:
+            return on_chord_part_return(*args, **kwargs)
+        finally:
+            _chord_part.set(before)
+
+    note_part.follows = True  # type: ignore[attr-defined]
+    return note_part
+
+
+class _NoNativeDelay:
+    connections = SimpleNamespace(
+        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="outbox"))
+    )
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app.amqp.producer_pool, name)
+
+
+def celery_app(name: str) -> Celery | None:
+    """Return the Celery app of this process whose ``main`` is ``name``, or None."""
+    from celery._state import _get_active_apps  # type: ignore[attr-defined]
+
+    return next((app for app in list(_get_active_apps()) if (app.main or "") == name), None)

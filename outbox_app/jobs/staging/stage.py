@@ -1,0 +1,101 @@
+"""``stage()`` and ``stage_many()``: staging by name, for any Celery app, plain ones too.
+
+Both need an open transaction on their alias and write into it. ``stage_many`` writes one INSERT a
+thousand rows or a MiB, holds one chunk in memory, and stages all of its jobs or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from celery import Celery, current_app
+from celery.app.task import Task
+from celery.canvas import Signature
+from django.db import transaction
+
+from ...exceptions import InvalidJob
+from ...transactions import require_atomic
+from .insert import collecting, outbox_alias
+from .sending import adopt, explicitly
+
+
+def stage(
+    task: Task[Any, Any] | Signature[Any] | str,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    using: str | None = None,
+    ordering_key: str = "",
+    app: Celery | None = None,
+    **options: Any,
+) -> Any:
+    """Stage a task, a signature (chain, group and chord included) or a task name.
+
+    Args:
+        task: What to do. A string is a task name, sent by ``app``.
+        args, kwargs: Arguments of the task; for a signature they are added as ``apply_async`` adds
+            them.
+        using: Database alias. Default: the outbox's.
+        ordering_key: Jobs with one key leave in the order in which they were staged. Default: no
+            order.
+        app: Celery app for a task name. Default: the current app.
+        **options: What ``apply_async`` takes.
+
+    Returns:
+        What ``apply_async`` returns: an ``AsyncResult``, or a ``GroupResult`` for a group.
+
+    Raises:
+        NotAtomic: No transaction is open on ``using``, and the setting OUTSIDE is not "stage".
+        InvalidJob, UnknownTask: The job could never be sent. The transaction stays usable.
+    """
+    using = using or outbox_alias()
+    require_atomic("stage()", using=using)
+    with explicitly(using=using, ordering_key=ordering_key), collecting():
+        if isinstance(task, str):
+            sender: Any = _unproxied(app or current_app)
+            adopt(sender)
+            return sender.send_task(task, args, kwargs, **options)
+        if not isinstance(task, Task | Signature):
+            raise InvalidJob(
+                f"stage() takes a Celery task, a signature or a task name; got {task!r}. "
+                "Decorate the function with @shared_task."
+            )
+        adopt(_unproxied(task.app))
+        return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type]
+
+
+def stage_many(
+    jobs: Iterable[Signature[Any]],
+    *,
+    using: str | None = None,
+    ordering_key: str = "",
+    **options: Any,
+) -> int:
+    """Stage many signatures, all of them or none.
+
+    Args:
+        jobs: Signatures (``task.s(…)``), taken one by one: a generator of millions is fine.
+        using: Database alias. Default: the outbox's.
+        ordering_key: One key for all. Default: what each signature's options say.
+        **options: What ``apply_async`` takes, for all.
+
+    Returns:
+        How many signatures were staged.
+
+    Raises:
+        NotAtomic, InvalidJob, UnknownTask: As ``stage``. Nothing of the call is staged then.
+    """
+    using = using or outbox_alias()
+    require_atomic("stage_many()", using=using)
+    count = 0
+    with transaction.atomic(using=using), collecting(streaming=True):
+        for job in jobs:
+            stage(job, using=using, ordering_key=ordering_key, **options)
+            count += 1
+    return count
+
+
+def _unproxied(app: Any) -> Any:
+    get = getattr(app, "_get_current_object", None)
+    return get() if get else app

@@ -1,0 +1,183 @@
+"""What a row refuses, before any SQL: a failed INSERT would break the caller's transaction.
+
+Jobs keep Celery's own rules: only what could never be sent or stored, or would be cut or aliased on
+the way, is refused. The limits are AMQP's (short strings of at most 255 bytes, priority one octet;
+for some values only where the broker speaks AMQP), the columns' and the settings'. Each error names
+the field, what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from django.utils import timezone
+
+from ...conf import settings
+from ...exceptions import InvalidJob, UnknownTask
+from ...text import get_logger
+
+if TYPE_CHECKING:
+    from ...models import StagedJob
+    from ..message import Message
+
+logger = get_logger("outbox_app.staging")
+
+#: AMQP 0-9-1, 4.2.5.3: short strings carry their length in one octet.
+MAX_NAME_BYTES = 255
+#: The width of the column, in characters; ids are not names, and AMQP's limit is counted in bytes.
+MAX_ID_LENGTH = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def check_name(field: str, value: Any, *, empty: bool = False) -> str:
+    """Return ``value`` if it can be stored and sent as a name.
+
+    Raises:
+        InvalidJob: Not a string, empty, longer than 255 bytes of UTF-8, not UTF-8, or with control
+            characters.
+    """
+    if not isinstance(value, str):
+        raise InvalidJob(f"{field} must be a string; got {value!r}. Convert it to str.")
+    if not value and not empty:
+        raise InvalidJob(f"{field} must not be empty.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidJob(f"{field} {value!r} is not valid Unicode: {error}.") from error
+    if size > MAX_NAME_BYTES:
+        raise InvalidJob(
+            f"{field} is {size} bytes long; at most {MAX_NAME_BYTES} are possible "
+            f"(AMQP short string). It begins with {value[:60]!r}."
+        )
+    if _CONTROL.search(value):
+        raise InvalidJob(f"{field} {value[:60]!r} has control characters. Remove them.")
+    return value
+
+
+def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
+    """Refuse user headers that could not travel, or that would replace the task's own.
+
+    Raises:
+        InvalidJob: Not a mapping, a key that AMQP does not carry, or another ``id`` or ``task``.
+    """
+    if headers is None:
+        return
+    if not isinstance(headers, Mapping):
+        raise InvalidJob(f"headers must be a mapping; got {headers!r}.")
+    for key in headers:
+        check_short_string("headers: a key", key, app)
+    for key, own in (("id", task_id), ("task", name)):
+        if key in headers and headers[key] != own:
+            raise InvalidJob(
+                f"headers: {key!r} would replace the task's own. Use task_id= or another key."
+            )
+
+
+def check_short_string(field: str, value: Any, app: Celery) -> None:
+    """Refuse what is no short string, where the app's broker speaks AMQP. Others take anything.
+
+    Raises:
+        InvalidJob: See above.
+    """
+    if isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= MAX_NAME_BYTES:
+        return
+    if speaks_amqp(app):
+        raise InvalidJob(
+            f"{field} must be a string of at most {MAX_NAME_BYTES} bytes (AMQP short string); got "
+            f"{repr(value)[:60]}. Convert it to str, or take a shorter one."
+        )
+
+
+def speaks_amqp(app: Celery) -> bool:
+    """Say whether the app's broker is reached by AMQP; it is not contacted."""
+    connection: Any = app.amqp.producer_pool.connections.connection
+    return bool(connection.transport.driver_type == "amqp")
+
+
+def check_task(name: str, app: Celery) -> None:
+    """Refuse a task that the app does not know, in strict mode and where its tasks are loaded.
+
+    Raises:
+        UnknownTask: See above.
+        InvalidJob: The name cannot be sent.
+    """
+    check_name("task name", name)
+    loaded: bool = app.finalized  # type: ignore[attr-defined]
+    if settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
+        raise UnknownTask(
+            f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the "
+            "name, or turn OUTBOX['STRICT_TASK_NAMES'] off."
+        )
+
+
+def check_eta(eta: datetime | None) -> None:
+    """Refuse a due time beyond ``MAX_ETA``.
+
+    Raises:
+        InvalidJob: See above.
+    """
+    limit = settings().MAX_ETA
+    if eta is not None and eta - timezone.now() > timedelta(seconds=limit):
+        raise InvalidJob(
+            f"eta {eta.isoformat()} is further away than {limit:.0f} seconds "
+            "(OUTBOX['MAX_ETA']). Stage the job later, or raise the setting."
+        )
+
+
+def check_priority(priority: Any, app: Celery) -> None:
+    """Refuse a priority that the app's broker does not carry: AMQP has one octet for it.
+
+    Raises:
+        InvalidJob: See above.
+    """
+    if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
+        return
+    if speaks_amqp(app):
+        raise InvalidJob(f"priority must be an integer from 0 to 255; got {priority!r}.")
+
+
+def check_id(task_id: Any, app: Celery) -> str:
+    """Return a task id as its column holds it.
+
+    Raises:
+        InvalidJob: The column or the broker could not hold it.
+    """
+    check_short_string("task_id", task_id, app)
+    text = str(task_id)
+    if not 0 < len(text) <= MAX_ID_LENGTH or _UNSTORABLE.search(text):
+        raise InvalidJob(
+            f"task_id must have 1 to {MAX_ID_LENGTH} characters of valid Unicode without NUL; it "
+            f"has {len(text)}, and begins with {text[:60]!r}."
+        )
+    return text
+
+
+def check_job(job: StagedJob, message: Message, app: Celery) -> None:
+    """Refuse a row that a column or the broker could not hold.
+
+    Raises:
+        InvalidJob: See the module.
+    """
+    check_name("ordering_key", job.ordering_key, empty=True)
+    check_name("app name", job.app, empty=True)
+    check_name("queue", job.queue, empty=True)
+    check_name("exchange", message.exchange, empty=True)
+    check_name("routing_key", message.routing_key, empty=True)
+    check_short_string("reply_to", message.properties.get("reply_to") or "", app)
+    if job.queue.startswith("amq."):
+        raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
+    limit = settings().MAX_MESSAGE_BYTES
+    if job.size > limit:
+        raise InvalidJob(
+            f"The message of {job} is {job.size} bytes; at most {limit} are possible "
+            "(OUTBOX['MAX_MESSAGE_BYTES']). Store the data elsewhere and pass its key."
+        )
+    if job.size > settings().WARN_MESSAGE_BYTES:
+        logger.warning(
+            "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
+        )

@@ -1,1 +1,0 @@
-"""The event log: the only place that reasons about order, ids, visibility and gaps."""

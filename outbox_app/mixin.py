@@ -1,0 +1,218 @@
+"""Models that stage and publish: ``class Order(OutboxMixin, models.Model)``.
+
+``self.stage()`` stages on the instance's own database. What ``outbox`` declares is staged by every
+``save()`` and ``delete()``, by ``QuerySet.delete()`` and by cascades, in one transaction with the
+row: both are committed, or neither. Fixtures (``raw``) stage nothing. Nor does what sends no
+signal: ``bulk_create()``, ``bulk_update()``, ``QuerySet.update()``, raw SQL and cascades of the
+database itself; ``stage_declared()`` makes up for it. Where a declared job is refused, the
+transaction is marked for rollback, as Django does for a ``save()`` that fails half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar, get_args
+
+from celery.app.task import Task
+from celery.canvas import Signature
+from django.db import models, router, transaction
+from django.db.models.signals import class_prepared, post_delete, post_save
+from django.dispatch import receiver
+
+from .eventlog.publish import publish
+from .exceptions import InvalidEvent, InvalidJob
+from .jobs.staging.declaration import Change, Declared, declared
+from .jobs.staging.insert import collecting
+from .jobs.staging.stage import stage
+from .models import EventLog
+from .transactions import require_atomic
+
+
+class OutboxMixin(models.Model):
+    """Gives a model ``self.stage()`` and ``self.publish()``; stages what ``outbox`` declares."""
+
+    #: What ``on_create()``, ``on_update()`` and ``on_delete()`` return. Inherited as any attribute.
+    outbox: ClassVar[Sequence[Declared]] = ()
+
+    class Meta:
+        abstract = True
+
+    def stage(
+        self,
+        task: Task[Any, Any] | Signature[Any] | str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        ordered: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Stage a job on the database that this instance is saved to.
+
+        Args:
+            task, args, kwargs: As for ``outbox_app.stage``.
+            ordered: The jobs of one row leave in the order in which they were staged: their
+                ordering key is ``app_label.model:pk``.
+            **options: What ``outbox_app.stage`` takes.
+
+        Returns:
+            An ``AsyncResult``, or a ``GroupResult`` for a group.
+
+        Raises:
+            NotAtomic: No transaction is open on that database.
+            InvalidJob: The job could never be sent, or there is no primary key to order by.
+        """
+        options.setdefault("using", alias_of(self))
+        if ordered:
+            options["ordering_key"] = ordering_key_of(self)
+        return stage(task, args, kwargs, **options)
+
+    def publish(self, type: str, data: Any = None, **options: Any) -> EventLog:
+        """Publish an event of this instance, on the database that it is saved to.
+
+        Its stream is ``app_label.model:pk``.
+
+        Args:
+            type, data: As for ``outbox_app.publish``.
+            **options: What else ``outbox_app.publish`` takes, for example ``expected_version``.
+
+        Returns:
+            The row, not committed yet.
+
+        Raises:
+            InvalidEvent: The instance has no primary key yet; and what ``outbox_app.publish``
+                raises.
+        """
+        options.setdefault("using", alias_of(self))
+        try:
+            stream = options.pop("stream", None) or ordering_key_of(self)
+        except InvalidJob as error:
+            raise InvalidEvent(
+                f"This {self._meta.label} has no primary key yet, so its events have no stream. "
+                "Save it before you publish."
+            ) from error
+        return publish(stream, type, data, **options)
+
+    @classmethod
+    def stage_declared(
+        cls, change: Change, instances: Iterable[models.Model], *, using: str | None = None
+    ) -> int:
+        """Stage what is declared for a change that sent no signal, all of it or nothing.
+
+        Call it in the transaction of ``bulk_create()`` (``"create"``), of ``bulk_update()`` or
+        ``QuerySet.update()`` (``"update"``), or of a raw deletion (``"delete"``). It writes one
+        INSERT a thousand jobs.
+
+        Args:
+            change: "create", "update" or "delete".
+            instances: The changed instances, all of one database; a queryset, say.
+            using: Database alias. Default: the one of the first instance.
+
+        Returns:
+            How many jobs were staged.
+
+        Raises:
+            NotAtomic: No transaction is open on the alias.
+            InvalidJob: A job could never be sent.
+            ValueError: There is no such change.
+        """
+        if change not in get_args(Change):
+            raise ValueError(f"change must be one of {get_args(Change)}; got {change!r}.")
+        rest = iter(instances)
+        first = next(rest, None)
+        if first is None:
+            return 0
+        using = using or alias_of(first)
+        require_atomic("stage_declared()", using=using)
+        with transaction.atomic(using=using), collecting(streaming=True):
+            return sum(
+                _stage(instance, declared(cls, change), using=using)
+                for instance in chain([first], rest)
+            )
+
+    def save_base(
+        self,
+        raw: bool = False,
+        force_insert: Any = False,
+        force_update: bool = False,
+        using: str | None = None,
+        update_fields: Iterable[str] | None = None,
+    ) -> None:
+        """Save as Django does; the row and its declared jobs in one transaction."""
+        using = using or alias_of(self)
+        arguments = (raw, force_insert, force_update, using, update_fields)
+        if not declared(type(self), "create", "update"):
+            return super().save_base(*arguments)
+        # In autocommit the row would be committed before post_save stages for it. No savepoint: it
+        # would cost two statements, and a caller who catches the refusal of a job and goes on in
+        # the same transaction must not commit the row without it.
+        with transaction.atomic(using=using, savepoint=False):
+            super().save_base(*arguments)
+
+    save_base.alters_data = True  # type: ignore[attr-defined]
+
+
+def alias_of(instance: models.Model) -> str:
+    """Return the alias that ``instance.save()`` writes to."""
+    return router.db_for_write(type(instance), instance=instance)
+
+
+def ordering_key_of(instance: OutboxMixin) -> str:
+    """Return ``app_label.model:pk``, the same for every class through which a row may be saved.
+
+    Proxies count as their model, children in multi-table inheritance as the uppermost parent that
+    has the mixin.
+
+    Raises:
+        InvalidJob: The instance has no primary key yet.
+    """
+    family = _family(type(instance))
+    meta = next((m for m in reversed(family) if issubclass(m, OutboxMixin)), family[0])._meta
+    key = getattr(instance, meta.pk.attname)
+    if key is None:
+        raise InvalidJob(
+            f"This {instance._meta.label} has no primary key yet, so its jobs have no order. "
+            "Save it before you stage with ordered=True."
+        )
+    return f"{meta.label_lower}:{key}"
+
+
+def _family(model: type[models.Model]) -> list[type[models.Model]]:
+    """Return the model that has the table, and its parents in multi-table inheritance."""
+    concrete = model._meta.concrete_model or model
+    return [concrete, *concrete._meta.all_parents]
+
+
+@receiver(class_prepared, dispatch_uid="outbox_app.mixin")
+def _connect(sender: type[models.Model], **kwargs: Any) -> None:
+    # Django deletes row by row where somebody listens, so nobody does without a declaration.
+    if issubclass(sender, OutboxMixin):
+        if declared(sender, "create", "update"):
+            post_save.connect(_saved, sender=sender)
+        if declared(sender, "delete"):
+            post_delete.connect(_deleted, sender=sender)
+
+
+def _saved(instance: Any, created: bool, raw: bool, using: str, **kwargs: Any) -> None:
+    if not raw:
+        change: Change = "create" if created else "update"
+        _stage(instance, declared(type(instance), change), using=using)
+
+
+def _deleted(sender: type[models.Model], instance: Any, using: str, **kwargs: Any) -> None:
+    # In multi-table inheritance Django deletes the parents' rows too, with a signal each. What a
+    # parent declares is staged once, by its own.
+    theirs = [d for parent in _family(sender)[1:] for d in declared(parent, "delete")]
+    own = [d for d in declared(sender, "delete") if d not in theirs]
+    _stage(instance, own, using=using)
+
+
+def _stage(instance: Any, declarations: Iterable[Declared], *, using: str) -> int:
+    count = 0
+    with collecting():
+        for declaration in declarations:
+            options = {"using": using, **declaration.options}
+            for task, args in declaration.jobs(instance):
+                OutboxMixin.stage(instance, task, args, ordered=declaration.ordered, **options)
+                count += 1
+    return count

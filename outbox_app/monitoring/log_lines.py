@@ -1,0 +1,111 @@
+"""Log lines, hung off the signals: a constant message, then ``key=value`` fields.
+
+Loggers: ``outbox_app.staging``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``,
+``.subscriptions``. Nothing is
+configured here; a project's ``LOGGING`` decides what is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..signals import (
+    incident_recorded,
+    job_dead,
+    jobs_published,
+    page_failed,
+    page_handled,
+    stream_parked,
+)
+from ..text import get_logger
+
+events = get_logger("outbox_app.subscriptions")
+logger = get_logger("outbox_app.drain")
+
+
+def connect() -> None:
+    """Connect the log lines, once."""
+    for signal, receiver in (
+        (jobs_published, log_published),
+        (job_dead, log_dead),
+        (incident_recorded, log_incident),
+        (page_handled, log_page),
+        (page_failed, log_failure),
+        (stream_parked, log_parked),
+    ):
+        signal.connect(receiver, dispatch_uid=f"outbox_app.logs.{receiver.__name__}")
+
+
+def log_published(*, using: str, count: int, seconds: float, **kwargs: Any) -> None:
+    """A batch left."""
+    logger.debug("Batch published database=%s jobs=%d seconds=%.3f", using, count, seconds)
+
+
+def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
+    """A job was given up on."""
+    logger.error(
+        "Job dead database=%s task=%s task_id=%s error=%s reason=%s",
+        using,
+        dead.task,
+        dead.task_id,
+        dead.error,
+        dead.reason,
+    )
+
+
+def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
+    """Jobs may be published twice."""
+    logger.warning(
+        "Incident recorded database=%s kind=%s first_id=%d last_id=%d shards=%d detail=%s",
+        using,
+        incident.kind,
+        incident.first_id,
+        incident.last_id,
+        len(incident.shards),
+        incident.detail,
+    )
+
+
+def log_page(
+    *, using: str, subscription: str, partition: int, log: str, count: int, **kwargs: Any
+) -> None:
+    """A page was handled."""
+    events.debug(
+        "Page handled database=%s subscription=%s partition=%d log=%s events=%d seconds=%.3f",
+        using,
+        subscription,
+        partition,
+        log,
+        count,
+        kwargs["seconds"],
+    )
+
+
+def log_failure(
+    *, using: str, subscription: str, partition: int, log: str, error: Exception, **kwargs: Any
+) -> None:
+    """A partition stands still. The traceback is told once."""
+    failures = kwargs["failures"]
+    events.error(
+        "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",
+        using,
+        subscription,
+        partition,
+        log,
+        failures,
+        error,
+        exc_info=error if failures == 1 else None,
+    )
+
+
+def log_parked(*, using: str, parked: Any, **kwargs: Any) -> None:
+    """A stream was set aside."""
+    events.error(
+        "Stream parked database=%s subscription=%s log=%s stream=%s version=%d error=%s",
+        using,
+        parked.subscription,
+        parked.log,
+        parked.stream,
+        parked.version,
+        parked.error,
+    )

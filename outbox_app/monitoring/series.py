@@ -1,0 +1,280 @@
+"""The counters of the last minutes, as series: what the overview, the charts and metrics read.
+
+Every function makes a number of statements that depends on nothing, each a range of the index
+(name, minute); processes are added up by the database. Who writes the counters is said in
+``process.counters``: those of the last ten seconds are not in the table yet. Minutes are those of
+the database's clock. ``staged`` is an estimate: it goes by ids that were given out, so it has jobs
+whose transaction was rolled back, too, and some of them lie in the minute beside theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import connections
+from django.db.models import Max, QuerySet, Sum
+from django.utils import timezone
+
+from ..models import DatabaseNow, StagedJob, Statistic
+from ..process import counters
+
+MINUTE = timedelta(minutes=1)
+#: Counted, and added up over processes.
+COUNTED = (
+    counters.PUBLISHED,
+    counters.DEAD,
+    counters.HANDLED,
+    counters.FAILED,
+)
+#: Samples: of several processes, and of several minutes, the highest counts.
+SAMPLED = (
+    counters.READY,
+    counters.HELD,
+    counters.OLDEST,
+    counters.NEWEST_ID,
+    counters.READ_ID,
+)
+#: How long before the first minute of a series the last sample of ids is looked for.
+LOOK_BACK = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Figures by step, the oldest first; the last step is the current one and not yet over."""
+
+    #: Beginning of each step, in UTC.
+    starts: list[datetime]
+    #: Per minute: jobs that left, died; events handled, attempts failed.
+    published: list[float]
+    dead: list[float]
+    handled: list[float]
+    failed: list[float]
+    #: Per minute, an estimate; None before the first sample.
+    staged: list[float | None]
+    #: The highest sample; None where nobody took one. Rows, and seconds.
+    ready: list[float | None]
+    held: list[float | None]
+    oldest: list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long jobs took from staged to accepted by the broker."""
+
+    count: float
+    #: In seconds, by interpolation within a bucket; None where there are no jobs.
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    #: Upper bound of each bucket in seconds, and how many jobs it has by itself.
+    buckets: list[tuple[float, float]]
+
+
+def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
+    """Return the counters of the last minutes of the alias ``using``.
+
+    Args:
+        using: Database alias.
+        minutes: How far back, the current minute included.
+        step: Minutes of a step. Steps begin at multiples of it, counted from midnight UTC of some
+            day long ago, so that they stay where they are as time goes on.
+    """
+    now = _now(using)
+    width = step * MINUTE
+    current = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % width
+    starts = [current - width * n for n in reversed(range(max(1, math.ceil(minutes / step))))]
+    found: dict[str, dict[datetime, float]] = {name: {} for name in (*COUNTED, *SAMPLED)}
+    last = _minute(now)
+    rows = _rows(using, found, starts[0], last).values_list("name", "minute")
+    for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
+        found[name][_aware(minute)] = highest if name in SAMPLED else total
+    staged = _staged(found, starts[0], last, using=using)
+
+    def inside(values: dict[datetime, float], start: datetime) -> list[float]:
+        each = (start + MINUTE * n for n in range(step))
+        return [values[minute] for minute in each if minute in values]
+
+    def counted(name: str) -> list[float]:
+        # Of the current step only the minutes that have begun.
+        begun = [min(step, (last - start) // MINUTE + 1) for start in starts]
+        return [sum(inside(found[name], start)) / n for start, n in zip(starts, begun, strict=True)]
+
+    def sampled(name: str) -> list[float | None]:
+        return [max(inside(found[name], start), default=None) for start in starts]
+
+    estimates = [inside(staged, start) for start in starts]
+    return Series(
+        starts=starts,
+        published=counted(counters.PUBLISHED),
+        dead=counted(counters.DEAD),
+        handled=counted(counters.HANDLED),
+        failed=counted(counters.FAILED),
+        ready=sampled(counters.READY),
+        held=sampled(counters.HELD),
+        oldest=sampled(counters.OLDEST),
+        staged=[sum(each) / len(each) if each else None for each in estimates],
+    )
+
+
+def rates(*, using: str) -> dict[str, float]:
+    """Return the jobs published per minute by each drainer, by source: the id of its row.
+
+    Of the last complete minute and what there is of the current one.
+    """
+    now = _now(using)
+    current = _minute(now)
+    rows = _rows(using, [counters.PUBLISHED], current - MINUTE, current)
+    found = rows.order_by("source").values_list("source").annotate(Sum("value"))
+    return {source: total / (1 + (now - current) / MINUTE) for source, total in found}
+
+
+def delays(*, using: str, minutes: int = 5) -> Delays:
+    """Return how long the jobs of the last minutes took, the current minute included."""
+    rows = _rows(using, [counters.DELAY], *_range(using, minutes)).order_by("label")
+    found = {
+        float(label): total
+        for label, total in rows.filter(dimension=counters.LE)
+        .values_list("label")
+        .annotate(Sum("value"))
+    }
+    edges = sorted({*map(float, counters.BUCKETS), *found})
+    buckets = [(edge, found.get(edge, 0.0)) for edge in edges]
+    return Delays(
+        count=sum(found.values()),
+        p50=_percentile(buckets, 0.5),
+        p95=_percentile(buckets, 0.95),
+        p99=_percentile(buckets, 0.99),
+        buckets=buckets,
+    )
+
+
+def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
+    """Return the events handled in each of the last minutes by subscription, the oldest first."""
+    first, last = _range(using, minutes)
+    rows = _rows(using, [counters.HANDLED], first, last).order_by("label", "minute")
+    rows = rows.filter(dimension=counters.SUBSCRIPTION)
+    found: dict[str, list[float]] = {}
+    for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
+        found.setdefault(label, [0.0] * minutes)[(_aware(minute) - first) // MINUTE] = total
+    return found
+
+
+def starts(*, using: str, minutes: int = 60) -> list[datetime]:
+    """Return the beginnings of the last minutes, the oldest first."""
+    first, _ = _range(using, minutes)
+    return [first + MINUTE * n for n in range(minutes)]
+
+
+def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]:
+    """Return the events published in each of the last minutes by log (its table), the oldest first.
+
+    An estimate: it goes by positions, so it has those that were rolled back, too. None where no
+    reader has taken a sample before and after.
+    """
+    first, last = _range(using, minutes)
+    rows = _rows(using, [counters.NEWEST_POSITION], first - 10 * MINUTE, last)
+    known: dict[str, list[tuple[datetime, float]]] = {}
+    samples = rows.filter(dimension=counters.LOG).order_by("label", "minute")
+    for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
+        known.setdefault(label, []).append((_aware(minute), newest))
+    found: dict[str, list[float | None]] = {label: [None] * minutes for label in known}
+    for label, samples_of in known.items():
+        for begin, end, growth in _growth(samples_of):
+            for minute in range((begin - first) // MINUTE, (end - first) // MINUTE):
+                if minute >= 0:
+                    found[label][minute] = growth
+    return found
+
+
+def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:
+    """Return the rows of these minutes, both included: a later one may have begun by now."""
+    minutes = _stored(first), _stored(last)
+    rows = Statistic.objects.using(using).order_by("name", "minute")
+    return rows.filter(name__in=list(names), minute__range=minutes)
+
+
+def _staged(
+    found: dict[str, dict[datetime, float]], first: datetime, last: datetime, *, using: str
+) -> dict[datetime, float]:
+    """Return the estimate by minute. A sample is taken as its minute begins."""
+    known = _before(first, using=using)
+    known += sorted(found[counters.NEWEST_ID].items())
+    if not known:
+        return {}
+    highest = max([value for _, value in known] + list(found[counters.READ_ID].values()))
+    newer = StagedJob.objects.using(using).filter(id__gt=highest).aggregate(id=Max("id"))["id"]
+    known.append((last + MINUTE, max(highest, newer or 0.0)))
+    return {
+        minute: growth
+        for begin, end, growth in _growth(known)
+        for minute in (begin + MINUTE * n for n in range((end - begin) // MINUTE))
+        if first <= minute <= last
+    }
+
+
+def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
+    """Return the last sample of ids before a minute, where there is one."""
+    rows = _rows(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
+    found = rows.aggregate(at=Max("minute"), id=Max("value"))
+    return [] if found["at"] is None else [(_aware(found["at"]), found["id"])]
+
+
+def _growth(
+    known: list[tuple[datetime, float]],
+) -> Iterator[tuple[datetime, datetime, float]]:
+    """Yield begin, end and growth per minute between samples. What goes down counts as standing."""
+    at, highest = known[0]
+    for minute, value in known[1:]:
+        yield at, minute, max(0.0, value - highest) / ((minute - at) / MINUTE)
+        at, highest = minute, max(highest, value)
+
+
+def _percentile(buckets: list[tuple[float, float]], part: float) -> float | None:
+    wanted = part * sum(count for _, count in buckets)
+    below = 0.0
+    for upper, count in buckets:
+        if count and wanted <= count:
+            return below if math.isinf(upper) else below + (upper - below) * wanted / count
+        wanted -= count
+        below = below if math.isinf(upper) else upper
+    return None
+
+
+def _range(using: str, minutes: int) -> tuple[datetime, datetime]:
+    """Return the first and the last of the last minutes: the current one."""
+    last = _minute(_now(using))
+    return last - MINUTE * (minutes - 1), last
+
+
+def _minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0)
+
+
+def _now(using: str) -> datetime:
+    """Return the time by the database's clock, in UTC."""
+    connection = connections[using]
+    compiler = StagedJob.objects.using(using).all().query.get_compiler(using)
+    expression = DatabaseNow()
+    sql, params = compiler.compile(expression)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {sql}", params)
+        [value] = cursor.fetchone()
+    converters = connection.ops.get_db_converters(expression)
+    for convert in [*converters, *expression.get_db_converters(connection)]:
+        value = convert(value, expression, connection)
+    return _aware(value)
+
+
+def _aware(moment: datetime) -> datetime:
+    """Return a time of the database in UTC."""
+    aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
+    return aware.astimezone(UTC)
+
+
+def _stored(moment: datetime) -> datetime:
+    return moment if django_settings.USE_TZ else timezone.make_naive(moment)

@@ -1,1 +1,0 @@
-"""What commands and the admin call: loops, status, retention, log lines."""

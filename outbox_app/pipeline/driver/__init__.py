@@ -1,0 +1,1 @@
+"""The half of the pipeline that has Django: options, commands, what is written back."""

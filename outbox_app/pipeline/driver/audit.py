@@ -1,0 +1,152 @@
+"""What an audit leaves behind: versions that are missing become rows of ``outbox_gap``.
+
+Its rows have no subscription. One that the next audit finds unchanged is kept, and counts; it is
+settled when the log has its versions, and by nothing else. What a person has skipped is accepted:
+``accepted_gaps`` tells the next audit to leave it out. Each row is written by itself, and only over
+the state that was read, so that a decision taken meanwhile stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import F
+
+from ...eventlog.registry import log_alias
+from ...models import DatabaseNow, EventLog, Gap
+from ..defects import MISSING, Defect, lines
+
+__all__ = ["LIMIT", "Recorded", "accepted_gaps", "lines", "record"]
+
+#: Gaps that are recorded of one audit; more would tell nobody more.
+LIMIT = 10_000
+_BATCH = 1000
+
+_AGAIN: dict[str, Any] = {
+    "state": Gap.State.OPEN,
+    "attempts": 0,
+    "settled_at": None,
+    "settled_by": "",
+    "reason": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of the gaps of an audit."""
+
+    #: New, grown, or open again.
+    written: int
+    #: Recorded by an earlier audit already, and still open.
+    unchanged: int
+    #: Settled: the versions are there now.
+    filled: int
+    #: Not recorded, as there were too many.
+    left_out: int
+
+    def __str__(self) -> str:
+        text = f"gaps written={self.written} unchanged={self.unchanged} filled={self.filled}"
+        return f"{text} left_out={self.left_out}" if self.left_out else text
+
+
+def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tuple[str, int, int]]:
+    """Return stream, first and last of the gaps that a person has accepted.
+
+    Args:
+        log: The log.
+        using: Database alias. Default: the log's.
+    """
+    rows = _rows(log, using or log_alias(log)).filter(state=Gap.State.SKIPPED)
+    return list(rows.values_list("stream", "first", "last"))
+
+
+def record(
+    defects: Iterable[Defect],
+    *,
+    log: type[EventLog],
+    using: str | None = None,
+    whole: bool = False,
+) -> Recorded:
+    """Write the versions that are missing as gaps, and settle those that are not missing any more.
+
+    Args:
+        defects: What the audit has found; what is no missing version is passed over.
+        log: The log.
+        using: Database alias. Default: the log's.
+        whole: These are all that is missing in the log and its archive, so whatever else was
+            missing once is there now. Default: only the log itself is asked for that.
+    """
+    using = using or log_alias(log)
+    missing = [defect for defect in defects if defect.kind in MISSING]
+    left_out = len(missing) - len(missing[:LIMIT])
+    found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}
+    known = {(gap.stream, gap.first): gap for gap in _rows(log, using).iterator()}
+    new, unchanged, written = [], [], 0
+    for (stream, first), last in found.items():
+        gap = known.get((stream, first))
+        if gap is None:
+            new.append(_gap(log, stream, first, last))
+        elif gap.state == Gap.State.OPEN and gap.last == last:
+            unchanged.append(gap.pk)
+        elif gap.state != Gap.State.SKIPPED or gap.last < last:
+            written += _change(gap, using, last=last, **_AGAIN)
+    # Two audits at a time write the same rows.
+    Gap.objects.using(using).bulk_create(new, batch_size=_BATCH, ignore_conflicts=True)
+    for start in range(0, len(unchanged), _BATCH):
+        rows = Gap.objects.using(using).filter(pk__in=unchanged[start : start + _BATCH])
+        rows.update(attempts=F("attempts") + 1)
+    others = [gap for key, gap in known.items() if gap.state == Gap.State.OPEN and key not in found]
+    filled = _settle(others, found, log, using, whole=whole and not left_out)
+    return Recorded(written + len(new), len(unchanged), filled, left_out)
+
+
+def _settle(
+    gaps: Sequence[Gap],
+    found: dict[tuple[str, int], int],
+    log: type[EventLog],
+    using: str,
+    *,
+    whole: bool,
+) -> int:
+    """Settle open rows that were not found again, where the log says why."""
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for (stream, first), last in found.items():
+        runs.setdefault(stream, []).append((first, last))
+    filled = 0
+    for gap in gaps:
+        around = runs.get(gap.stream, [])
+        larger = [run for run in around if run[0] < gap.first <= run[1]]
+        # What is still missing of it was recorded anew, from its own first version on.
+        rest = min((first for first, _ in around if gap.first < first <= gap.last), default=None)
+        last = gap.last if rest is None else rest - 1
+        if larger:
+            reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
+            _change(gap, using, state=Gap.State.CLOSED, settled_at=DatabaseNow(), reason=reason)
+        elif whole or _there(gap.stream, gap.first, last, log, using):
+            filled += _change(
+                gap, using, last=last, state=Gap.State.FILLED, settled_at=DatabaseNow()
+            )
+    return filled
+
+
+def _there(stream: str, first: int, last: int, log: type[EventLog], using: str) -> bool:
+    rows = log._default_manager.using(using).filter(stream=stream, version__range=(first, last))
+    return bool(rows.values("version").distinct().count() == last - first + 1)
+
+
+def _change(gap: Gap, using: str, **values: Any) -> int:
+    unchanged = Gap.objects.using(using).filter(pk=gap.pk, state=gap.state, last=gap.last)
+    return int(unchanged.update(**values))
+
+
+def _gap(log: type[EventLog], stream: str, first: int, last: int) -> Gap:
+    return Gap(kind=Gap.Kind.VERSION, log=log._meta.db_table, stream=stream, first=first, last=last)
+
+
+def _rows(log: type[EventLog], using: str) -> Any:
+    """Return what audits have recorded of a log."""
+    return Gap.objects.using(using).filter(
+        kind=Gap.Kind.VERSION, subscription="", log=log._meta.db_table
+    )

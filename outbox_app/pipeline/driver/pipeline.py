@@ -1,0 +1,206 @@
+"""The pipelines as commands run them: Django's databases become addresses that Spark can use.
+
+The password goes neither into options nor into arguments. A session that is started here is given
+it in the environment, which its executors on this machine inherit; elsewhere each process has to
+find it itself, and the command is told where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from ...conf import settings
+from ...eventlog.registry import log_alias, log_named, require_archivable
+from ...exceptions import PipelineError, ReadRefused, UnknownLog
+from ...models import Event, EventLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ..options import Options
+
+#: Where a session that is started here finds the password of an alias; its name follows.
+PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
+
+#: Options of Django's PostgreSQL backend that libpq does not know.
+_NOT_LIBPQ = {"assume_role", "isolation_level", "pool", "server_side_binding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A session, and the log that it reads."""
+
+    session: SparkSession
+    options: Options
+    log: type[EventLog]
+    using: str
+
+    def read(self, schema: str | None = None, **given: Any) -> DataFrame:
+        """Return the log, or what the options name, as a frame.
+
+        Args:
+            schema: Columns that are needed, as SQL writes them. Default: all.
+            given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
+        """
+        reader = self.session.read.format("outbox").options(**self.options.texts())
+        for name, value in given.items():
+            if value != "":
+                reader = reader.option(name, str(value))
+        return (reader.schema(schema) if schema else reader).load()
+
+    def elsewhere(self, using: str) -> Pipeline:
+        """Return the same session with another database of this project."""
+        given = {"password_env": _password_variable(using)} if _has_password(using) else {}
+        options = log_options(self.log, using=using, **given)
+        return Pipeline(self.session, options, self.log, using)
+
+
+@contextmanager
+def pipeline(
+    *,
+    log: str | None = None,
+    using: str | None = None,
+    archives: bool = False,
+    master: str | None = None,
+    conf: Mapping[str, str] = MappingProxyType({}),
+    password_file: str = "",
+    password_env: str = "",
+) -> Iterator[Pipeline]:
+    """Give a session that reads a log, and stop it at the end if it was started here.
+
+    Args:
+        log: Table or label. Default: ``Event``.
+        using: Database alias. Default: the log's.
+        archives: Whether the log is archived, so that an archive has to keep all of it.
+        master: As ``spark_session`` takes it.
+        conf: Settings of Spark.
+        password_file: Where the password is on every machine.
+        password_env: Which variable holds it in every process.
+
+    Raises:
+        CommandError: What cannot be done, in one message; exit code 2.
+    """
+    try:
+        from ..session import is_local, is_running, spark_session
+
+        model = log_named(log or Event._meta.db_table)
+        if archives:
+            require_archivable(model)
+        alias = using or log_alias(model)
+        given = {"password_file": password_file, "password_env": password_env}
+        borrowed = is_running()
+        # Only processes that are started from now on inherit this one's environment.
+        inherited = is_local(master) and not borrowed
+        if not any(given.values()) and _has_password(alias):
+            if not inherited:
+                raise CommandError(
+                    f"Spark's processes do not know the password of {alias!r}. Name a file that "
+                    "holds it for each of them (--password-file) or an environment variable "
+                    "(--password-env).",
+                    returncode=2,
+                )
+            given["password_env"] = _password_variable(alias)
+        if inherited:
+            for each in connections:
+                if _has_password(each):
+                    password = connections[each].settings_dict["PASSWORD"]
+                    os.environ[_password_variable(each)] = str(password)
+        session = spark_session(master=master, settings=conf)
+        options = log_options(model, using=alias, **given)
+    except (PipelineError, UnknownLog) as error:
+        raise CommandError(str(error), returncode=2) from error
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from ..failure import reason
+
+    connections[alias].close()  # it may be long before it is needed again
+    try:
+        yield Pipeline(session, options, model, alias)
+    except (PipelineError, ReadRefused, UnknownLog) as error:
+        raise CommandError(str(error), returncode=2) from error
+    except (PySparkException, Py4JError, OSError) as error:
+        raise CommandError(reason(error), returncode=2) from error
+    finally:
+        if not borrowed:
+            # It may be gone: killed, or told to end by the signal that this process was sent, too.
+            with suppress(Py4JError, OSError):
+                session.stop()
+
+
+def _has_password(using: str) -> bool:
+    return bool(connections[using].settings_dict.get("PASSWORD"))
+
+
+def _password_variable(using: str) -> str:
+    return f"{PASSWORD}_{using.upper()}"
+
+
+def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
+    """Return the options with which Spark reads a log.
+
+    Args:
+        log: The log.
+        using: Database alias.
+        given: Further options.
+
+    Raises:
+        InvalidOption: The alias cannot be said as a URL.
+    """
+    from ..options import Options
+
+    conf = settings()
+    values = {
+        "url": database_url(using),
+        "log": log._meta.db_table,
+        "settle_seconds": str(conf.SETTLE_SECONDS),
+        "tombstones": str(conf.TOMBSTONES),
+        **{name: value for name, value in given.items() if value},
+    }
+    zone = connections[using].settings_dict.get("TIME_ZONE")
+    if zone and connections[using].vendor != "postgresql":
+        values["time_zone"] = zone
+    return Options.of(values)
+
+
+def database_url(using: str) -> str:
+    """Return the address of a database alias, without its password."""
+    connection = connections[using]
+    given = connection.settings_dict
+    name, vendor = str(given["NAME"]), connection.vendor
+    if vendor == "sqlite":
+        return f"sqlite:////{quote(os.path.abspath(name).lstrip('/'))}"
+    extra = {"postgresql": _postgres, "mysql": _mysql}[vendor](dict(given.get("OPTIONS") or {}))
+    host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
+    if host.startswith("/"):  # a folder of sockets, or a socket
+        extra["host" if vendor == "postgresql" else "unix_socket"] = host
+        host = ""
+    user = str(given.get("USER") or "")
+    place = f"{quote(user, safe='')}@" if user else ""
+    place += f"{host}:{port}" if port else host
+    query = f"?{urlencode(extra)}" if extra else ""
+    return f"{vendor}://{place}/{quote(name, safe='')}{query}"
+
+
+def _postgres(options: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: str(value)
+        for name, value in options.items()
+        if name not in _NOT_LIBPQ and isinstance(value, str | int)
+    }
+
+
+def _mysql(options: dict[str, Any]) -> dict[str, str]:
+    ssl = {f"ssl_{name}": value for name, value in (options.get("ssl") or {}).items()}
+    names = ("unix_socket", "read_default_file", "read_default_group")
+    plain = {name: options[name] for name in names if name in options}
+    return {name: str(value) for name, value in {**plain, **ssl}.items()}

@@ -1,0 +1,168 @@
+"""The pipelines, from a log to what they leave behind: an audit's gaps and report, statistics.
+
+Each takes a running ``Pipeline`` and tells how it gets on; what Spark computes is in ``pipeline``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...eventlog.registry import own_columns
+from ...exceptions import InvalidOption
+from .audit import accepted_gaps, lines, record
+from .pipeline import Pipeline
+from .statistics import store
+
+if TYPE_CHECKING:
+    from ..defects import Audit
+
+#: Defects that are written out, line by line.
+TOLD = 50
+
+
+def run_audit(
+    run: Pipeline,
+    *,
+    archive: str = "",
+    pruned: bool = False,
+    report: str = "",
+    write: Callable[[str], Any],
+) -> Audit:
+    """Audit a log, and its archive; note missing versions as gaps.
+
+    Args:
+        run: The log.
+        archive: Folder of its archive. Default: the database alone.
+        pruned: The log was pruned and there is no archive: streams may begin later.
+        report: File for a report with pictures.
+        write: Takes lines for people.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ArchiveRefused, ReadRefused, Unreachable: It could not be audited.
+        OSError: The report cannot be written.
+    """
+    from ..archived import check_files
+    from ..audit import Archived, audit
+    from ..checks import EVENTS_SCHEMA
+    from ..database import connect
+    from ..figures import figures
+    from ..manifest import Manifest
+    from ..offset import Offsets
+    from ..report import write_report
+    from ..schema import some
+    from ..store import Store
+
+    folder = Path(report).absolute().parent
+    if not folder.is_dir():
+        raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
+    manifest = Manifest.load(Store(archive), run.options.log) if archive else None
+    if manifest:
+        if names := own_columns(run.log):
+            write(f"warning log={run.options.log} columns={','.join(names)}: not in the archive")
+        check_files(run.session, manifest)
+    # What the heads say now must be there at the bound, which is taken after them.
+    heads = run.read(read="heads").persist()
+    heads.count()
+    with closing(connect(run.options)) as database:
+        offsets = Offsets(database)
+        archived_to = manifest.end if manifest else None
+        start = archived_to or offsets.beginning()
+        offsets.verify(start)
+        end = json.dumps(offsets.end(start).dump())
+        archived = None
+        if archived_to:
+            until = json.dumps(archived_to.dump())
+            archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
+        lowest = partial(_lowest, database, offsets.span.source)
+        result = audit(
+            run.read(EVENTS_SCHEMA, end=end),
+            log=run.options.log,
+            heads=heads,
+            look_again=lambda: run.read(read="heads"),
+            archived=archived,
+            lowest=lowest if archive or pruned else None,
+            whole=not pruned,
+            accepted=accepted_gaps(run.log, using=run.using),
+        )
+    heads.unpersist()
+    for line in lines(result.defects[:TOLD]):
+        write(f"defect {line}")
+    if result.total > TOLD:
+        write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
+    if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
+        write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
+    # What the database has lost and the archive has is no missing version, and not there either.
+    whole = bool(archive) and not pruned and result.sound
+    noted = record(result.defects, log=run.log, using=run.using, whole=whole)
+    write(
+        f"audited log={result.log} events={result.events} streams={result.streams} "
+        f"defects={result.total} accepted={result.accepted} {noted} seconds={result.seconds:.1f}"
+    )
+    if report:
+        rows = run.read(some("stream", "type", "recorded_at"), archive=archive)
+        write_report(report, result, figures=figures(rows))
+        write(f"report={report}")
+    return result
+
+
+def run_statistics(
+    run: Pipeline,
+    *,
+    inbox: Pipeline | None,
+    archive: str = "",
+    to: str = "",
+    table: bool = False,
+    top: int | None = None,
+    partitions: int | None = None,
+    write: Callable[[str], Any],
+) -> None:
+    """Compute the statistics of a log.
+
+    Args:
+        run: The log.
+        inbox: Where the inbox is, for the times until events were handled.
+        archive: Folder of its archive. Default: the database alone.
+        to: Folder for a Parquet file.
+        table: Put them into the table that the admin shows.
+        top: Hot streams that are named.
+        partitions: Partitions whose skew is told.
+        write: Takes lines for people.
+
+    Raises:
+        ArchiveRefused, ReadRefused, Unreachable: They could not be computed.
+        InvalidOption: ``to`` is a URI.
+    """
+    if "://" in to:
+        raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
+    from .. import statistics as figures
+    from ..schema import some
+    from ..statistic_rows import for_table, rows_of, write_statistics
+
+    handled = figures.handled_in_inbox(inbox.read(read="inbox")) if inbox else None
+    with figures.read_once(run.read(some(*figures.USED), archive=archive)) as events:
+        found = figures.statistics(
+            events,
+            log=run.options.log,
+            handled=handled,
+            top=top or figures.TOP,
+            partitions=partitions or figures.PARTITIONS,
+        ).persist()
+        if to:
+            write(f"statistics log={run.options.log} file={write_statistics(found, to)}")
+        if table:
+            rows = store(rows_of(for_table(found)), log=run.options.log)
+            write(f"statistics log={run.options.log} table=outbox_statistic rows={rows}")
+        found.unpersist()
+
+
+def _lowest(database: Any, source: str) -> int | None:
+    [(lowest,)] = database.run(f"SELECT min(id) FROM {source}", [])
+    return lowest  # type: ignore[no-any-return]

@@ -1,0 +1,302 @@
+"""Rebuilding a view on Spark: ``manage.py outbox_pipeline rebuild NAME``.
+
+Tasks read all events up to one offset, from the archive and the log behind it, and fold them into
+rows; this process loads the rows into a table beside the view. So tasks need nothing but the right
+to read, and one that is tried again, or runs on somewhere after it was given up, harms nothing.
+Then the new rows are compared with the live ones, and the takeover is that of ``rebuild``: what
+came after the offset is replayed, the rows are put in place of the old ones, and the subscription
+goes on from there. No event is missed or applied twice, and until the takeover commits nothing has
+changed, whatever is killed. With an archive a log need not hold its beginning any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+from django.db import IntegrityError, models, transaction
+
+from ...conf import settings
+from ...eventlog.reader import LogReader
+from ...eventlog.state import State
+from ...exceptions import PipelineError, ReadRefused, TooManyGaps
+from ...failpoints import failpoint
+from ...models import Cursor, EventLog
+from ...projections.comparison import compare
+from ...projections.rebuild import Rebuild
+from ...projections.rebuildable import rebuildable, told
+from ...projections.shadow_table import table_beside
+from ...text import get_logger
+from ..failure import reason
+from .rebuild_fold import columns, events_of
+from .rebuild_source import Source, require_same_database
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
+
+    from ..folding import Plan
+    from ..options import Options
+
+logger = get_logger("outbox_app.pipeline")
+
+#: Plans that are made, one after the other, where the log is pruned while it is read.
+PLANS = 3
+#: Rows loaded by one statement.
+ROWS = 1_000
+#: Rows between two progress lines.
+PROGRESS_ROWS = 50_000
+#: Events that one side may lack for a comparison to make sense.
+MAX_UNSETTLED = 50_000
+
+
+def log_of(name: str) -> tuple[type[EventLog], str]:
+    """Return the log that a projection is rebuilt from, and its database alias.
+
+    Args:
+        name: The projection's.
+
+    Raises:
+        CommandError: It cannot be rebuilt on Spark; exit code 2.
+    """
+    projection, using = rebuildable(name)
+    logs = projection.subscriber.logs
+    if len(logs) > 1:
+        tables = ", ".join(log._meta.db_table for log in logs)
+        raise CommandError(
+            f"Projection {name!r} reads {len(logs)} logs ({tables}), of which no archive and no "
+            f"offset is one. Rebuild it without Spark: manage.py outbox_rebuild {name}.",
+            returncode=2,
+        )
+    return logs[0], using
+
+
+def rebuild_on_spark(
+    session: SparkSession,
+    options: Options,
+    name: str,
+    *,
+    archive: str | None = None,
+    compare_only: bool = False,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Rebuild a view, its rows made by Spark.
+
+    Args:
+        session: Where the tasks run. They have to have the project, and DJANGO_SETTINGS_MODULE.
+        options: The log of the projection: see ``log_of``.
+        name: The projection's.
+        archive: Folder of the log's archive. Default: the log has all events.
+        compare_only: Say what would change, and change nothing.
+        write: Takes progress lines.
+
+    Returns:
+        How many rows the view has now; with ``compare_only`` how many would change.
+
+    Raises:
+        CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
+            its subscription are as they were.
+    """
+    log, using = log_of(name)
+    projection, _ = rebuildable(name)
+    if options.log != log._meta.db_table:
+        raise CommandError(
+            f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}.",
+            returncode=2,
+        )
+    source = Source(session, replace(options, archive=archive or ""), projection)
+    with told(name, say=reason):
+        plan = source.plan()
+        with table_beside(projection.model, using=using) as beside:
+            return SparkRebuild(
+                source, plan, beside, using=using, compare_only=compare_only, write=write
+            ).run()
+
+
+class SparkRebuild(Rebuild):
+    """One rebuild of which Spark makes the rows.
+
+    Args:
+        source: Of the rows.
+        plan: Its first one.
+        beside: The model of the table that is filled.
+        using: Database alias.
+        compare_only: End before the takeover.
+        write: Takes progress lines.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        beside: type[models.Model],
+        *,
+        using: str,
+        compare_only: bool,
+        write: Callable[[str], Any],
+    ) -> None:
+        super().__init__(source.projection, beside, using=using, write=write)
+        self.source = source
+        self.plan = plan
+        self.compare_only = compare_only
+
+    def fill(self) -> list[State]:
+        """Load what Spark makes of all events up to an offset, and catch up from there."""
+        with self._folded() as (folded, events):
+            failpoint("rebuild_folded")
+            self._load(folded, events)
+        return self._caught_up()
+
+    def finish(self, states: list[State]) -> int:
+        """Compare, and take over."""
+        differing = self._compare(states)
+        failpoint("rebuild_compared")
+        if self.compare_only:
+            return differing
+        # Comparing takes its time, and the takeover locks: let little be left for it.
+        return super().finish(self.replay(states))
+
+    @contextmanager
+    def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
+        """Have the tasks make the rows, and keep them on their disks while they are loaded.
+
+        Yields:
+            The rows, and how many events they were made of.
+        """
+        from pyspark import StorageLevel
+
+        for _ in range(PLANS):
+            parts = len(self.plan.parts)
+            self.write(f"folding name={self.name} parts={parts}")
+            folded = self.source.fold(self.plan).persist(StorageLevel.DISK_ONLY)
+            try:
+                events = int(folded.map(events_of).sum())
+                if not self.plan.pruned():
+                    yield folded, events
+                    return
+            finally:
+                folded.unpersist()
+            self.write(f"folding again name={self.name}: the log was pruned meanwhile")
+            self.plan = self.source.plan()
+        raise PipelineError(
+            f"{self.source.options.log} was pruned {PLANS} times while it was read. Stop "
+            "outbox_prune until the view is rebuilt."
+        )
+
+    def _load(self, folded: RDD[Any], events: int) -> None:
+        results = folded.toLocalIterator(prefetchPartitions=True)
+        rows, loaded = self._rows(results), 0
+        while batch := list(islice(rows, ROWS)):
+            try:
+                with transaction.atomic(using=self.using):
+                    self.view.rows.bulk_create(batch)
+            except IntegrityError as error:
+                raise PipelineError(
+                    f"Rows of {self.live._meta.db_table} cannot be loaded: {error}. If it takes "
+                    "two keys for one, have the table compare bytes: compare_bytes() of "
+                    "outbox_app.models.collation in a migration."
+                ) from error
+            failpoint("rebuild_loaded")
+            before, loaded = loaded, loaded + len(batch)
+            if before // PROGRESS_ROWS < loaded // PROGRESS_ROWS:
+                self.write(f"loading name={self.name} rows={loaded}")
+        # Rows that go with an executor are made again, of a log that may be pruned by then.
+        if self.replayed != events:
+            raise PipelineError(
+                f"The rows were made of {events} events, and those that were loaded of "
+                f"{self.replayed}: an executor was lost, and the log pruned meanwhile."
+            )
+        self.write(f"loaded name={self.name} events={events} rows={loaded}")
+
+    def _rows(self, results: Iterable[Any]) -> Iterator[models.Model]:
+        names = columns(self.beside)
+        for each in results:
+            self.replayed += events_of(each)
+            if not isinstance(each, int):
+                yield self.beside.from_db(self.using, names, each)
+
+    def _caught_up(self) -> list[State]:
+        [reader] = self.readers
+        end = self.plan.end
+        require_same_database(reader.log, end, using=self.using)
+        state = reader.load(end.state)
+        self.positions = [end.position]
+        # On MySQL a log has as many gaps as there were rollbacks, until they have settled.
+        deadline = time.monotonic() + 2 * settings().SETTLE_SECONDS + 1
+        while not self.ask(_is_readable, reader, state):
+            if time.monotonic() > deadline:
+                break  # the replay says why
+            time.sleep(0.1)
+        return self.replay([state])
+
+    def _compare(self, states: list[State]) -> int:
+        """Say what would change. Returns how many rows."""
+        cursors = self.ask(list, Cursor.objects.using(self.using).filter(subscription=self.name))
+        try:
+            found = compare(
+                self.live,
+                self.beside,
+                using=self.using,
+                unsettled=lambda: self.ask(self._unsettled, states, cursors),
+            )
+        except (ReadRefused, TooFarBehind) as error:
+            if self.compare_only:
+                raise
+            self.write(f"not compared name={self.name}: {error}")
+            return 0
+        same, changed, added, gone = found.counts
+        self.write(
+            f"compared name={self.name} same={same} changed={changed} added={added} gone={gone} "
+            f"unsettled={found.unsettled}"
+        )
+        for line in found.examples:
+            self.write(f"  {line}")
+        return found.counts.differing
+
+    def _unsettled(self, states: list[State], cursors: list[Cursor]) -> set[Any]:
+        """Return the keys of the events after any of these places."""
+        keys: set[Any] = set()
+        seen, limit = 0, settings().PAGE_SIZE
+        for reader, state in self._places(states, cursors):
+            more = True
+            while more:
+                found, page = reader.read(state, limit)
+                state, more = page.state, page.more
+                keys.update(self.view.key(event) for event in found)
+                seen += len(found)
+                if seen > MAX_UNSETTLED:
+                    raise TooFarBehind(
+                        f"the subscription is more than {MAX_UNSETTLED} events behind, so it "
+                        "cannot be told what differs for another reason. Let it catch up"
+                    )
+        return keys
+
+    def _places(
+        self, states: list[State], cursors: list[Cursor]
+    ) -> Iterator[tuple[LogReader, State]]:
+        [own], [state] = self.readers, states
+        yield own, state
+        for cursor in cursors:
+            only = replace(own.only, parts=cursor.partitions, part=cursor.partition)
+            reader = LogReader(own.log, using=self.using, only=only)
+            try:
+                yield reader, reader.load(cursor.state)
+            finally:
+                reader.close()
+
+
+class TooFarBehind(PipelineError):
+    """A subscription has so much to do that its view cannot be compared."""
+
+
+def _is_readable(reader: LogReader, state: State) -> bool:
+    try:
+        reader.read(state, 1)
+    except TooManyGaps:
+        return False
+    return True

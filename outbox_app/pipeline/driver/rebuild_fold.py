@@ -1,0 +1,165 @@
+"""What a task of Spark does with the events of a key: the rows of a projection's view.
+
+Tasks begin without Django, so nothing here imports it before ``__call__`` has set it up, with the
+settings and the modules of the project. Rows are made in memory, and no database is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from ...exceptions import PipelineError
+
+if TYPE_CHECKING:
+    from ...eventlog.record import RecordedEvent
+    from ...projections.rows import View
+    from ..folding import Row
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionFold:
+    """Makes ``ViewFold``s; sent to tasks."""
+
+    projection: str
+    #: Where it is declared.
+    module: str
+    using: str
+    #: Table of the log.
+    log: str
+    #: DJANGO_SETTINGS_MODULE.
+    settings: str
+    #: Where the driver finds modules; elsewhere the project has to be installed.
+    path: tuple[str, ...]
+
+    def __call__(self) -> ViewFold:
+        """Set Django up, and return a fold.
+
+        Raises:
+            PipelineError: The project cannot be imported in the task.
+        """
+        sys.path += [each for each in self.path if each not in sys.path]
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", self.settings)
+        try:
+            import django
+
+            django.setup()
+            import_module(self.module)
+            from ...projections.projection import Projection
+            from ...projections.rows import View
+            from ...subscriptions.subscriber import subscriber_named
+
+            projection: Any = subscriber_named(self.projection).handle
+            assert isinstance(projection, Projection)
+            return ViewFold(View(projection, using=self.using), self.log)
+        except Exception as error:
+            raise PipelineError(
+                f"A task of Spark cannot load projection {self.projection!r} of {self.module} with "
+                f"the settings {self.settings}: {type(error).__name__}: {error}. Executors need "
+                "the project as the driver has it: its modules, packages and environment."
+            ) from None
+
+
+class ViewFold:
+    """Folds events into rows. A row is given out as the values of its columns.
+
+    Args:
+        view: Knows how.
+        log: Table of the log.
+    """
+
+    def __init__(self, view: View, log: str) -> None:
+        from django.conf import settings
+        from django.db import connections
+
+        from ...eventlog.record import RecordedEvent
+        from ...projections.projection import Projection
+        from ...projections.rows import Turn
+
+        self.record, self.turn = RecordedEvent, Turn
+        #: Else the stream is the key, which can be told without reading the data.
+        self.own_key = type(view.projection).key is not Projection.key
+        self.view = view
+        self.log = log
+        self.rows: dict[Any, Any] = {}
+        self.events = 0
+        self.columns = columns(view.model)
+        connection = connections[view.using]
+        self.zone: tzinfo = connection.timezone or UTC
+        #: Where Django has times without a zone: which one is meant.
+        self.naive = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
+
+    def key(self, row: Row) -> Any:
+        """See ``Fold``."""
+        event = self._event(row) if self.own_key else self.record._make((*row, self.log))
+        try:
+            return self.view.key(event)
+        except Exception as error:
+            raise self._failed("key", event, error) from None
+
+    def add(self, row: Row) -> None:
+        """See ``Fold``."""
+        event = self._event(row)
+        try:
+            keyed = [(self.view.key(event), self.turn(event))]
+            self.rows.update(self.view.fold(self.rows, keyed))
+        except Exception as error:
+            raise self._failed("apply", event, error) from None
+        self.events += 1
+
+    def result(self) -> Iterator[Any]:
+        """See ``Fold``: values of each row, and then how many events that were."""
+        rows, events = self.rows, self.events
+        self.rows, self.events = {}, 0
+        for row in rows.values():
+            if row is not None:
+                yield tuple(getattr(row, name) for name in self.columns)
+        yield events
+
+    def _event(self, row: Row) -> RecordedEvent:
+        id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
+        at = recorded_at.astimezone(self.naive or self.zone)
+        return self.record(
+            id,
+            topic,
+            stream,
+            version,
+            type,
+            _json(data),
+            _json(metadata),
+            UUID(message_id),
+            at.replace(tzinfo=None) if self.naive else at,
+            self.log,
+        )
+
+    def _failed(self, what: str, event: RecordedEvent, error: Exception) -> PipelineError:
+        # In one line: it is looked for among the traces of Spark.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return PipelineError(
+            f"Projection {self.view.projection.name!r}: {what}() of {event.stream}@{event.version} "
+            f"({event.type}, position {event.id} of {event.log}) raised {type(error).__name__}: "
+            f"{error!s:.500} ({frame.filename}:{frame.lineno})".replace("\n", " ")
+        )
+
+
+def _json(text: str) -> Any:
+    return {} if text == "{}" else json.loads(text)
+
+
+def events_of(result: Any) -> int:
+    """Return how many events a result of a fold stands for: rows are told apart from counts."""
+    return result if isinstance(result, int) else 0
+
+
+def columns(model: Any) -> list[str]:
+    """Return the attributes of a row that are written, in the order in which they travel."""
+    return [field.attname for field in model._meta.concrete_fields if not field.generated]

@@ -1,0 +1,93 @@
+"""Statistics of a log into the table that the admin shows: the last run's, and nothing else.
+
+One transaction takes the old rows away and writes the new ones: readers see the old ones until it
+commits, and a run that is killed has changed nothing. All is computed before it begins. It is
+short, therefore: on PostgreSQL no subscription gets beyond a transaction that is still writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import chain, islice
+
+from django.conf import settings as django_settings
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ...jobs.staging.insert import outbox_alias
+from ...models import Statistic
+from ...models.statistic import label_of
+from ..statistic_names import COLUMNS, NAMES
+
+#: Rows an INSERT.
+BATCH = 500
+
+Row = tuple[str, datetime, str, str, str, float]
+
+
+def store(rows: Iterable[Row], *, log: str, using: str | None = None) -> int:
+    """Replace the statistics of a log in the table.
+
+    Args:
+        rows: All that there are of it now, as ``pipeline.statistics.rows_of`` gives them:
+            ``rows_of(for_table(frame))``. They are taken in batches.
+        log: Table of the log; every row has it as its source.
+        using: Database alias. Default: the outbox's, which is where the admin looks.
+
+    Returns:
+        How many rows it has now.
+
+    Raises:
+        ValueError: A row is of another source. Nothing was changed.
+    """
+    using = using or outbox_alias()
+    batches = _batches(rows, log)
+    # The first row comes when all of them were computed, and only then the transaction begins.
+    first = next(batches, [])
+    written = 0
+    with transaction.atomic(using=using):
+        Statistic.objects.using(using).filter(source=log, name__in=NAMES).delete()
+        for batch in chain([first], batches):
+            _write(batch, using=using)
+            written += len(batch)
+    return written
+
+
+def _batches(rows: Iterable[Row], log: str) -> Iterator[list[Statistic]]:
+    made = (_statistic(row, log) for row in rows)
+    while batch := list(islice(made, BATCH)):
+        yield batch
+
+
+def _statistic(row: Row, log: str) -> Statistic:
+    source, minute, name, dimension, label, value = row
+    if source != log:
+        raise ValueError(
+            f"A statistic of {source!r} was given as one of {log!r}. Store each log by itself."
+        )
+    return Statistic(
+        source=source,
+        minute=_stored(minute),
+        name=name,
+        dimension=dimension,
+        label=label_of(label),
+        value=value,
+    )
+
+
+def _stored(minute: datetime) -> datetime:
+    if django_settings.USE_TZ:
+        return minute
+    return timezone.make_naive(minute, timezone.get_default_timezone())
+
+
+def _write(batch: list[Statistic], *, using: str) -> None:
+    # Two runs at a time: rows of the other one, which were not there to be deleted, are updated.
+    named = connections[using].features.supports_update_conflicts_with_target
+    Statistic.objects.using(using).bulk_create(
+        batch,
+        update_conflicts=True,
+        update_fields=["value", "written_at"],
+        unique_fields=[*COLUMNS[:-1]] if named else None,
+    )

@@ -1,0 +1,178 @@
+"""Counters: a few figures a minute in the table of statistics, so that no page counts history.
+
+A process counts in memory and writes whole rows of its own: the figure of that minute so far, under
+its own source. So a write that is repeated after an unknown outcome changes nothing, and nobody
+adds to a row of somebody else. It writes every ten seconds, only what has changed, in a short
+transaction of its own; inside a transaction of somebody else nothing is written. A process that is
+killed loses the counts of ten seconds, never a job. A write that fails is logged and tried again.
+Minutes go by the database's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import django.db
+from django.db import connections
+
+from ..models import Statistic
+from ..models.statistic import label_of
+from ..text import get_logger
+from .backoff import Trouble
+from .lease import Membership
+from .lock_wait import atomic_with_lock_wait
+
+#: Jobs of a minute: taken by the broker, moved to the dead.
+PUBLISHED, DEAD = "published", "dead"
+#: Jobs of a minute by their delay, from staged (held ones: from the end of that) to taken by the
+#: broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
+DELAY, LE = "delay", "le"
+#: The highest id that a drainer has read by then.
+READ_ID = "read_id"
+#: Samples: rows that are ready or held, counted up to a limit; seconds; the highest id known.
+READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
+#: Of a subscription, by its name: events that were handled, attempts that failed.
+HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
+#: Of a log, by its table: the highest position there is. Readers take it, publishers write nothing.
+NEWEST_POSITION, LOG = "newest_position", "log"
+
+#: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
+NAMES = (
+    PUBLISHED,
+    DEAD,
+    DELAY,
+    READ_ID,
+    READY,
+    HELD,
+    OLDEST,
+    HANDLED,
+    FAILED,
+    NEWEST_ID,
+    NEWEST_POSITION,
+)
+
+#: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.
+EDGES = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+#: The labels of the buckets, the last one's with them.
+BUCKETS = (*(f"{edge:g}" for edge in EDGES), "+Inf")
+
+#: Seconds between two writes, at least.
+EVERY = 10.0
+#: Minutes that are kept in memory: to be written again, and while the database is away.
+KEPT = 60
+#: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
+LOCK_WAIT = 1
+#: Rows an INSERT.
+BATCH = 500
+
+logger = get_logger("outbox_app.counters")
+
+#: Name, dimension and label.
+Key = tuple[str, str, str]
+
+
+class Minute:
+    """The counters of one process in one minute."""
+
+    def __init__(self, begins: datetime) -> None:
+        self.begins = begins
+        self.values: dict[Key, float] = {}
+        #: What has changed since it was written.
+        self.changed: set[Key] = set()
+
+    def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
+        """Count so many more."""
+        if value:
+            key = name, dimension, label
+            self.values[key] = self.values.get(key, 0.0) + value
+            self.changed.add(key)
+
+    def put(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
+        """Set a figure."""
+        key = name, dimension, label
+        if self.values.get(key) != value:
+            self.values[key] = value
+            self.changed.add(key)
+
+
+class Counters:
+    """The counters of one process, on their way to the table.
+
+    Args:
+        using: Database alias.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.using = using
+        self.clock = clock
+        self._trouble = Trouble(f"counters of {using}", logger)
+        self._tried_at = clock()
+        self._minutes: dict[tuple[datetime, str], Minute] = {}
+
+    def of(self, membership: Membership) -> Minute | None:
+        """Return the counters of this minute; None while the database's time is not known.
+
+        Args:
+            membership: Its id is the source of the rows, its clock says which minute it is.
+        """
+        now = membership.now()
+        if now is None:
+            return None
+        key = now.replace(second=0, microsecond=0), str(membership.id)
+        if key not in self._minutes:
+            # Minutes stay for a while after they were written: a clock that is put back goes on
+            # with the figures that are there. Whole minutes go: a process may have many sources.
+            begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
+            if key[0] not in begun and len(begun) >= KEPT:
+                for old in [each for each in self._minutes if each[0] == begun[0]]:
+                    del self._minutes[old]
+            self._minutes[key] = Minute(key[0])
+        return self._minutes[key]
+
+    def write_if_due(self) -> None:
+        """Write what has changed, where the last attempt is long enough ago."""
+        if self.clock() - self._tried_at >= EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Write what has changed. What fails is tried again with the next write."""
+        self._tried_at = self.clock()
+        rows = [
+            Statistic(
+                source=source,
+                minute=minute,
+                name=name,
+                dimension=dimension,
+                label=label_of(label),
+                value=counters.values[name, dimension, label],
+            )
+            for (minute, source), counters in self._minutes.items()
+            for name, dimension, label in sorted(counters.changed)
+        ]
+        if not rows or connections[self.using].in_atomic_block:
+            return
+        try:
+            with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
+                self._upsert(rows)
+        except django.db.Error as error:
+            self._trouble.note(error)
+            return
+        self._trouble.over()
+        for counters in self._minutes.values():
+            counters.changed.clear()
+
+    def _upsert(self, rows: list[Statistic]) -> None:
+        named = connections[self.using].features.supports_update_conflicts_with_target
+        Statistic.objects.using(self.using).bulk_create(
+            rows,
+            batch_size=BATCH,
+            update_conflicts=True,
+            update_fields=["value", "written_at"],
+            unique_fields=["name", "minute", "source", "dimension", "label"] if named else None,
+        )

@@ -1,0 +1,196 @@
+"""How an idle drainer waits: by LISTEN on PostgreSQL, by the clock elsewhere.
+
+LISTEN needs a session of its own; behind a pooler in transaction mode it hears nothing and says
+nothing. So a listener tests itself with a NOTIFY of its own, and one that hears nothing is given up
+for a while: the drain then polls at its interval. A wake-up is a hint; what is read does not depend
+on it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import django.db
+from django.db import connections
+
+from ..conf import settings
+from ..text import get_logger
+from .wakeup import JOBS
+from .watchdog import Watchdog
+
+logger = get_logger("outbox_app.drain")
+
+#: Seconds between two polls by default: where commits wake the reader, and elsewhere.
+WOKEN_INTERVAL, POLL_INTERVAL = 1.0, 0.1
+#: Longest uninterrupted wait for a NOTIFY, in seconds: a stop is noticed within it.
+SLICE = 0.25
+#: Seconds in which a listener must hear its own test.
+TEST_SECONDS = 2.0
+#: Seconds after which a listener is tested again, and one that failed is tried again.
+RETRY_SECONDS = 60.0
+
+
+class Stop:
+    """A flag to wait for that a signal handler may set.
+
+    ``threading.Event`` may not: its ``set()`` takes the lock that the interrupted thread may hold.
+    """
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        """Set it, from any thread or signal handler."""
+        if self._at is None:
+            self._at = time.monotonic()
+        self._bell.put(None)
+
+    def is_set(self) -> bool:
+        """Say whether it is set."""
+        return self._at is not None
+
+    def is_set_for(self, seconds: float) -> bool:
+        """Say whether it has been set for so long."""
+        return self._at is not None and time.monotonic() - self._at >= seconds
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, for at most so long. Says whether it is."""
+        if not self.is_set():
+            with suppress(queue.Empty):
+                self._bell.get(timeout=max(0.0, seconds))
+        return self.is_set()
+
+
+class Clock:
+    """Waits by the clock."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, or until the stop. Says whether something woke it: never."""
+        self.stop.wait(seconds)
+        return False
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Listener(Clock):
+    """Waits for NOTIFY on a connection of its own, and by the clock while that does not work.
+
+    Args:
+        stop: Ends every wait.
+        using: Alias whose connection settings are used.
+        watchdog: Bounds what is asked of the database.
+        channel: What is listened to.
+    """
+
+    def __init__(self, stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> None:
+        super().__init__(stop)
+        self.using = using
+        self.channel = channel
+        self.watchdog = watchdog
+        #: When to test the listener (again).
+        self._test_at = 0.0
+        #: What the test in progress has to hear, and until when; empty once heard.
+        self._token = ""
+        self._hear_until = 0.0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a wake-up, for at most so many seconds. Says whether one came."""
+        until = time.monotonic() + seconds
+        try:
+            if time.monotonic() >= self._test_at:
+                with self.watchdog.busy():
+                    self._test()
+            while self._connection is not None and not self.stop.is_set():
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                if self._is_woken(min(left, SLICE)):
+                    return True
+        except (django.db.Error, self._driver_error()) as error:
+            self._give_up(repr(error))
+        return super().wait(until - time.monotonic())
+
+    def close(self) -> None:
+        """Close the listening connection."""
+        connection, self.watchdog.listener = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @property
+    def _connection(self) -> Any:
+        return self.watchdog.listener
+
+    def _test(self) -> None:
+        """Listen anew, and send what has to be heard."""
+        self.close()
+        self._test_at = time.monotonic() + RETRY_SECONDS
+        connection = connections.create_connection(self.using)
+        self.watchdog.listener = connection
+        connection.connect()
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {self.channel}")
+        self._token = uuid4().hex
+        self._hear_until = time.monotonic() + TEST_SECONDS
+        # Sent by another session: a pooler may well show a session its own notices.
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [self.channel, self._token])
+
+    def _is_woken(self, seconds: float) -> bool:
+        notifies = self._connection.connection.notifies
+        heard: list[str] = []
+        # One, and then all that has piled up while nobody waited.
+        while more := list(notifies(timeout=0 if heard else seconds, stop_after=1)):
+            heard += [notice.payload for notice in more]
+        if self._token in heard:
+            self._token = ""
+        elif self._token and time.monotonic() > self._hear_until:
+            self._give_up("a NOTIFY was not heard; is there a pooler in transaction mode?")
+        # Tests, of other drainers too, have a payload; a commit has none.
+        return "" in heard
+
+    def _give_up(self, why: str) -> None:
+        logger.warning(
+            "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s",
+            self.using,
+            RETRY_SECONDS,
+            why,
+        )
+        self._token = ""
+        self.close()
+
+    @staticmethod
+    def _driver_error() -> type[Exception]:
+        from psycopg import Error
+
+        return Error
+
+
+def poll_interval(chosen: float | None, *, using: str) -> float:
+    """Return what was chosen, in seconds; by default rare polls where commits wake the reader."""
+    if chosen is not None:
+        return chosen
+    return WOKEN_INTERVAL if settings().WAKE and _listens(using) else POLL_INTERVAL
+
+
+def waiter(stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> Clock:
+    """Return the way of waiting that the database of ``using`` offers."""
+    if _listens(using):
+        return Listener(stop, using=using, watchdog=watchdog, channel=channel)
+    return Clock(stop)
+
+
+def _listens(using: str) -> bool:
+    if connections[using].vendor != "postgresql":
+        return False
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)

@@ -1,0 +1,1 @@
+"""Read models that a subscription keeps up to date, and how they are rebuilt."""

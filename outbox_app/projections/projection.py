@@ -1,0 +1,167 @@
+"""``Projection``: a read model, kept up to date by a subscription.
+
+A subclass says how an event changes a row; a page is then one read, one INSERT, one upsert and one
+DELETE at most, whatever its size. The subscription (*pull*) guarantees the view, and its effects
+are exact. ``push=True`` applies a writer's events right after its commit, too, ``inline=True``
+inside its transaction: ``projections.push``. The rule by which one row can be reached from both
+sides is in ``projections.rows``; ``manage.py outbox_rebuild`` makes a view anew from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models
+
+from ..eventlog.record import RecordedEvent
+from ..exceptions import InvalidSubscriber
+from ..models import EventLog
+from ..subscriptions.subscriber import (
+    OnError,
+    OnGap,
+    Start,
+    Subscriber,
+    subscriber,
+    subscriber_named,
+)
+from .push import connect
+from .rows import Turn, View
+
+
+class Projection:
+    """Base of read models. A subclass that has a ``name`` is a subscription at once.
+
+    Write it in the module ``subscribers`` of your app. The view is an ordinary model whose primary
+    key is what ``key`` returns: the event's stream, unless you say otherwise. ``apply`` must depend
+    on its arguments alone: it may be called again for the same event, with the row read anew.
+    """
+
+    #: Name of the subscription; unique.
+    name: ClassVar[str] = ""
+    #: The model of the view. Its table is on the database of the logs.
+    model: ClassVar[type[models.Model]]
+
+    #: These have the meaning that they have for ``@subscriber``.
+    types: ClassVar[Sequence[str] | None] = None
+    topics: ClassVar[Sequence[str] | None] = None
+    logs: ClassVar[Sequence[type[EventLog] | str] | None] = None
+    partitions: ClassVar[int] = 1
+    on_error: ClassVar[OnError] = "stop"
+    start: ClassVar[Start] = "beginning"
+    batch_size: ClassVar[int | None] = None
+    on_gap: ClassVar[OnGap] = "off"
+    max_backtracks: ClassVar[int] = 20
+
+    #: Apply the events of a transaction right after its commit, in the same process, too.
+    push: ClassVar[bool] = False
+    #: Apply them inside the transaction; what ``apply`` raises fails the ``publish()``.
+    inline: ClassVar[bool] = False
+    #: Each event says everything about its row, so that it may be pushed on top of any earlier one.
+    whole_state: ClassVar[bool] = False
+
+    def apply(self, event: RecordedEvent, row: Any) -> models.Model | None:
+        """Return what becomes of a row.
+
+        Args:
+            event: The event.
+            row: The row as it is, or None where there is none.
+
+        Returns:
+            The row, changed, or an instance of ``model``; its key is filled in. None: no row.
+        """
+        raise NotImplementedError
+
+    def key(self, event: RecordedEvent) -> Any:
+        """Return the primary key of the row that an event changes."""
+        return event.stream
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.name:
+            declare(cls())
+
+    def __call__(self, events: list[RecordedEvent]) -> None:
+        """Handle a page of the subscription, in its transaction."""
+        View(self, using=self.subscriber.using).apply([Turn(event) for event in events])
+
+    def __str__(self) -> str:
+        return type(self).__qualname__
+
+    @property
+    def subscriber(self) -> Subscriber:
+        """The subscription."""
+        return subscriber_named(self.name)
+
+    @property
+    def versioned(self) -> bool:
+        """Whether rows keep the version that they have applied."""
+        return self.push or self.inline
+
+
+def declare(projection: Projection) -> None:
+    """Make a projection a subscription.
+
+    Raises:
+        InvalidSubscriber: Something of it cannot work.
+    """
+    _check(projection)
+    subscriber(
+        projection.name,
+        types=projection.types,
+        topics=projection.topics,
+        logs=projection.logs,
+        partitions=projection.partitions,
+        on_error=projection.on_error,
+        start=projection.start,
+        batch_size=projection.batch_size,
+        on_gap=projection.on_gap,
+        max_backtracks=projection.max_backtracks,
+    )(projection)
+    connect()
+
+
+def _check(projection: Projection) -> None:
+    text = f"Projection {projection.name!r}: "
+    model = getattr(projection, "model", None)
+    if not isinstance(model, type) or not issubclass(model, models.Model) or model._meta.abstract:
+        raise InvalidSubscriber(f"{text}model must be the concrete model of the view; got {model}.")
+    if type(projection).apply is Projection.apply:
+        raise InvalidSubscriber(f"{text}write apply(self, event, row).")
+    if model._meta.parents or model._meta.local_many_to_many:
+        raise InvalidSubscriber(
+            f"{text}{model._meta.label} is more than one table. A view is a table of its own: "
+            "without multi-table inheritance and many-to-many fields."
+        )
+    key = model._meta.pk
+    if isinstance(key, models.AutoField | models.CompositePrimaryKey):
+        raise InvalidSubscriber(
+            f"{text}the primary key of {model._meta.label} is {key.name} ({type(key).__name__}), "
+            "but rows are found by the key of their events. Declare the field that holds it with "
+            "primary_key=True, for example stream = CharField(max_length=255, primary_key=True)."
+        )
+    if projection.push and projection.inline:
+        raise InvalidSubscriber(f"{text}give push or inline, not both.")
+    if projection.versioned:
+        _check_versioned(projection, text)
+
+
+def _check_versioned(projection: Projection, text: str) -> None:
+    asked = "push" if projection.push else "inline"
+    if projection.logs is not None and len(projection.logs) > 1:
+        raise InvalidSubscriber(
+            f"{text}{asked}=True needs rows that come from one stream each, and it reads "
+            f"{len(projection.logs)} logs: there is no version that says what a row has applied. "
+            f"Leave {asked} out; the subscription keeps the view up to date."
+        )
+    label = projection.model._meta.label
+    try:
+        version = projection.model._meta.get_field("version")
+    except FieldDoesNotExist:
+        version = None
+    if not isinstance(version, models.IntegerField):
+        raise InvalidSubscriber(
+            f"{text}with {asked}=True each row keeps the version of its stream that it has "
+            f"applied. Give {label} version = BigIntegerField(default=0)."
+        )

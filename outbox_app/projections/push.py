@@ -1,0 +1,97 @@
+"""Push and inline: the writer applies its own events to the views that ask for it.
+
+*Push* comes right after the commit, in the same process. It harms nobody: it waits for locks for a
+second at most, and where it fails or is lost (a killed process) that is logged, and the pull brings
+the row. *Inline* comes inside the writer's transaction and fails with it. Its subscription runs all
+the same: it fills the view from before there was the projection, and brings what was left to it.
+Both read the events back from the log, so that they see what the pull sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import OuterRef, Subquery
+
+from ..eventlog.filter import Filter
+from ..eventlog.record import recorded
+from ..failpoints import failpoint
+from ..models import EventLog
+from ..process.lock_wait import atomic_with_lock_wait
+from ..signals import events_published
+from ..subscriptions.subscriber import Subscriber, all_subscribers
+from ..text import get_logger
+from .rows import Turn, View
+
+if TYPE_CHECKING:
+    from .projection import Projection
+
+logger = get_logger("outbox_app.projections")
+
+#: Seconds for which a push waits for a lock.
+LOCK_WAIT = 1
+#: Events of one read.
+CHUNK = 500
+
+
+def connect() -> None:
+    """Be told of events from now on."""
+    events_published.connect(receive, dispatch_uid="outbox_app.projections.push")
+
+
+def receive(
+    sender: type[EventLog], *, using: str, events: Sequence[EventLog], **kwargs: Any
+) -> None:
+    """Take events that were just written, before the commit."""
+    for each in all_subscribers():
+        projection: Any = each.handle
+        if not getattr(projection, "versioned", False):  # a function, or the pull alone
+            continue
+        if each.fault or using != each.using or sender not in each.logs:
+            continue
+        only = Filter(each.topics, each.types)
+        ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
+        if ids and projection.inline:
+            View(projection, using=using).apply(list(turns(each, sender, ids)))
+        elif ids:
+            _push_after_commit(each, projection, sender, ids)
+
+
+def turns(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> Iterator[Turn]:
+    """Read events back, each with the version before it that the subscription asks for."""
+    rows = log._default_manager.using(subscriber.using)
+    condition, params = Filter(subscriber.topics, subscriber.types).sql()
+    earlier = rows.filter(stream=OuterRef("stream"), version__lt=OuterRef("version"))
+    if condition:
+        # The very SQL of the pull: what "order.*" means must not differ by a letter.
+        earlier = earlier.extra(where=[condition], params=params)
+    previous = Subquery(earlier.order_by("-version").values("version")[:1])
+    for start in range(0, len(ids), CHUNK):
+        chunk = rows.filter(message_id__in=ids[start : start + CHUNK])
+        for row in chunk.annotate(previous=previous).order_by("stream", "version"):
+            yield Turn(recorded(row), row.previous or 0)
+
+
+def _push_after_commit(
+    subscriber: Subscriber, projection: Projection, log: type[EventLog], ids: Sequence[UUID]
+) -> None:
+    using = subscriber.using
+
+    def push() -> None:
+        try:
+            failpoint("push")
+            mine = list(turns(subscriber, log, ids))
+            with atomic_with_lock_wait(LOCK_WAIT, using=using):
+                View(projection, using=using).apply(mine)
+        except Exception as error:
+            logger.warning(
+                "Push left to the pull subscription=%s events=%d error=%r",
+                subscriber.name,
+                len(ids),
+                error,
+            )
+
+    transaction.on_commit(push, using=using, robust=True)

@@ -1,0 +1,243 @@
+"""Rebuilding a view from the log, beside the live table: ``manage.py outbox_rebuild``.
+
+The log is replayed into a table of its own while the view is served and its subscription goes on.
+The takeover is one transaction: it stops the subscription by its cursors, locks the view, reads
+what has come meanwhile, puts the new rows in place of the old ones, and sets the cursors to where
+the new rows stand. Readers see the old rows until it commits, then the new ones; no event is missed
+or applied twice. Rows are copied and no table is renamed: on MySQL a renaming commits by itself,
+and indexes, constraints, grants and foreign keys keep their names. Killed at any point it has
+changed nothing, but for a table that the next rebuild removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import django.db
+from django.db import connections, models, transaction
+from django.db.models import F
+
+from ..conf import settings
+from ..eventlog.filter import Filter
+from ..eventlog.reader import LogReader
+from ..eventlog.state import State
+from ..failpoints import failpoint
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
+from ..process.lock_wait import atomic_with_lock_wait
+from ..subscriptions.cursors import cursor_of
+from ..text import get_logger
+from .projection import Projection
+from .rebuildable import rebuildable, require_whole, told
+from .rows import Turn, View
+from .shadow_table import table_beside
+
+logger = get_logger("outbox_app.subscriptions")
+
+#: Seconds for which the takeover waits for a lock, while others wait for it.
+LOCK_WAIT = 2
+#: Takeovers that are tried, one after the other.
+ATTEMPTS = 10
+#: Events between two progress lines.
+PROGRESS_EVENTS = 50_000
+
+
+def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
+    """Rebuild a view from the log.
+
+    Args:
+        name: The projection's.
+        write: Takes progress lines.
+
+    Returns:
+        How many rows the view has now.
+
+    Raises:
+        CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
+            its subscription are as they were.
+    """
+    projection, using = rebuildable(name)
+    for log in projection.subscriber.logs:
+        require_whole(log, using=using)
+    with told(name), table_beside(projection.model, using=using) as beside:
+        return Rebuild(projection, beside, using=using, write=write).run()
+
+
+class Rebuild:
+    """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones.
+
+    Args:
+        projection: The projection.
+        beside: The model of the table that is filled.
+        using: Database alias.
+        write: Takes progress lines.
+    """
+
+    def __init__(
+        self,
+        projection: Projection,
+        beside: type[models.Model],
+        *,
+        using: str,
+        write: Callable[[str], Any],
+    ) -> None:
+        self.subscriber = projection.subscriber
+        self.name = projection.name
+        self.live = projection.model
+        self.beside = beside
+        self.using = using
+        self.write = write
+        self.view = View(projection, using=using, table=beside)
+        self.limit = projection.batch_size or settings().PAGE_SIZE
+        self.replayed = 0
+        self.readers: list[LogReader] = []
+        #: Highest position replayed of each.
+        self.positions: list[int] = []
+        # It reads on a connection of its own: the takeover's transaction may not read the log.
+        self.thread = ThreadPoolExecutor(1, "rebuild")
+
+    def run(self) -> int:
+        """Fill, and take over. Returns the number of rows."""
+        try:
+            self.readers = [self._reader(log) for log in self.subscriber.logs]
+            self.positions = [0] * len(self.readers)
+            self.ask(self._make_cursors)
+            self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
+            return self.finish(self.fill())
+        finally:
+            self.ask(self._close)
+            self.thread.shutdown()
+
+    def fill(self) -> list[State]:
+        """Make the new rows; return the states at which they stand."""
+        return self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
+
+    def finish(self, states: list[State]) -> int:
+        """Take over, as often as it has to be tried. Returns the number of rows."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                rows = self._take_over(states)
+                break
+            except django.db.OperationalError as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self.write(f"takeover tried again name={self.name} error={error!r}")
+                states = self.replay(states)
+        self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
+        return rows
+
+    def _reader(self, log: type[EventLog]) -> LogReader:
+        return LogReader(
+            log, using=self.using, only=Filter(self.subscriber.topics, self.subscriber.types)
+        )
+
+    def _make_cursors(self) -> None:
+        """Have the subscription there, as if it had run."""
+        Subscription.objects.using(self.using).get_or_create(
+            name=self.name, defaults={"partitions": self.subscriber.partitions}
+        )
+        for reader in self.readers:
+            cursor_of(self.subscriber, 0, reader)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function returns on the connection that reads."""
+        return self.thread.submit(function, *arguments).result()
+
+    def replay(self, states: list[State]) -> list[State]:
+        """Apply what comes after the states; return the states at the end of the log."""
+        states = list(states)
+        for index, reader in enumerate(self.readers):
+            more = True
+            while more:
+                found, page = self.ask(reader.read, states[index], self.limit)
+                with transaction.atomic(using=self.using):
+                    self.view.apply([Turn(event) for event in found])
+                failpoint("rebuild_page")
+                states[index], more = page.state, page.more
+                self.positions[index] = max(self.positions[index], page.position)
+                self._count(len(found))
+        return states
+
+    def _count(self, events: int) -> None:
+        before, self.replayed = self.replayed, self.replayed + events
+        if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
+            self.write(f"replaying name={self.name} events={self.replayed}")
+
+    def _take_over(self, states: list[State]) -> int:
+        using, replayed = self.using, self.replayed
+        cursors = Cursor.objects.using(using).filter(subscription=self.name)
+        try:
+            with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
+                # First the cursors, as the pull does: a page in flight is waited for, or finds
+                # itself overtaken. Then the view: pushes and writers of inline events wait, so
+                # the log that is read now holds all that the old rows held.
+                cursors.update(revision=F("revision") + 1)
+                self._lock_and_empty()
+                ends = self.replay(states)
+                rows = self._copy()
+                failpoint("rebuild_copied")
+                for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
+                    cursors.filter(log=reader.table).update(
+                        state=end.dump(),
+                        position=position,
+                        error="",
+                        failures=0,
+                        retry_at=None,
+                        counted=None,
+                    )
+                ParkedStream.objects.using(using).filter(subscription=self.name).delete()
+                Gap.objects.using(using).filter(
+                    subscription=self.name, kind=Gap.Kind.VERSION, state=Gap.State.OPEN
+                ).update(
+                    state=Gap.State.CLOSED,
+                    settled_at=DatabaseNow(),
+                    reason="The view was rebuilt from what was there.",
+                )
+            return rows
+        except BaseException:
+            self.replayed = replayed
+            raise
+
+    def _lock_and_empty(self) -> None:
+        connection = connections[self.using]
+        live = connection.ops.quote_name(self.live._meta.db_table)
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                # Any weaker lock lets a SELECT … FOR UPDATE begin, which then waits for a row that
+                # is gone, and does not see the one in its place. Readers pass.
+                cursor.execute(f"LOCK TABLE {live} IN EXCLUSIVE MODE")
+            cursor.execute(f"DELETE FROM {live}")
+
+    def _copy(self) -> int:
+        connection = connections[self.using]
+        quote = connection.ops.quote_name
+        fields = [f for f in self.live._meta.concrete_fields if not f.generated]
+        columns = ", ".join(quote(str(field.column)) for field in fields)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {quote(self.live._meta.db_table)} ({columns}) "
+                f"SELECT {columns} FROM {quote(self.beside._meta.db_table)}"
+            )
+            return int(cursor.rowcount)
+
+    def _close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+        connections[self.using].close()
+
+
+@contextmanager
+def _gap_locks(using: str) -> Iterator[None]:
+    """On MySQL lock the gaps, too, so that nobody inserts a row behind the emptying."""
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        yield
+    finally:
+        connection.close()  # the next one has its own level again

@@ -1,0 +1,210 @@
+"""The rows of a view: events are applied to them in memory, and written once for a page.
+
+Rows are locked in the order of their keys, so partitions and pushes that meet on a row wait for one
+another; who inserts a row that another transaction has inserted meanwhile begins again with that.
+
+The rule of a view with versions. The pull is in order and complete for what the projection asks
+for, so it applies every event above the row's version, over any versions in between. A push or an
+inline event comes out of the blue, so it is applied only where the row has applied the event that
+the projection asked for before it in the stream: v on top of v - 1. Else it is left to the pull.
+So a row always holds exactly the events up to its version. A deleted row would forget that and
+come back with a late push: it stays, marked in its field ``deleted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import IntegrityError, connections, models, transaction
+
+from ..enclosure import refusing
+from ..eventlog.record import RecordedEvent
+from ..exceptions import InvalidSubscriber
+from ..failpoints import failpoint
+
+if TYPE_CHECKING:
+    from .projection import Projection
+
+#: Attempts at rows that others are inserting at the same moment.
+ATTEMPTS = 5
+
+Rows = dict[Any, Any]
+
+
+class Turn(NamedTuple):
+    """An event, and what it may be applied on."""
+
+    event: RecordedEvent
+    #: The version before it in its stream that the projection asks for, 0 where there is none.
+    #: None in the pull, which has applied it.
+    previous: int | None = None
+
+
+class View:
+    """The rows of a projection in one table.
+
+    Args:
+        projection: The projection.
+        using: Database alias.
+        table: A model of another table of the same columns. Default: the projection's model.
+    """
+
+    def __init__(
+        self, projection: Projection, *, using: str, table: type[models.Model] | None = None
+    ) -> None:
+        self.projection = projection
+        self.using = using
+        self.model = projection.model
+        meta = self.model._meta
+        assert meta.pk is not None
+        self.pk = meta.pk
+        self.rows = (table or self.model)._base_manager.using(using)
+        self.columns = [field.attname for field in meta.concrete_fields]
+        self.written = [
+            field.name for field in meta.concrete_fields if not field.generated and field != self.pk
+        ]
+        self.keeps_deleted = projection.versioned and "deleted" in self.columns
+
+    def apply(self, turns: Sequence[Turn]) -> None:
+        """Apply events, in order, inside the open transaction.
+
+        Raises:
+            InvalidSubscriber: The projection does what it must not.
+        """
+        if not turns:
+            return
+        keyed = [(self.key(turn.event), turn) for turn in turns]
+        if self.projection.versioned and turns[0].previous is None:
+            keyed = self._not_applied(keyed)
+        if not keyed:
+            return
+        keys = sorted({key for key, _ in keyed})
+        for attempt in range(1, ATTEMPTS + 1):
+            before = self._read(keys)
+            failpoint("view_read")
+            with refusing(f"Projection {self.projection.name!r}", using=self.using):
+                after = self.fold(before, keyed)
+            new = [row for key, row in after.items() if key not in before and row is not None]
+            try:
+                self._insert(new)
+            except IntegrityError:
+                if attempt == ATTEMPTS:
+                    raise
+                continue  # somebody else has inserted one of them since we looked
+            known = {key: row for key, row in after.items() if key in before}
+            self._update([row for row in known.values() if row is not None])
+            gone = [key for key, row in known.items() if row is None]
+            if gone:
+                self.rows.filter(pk__in=gone).delete()
+            return
+
+    def key(self, event: RecordedEvent) -> Any:
+        """Return the primary key of the row that an event changes.
+
+        Raises:
+            InvalidSubscriber: There is none, where rows have versions.
+        """
+        key = self.pk.to_python(self.projection.key(event))
+        if self.projection.versioned and str(key) != event.stream:
+            raise InvalidSubscriber(
+                f"Projection {self.projection.name!r}: the row of {event.stream}@{event.version} "
+                f"has the key {key!r}, which is not the event's stream. Rows that several streams "
+                "feed have no version, so they can be neither pushed nor inline. Leave push and "
+                "inline out, or key the rows by stream."
+            )
+        return key
+
+    def _not_applied(self, keyed: list[tuple[Any, Turn]]) -> list[tuple[Any, Turn]]:
+        """Leave out what the rows have applied, without a lock: versions only grow.
+
+        Where everything was pushed, or is inline, the pull thus waits for nobody, and nobody for
+        the pull.
+        """
+        rows = self.rows.filter(pk__in={key for key, _ in keyed})
+        applied = dict(rows.values_list("pk", "version"))
+        return [(key, turn) for key, turn in keyed if turn.event.version > applied.get(key, 0)]
+
+    def _read(self, keys: list[Any]) -> Rows:
+        """Read and lock the rows, in the order of their keys: no two can wait for one another."""
+        rows = self.rows.filter(pk__in=keys).order_by("pk")
+        if connections[self.using].features.has_select_for_update:
+            rows = rows.select_for_update()
+        found: Rows = {}
+        for values in rows.values_list(*self.columns):
+            row = self.model.from_db(self.using, self.columns, values)
+            if row.pk not in keys:
+                raise InvalidSubscriber(
+                    f"Projection {self.projection.name!r}: the database takes the key {row.pk!r} "
+                    "for another one. Have the table compare bytes: RunPython(compare_bytes("
+                    f"{self.model._meta.db_table!r}), atomic=False) in a migration, from "
+                    "outbox_app.models.collation."
+                )
+            found[row.pk] = row
+        return found
+
+    def fold(self, before: Rows, keyed: list[tuple[Any, Turn]]) -> Rows:
+        """Return the rows that change, None for those that go."""
+        after: Rows = {}
+        kind: Any = self.model
+        for key, (event, previous) in keyed:
+            row = after[key] if key in after else before.get(key)
+            if self.projection.versioned and not self._is_in_turn(event, previous, row):
+                continue
+            alive = None if row is None or (self.keeps_deleted and row.deleted) else row
+            result: Any = self.projection.apply(event, alive)
+            if result is None:
+                if row is None:
+                    continue
+                result = self._without(row, event)
+            elif not isinstance(result, kind):
+                raise InvalidSubscriber(
+                    f"Projection {self.projection.name!r}: apply() must return an instance of "
+                    f"{self.model._meta.label}, or None; got {result!r}."
+                )
+            elif self.keeps_deleted:
+                result.deleted = False
+            if result is not None:
+                result.pk = key
+                if self.projection.versioned:
+                    result.version = event.version
+            after[key] = result
+        return after
+
+    def _is_in_turn(self, event: RecordedEvent, previous: int | None, row: Any) -> bool:
+        at = row.version if row is not None else 0
+        if event.version <= at:
+            return False
+        return previous is None or self.projection.whole_state or previous <= at
+
+    def _without(self, row: Any, event: RecordedEvent) -> Any:
+        """Return what is left of a row whose event ends it."""
+        if not self.projection.versioned:
+            return None
+        if not self.keeps_deleted:
+            raise InvalidSubscriber(
+                f"Projection {self.projection.name!r}: apply() returned None for the row of "
+                f"{event.stream}@{event.version}. A row that can be pushed must not vanish: a late "
+                f"push would bring it back. Give {self.model._meta.label} "
+                "deleted = BooleanField(default=False), and leave such rows out where you read."
+            )
+        row.deleted = True
+        return row
+
+    def _insert(self, rows: list[Any]) -> None:
+        if rows:
+            rows.sort(key=lambda row: row.pk)
+            with transaction.atomic(using=self.using):
+                self.rows.bulk_create(rows)
+
+    def _update(self, rows: list[Any]) -> None:
+        if not rows or not self.written:
+            return
+        features = connections[self.using].features
+        target = features.supports_update_conflicts_with_target
+        self.rows.bulk_create(
+            rows,
+            update_conflicts=True,
+            update_fields=self.written,
+            unique_fields=["pk"] if target else None,
+        )

@@ -1,0 +1,268 @@
+"""Retention of events: old ones go, but never one that a subscription has not passed.
+
+A log is pruned from its front: up to the first event that is too young, that the cursor of some
+subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
+kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
+transaction of its own: an event that commits late between two of them is not touched, and a cursor
+that a person puts back meanwhile holds what is left. Heads of streams stay, so versions go on. With
+an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections, transaction
+from django.db.models import F
+
+from ..conf import settings
+from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.registry import all_logs, log_alias, log_named, require_archivable
+from ..eventlog.window import TOMBSTONE
+from ..exceptions import ArchiveRefused, OutboxError, PipelineError, ReadRefused, UnknownLog
+from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
+from ..pipeline.driver.archived_rows import ArchivedRows
+from ..process.tables import require_tables
+from ..subscriptions.counting import drop_pruned
+from ..subscriptions.subscriber import all_subscribers
+from ..text import get_logger
+from .prune import BATCH_SIZE, check_arguments, outcome
+
+logger = get_logger("outbox_app.retention")
+
+TOO_YOUNG = "too young"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Somebody who still needs events of a log."""
+
+    #: For people.
+    who: str
+    #: SQL, without parameters: the row is needed.
+    condition: str
+
+
+def prune_events(
+    *,
+    using: str | None = None,
+    log: str | None = None,
+    older_than: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    dry_run: bool = False,
+    archive: str | None = None,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Remove events that are older than the retention and that every subscription has passed.
+
+    Args:
+        using: Database alias. Default: that of each log.
+        log: Table or label of one log. Default: all; with an archive ``Event``.
+        older_than: Age in days. Default: the setting EVENT_RETENTION_DAYS.
+        batch_size: Rows removed at once.
+        dry_run: Remove nothing: say how many would be.
+        archive: Folder of the log's archive: remove only what is in it.
+        write: Takes progress lines, and what holds the rest.
+
+    Returns:
+        How many were removed.
+
+    Raises:
+        CommandError: An argument makes no sense, or it cannot be told what was passed or archived.
+    """
+    days = settings().EVENT_RETENTION_DAYS if older_than is None else older_than
+    if days is None:
+        raise CommandError(
+            "Events are kept for ever: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
+            "--older-than.",
+            returncode=2,
+        )
+    try:
+        if archive and not log:
+            log = Event._meta.db_table
+        chosen = [log_named(log)] if log else all_logs()
+        if archive:
+            require_archivable(chosen[0])
+        archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
+    except (UnknownLog, PipelineError) as error:
+        raise CommandError(str(error), returncode=2) from error
+    removed = 0
+    for each in chosen:
+        alias = using or log_alias(each)
+        check_arguments(alias, days, batch_size)
+        require_tables(alias)
+        if each._meta.db_table in connections[alias].introspection.table_names():
+            removed += _prune(
+                each, days, batch_size, archived, using=alias, dry_run=dry_run, write=write
+            )
+    return removed
+
+
+def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
+    """Return who still needs events of a log: each cursor, each parked stream.
+
+    Args:
+        log: The log.
+        using: Database alias. Default: the log's.
+
+    Raises:
+        ReadRefused: A cursor does not belong to this database, or makes no sense.
+    """
+    return _holds(log, using or log_alias(log), verify=True)
+
+
+def _holds(log: type[EventLog], using: str, *, verify: bool) -> list[Hold]:
+    readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
+    found = []
+    for cursor in Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk"):
+        reader = readers[reads_by_time(cursor.state)]
+        state = reader.load(cursor.state)
+        if verify:
+            reader.verify(state)
+        condition = reader.window.unread(state)
+        if cursor.partitions > 1:
+            condition = f"(slice %% {cursor.partitions} = {cursor.partition} AND {condition})"
+        found.append(Hold(f"subscription {cursor}", condition))
+    parked = ParkedStream.objects.using(using).filter(log=log._meta.db_table)
+    for stream in parked.order_by("position")[:1]:
+        who = f"parked stream {stream} in {stream.log}"
+        found.append(Hold(who, f"(id >= {stream.position})"))
+    return found
+
+
+def needed(log: type[EventLog], *, using: str | None = None) -> str:
+    """Return an SQL condition: the row of the log is still needed by somebody.
+
+    It has no parameters, and ``%`` is doubled in it: execute it with a list of parameters, empty or
+    not. Arguments and errors are those of ``holds``.
+    """
+    return " OR ".join(hold.condition for hold in holds(log, using=using)) or "(1 = 0)"
+
+
+def _prune(
+    log: type[EventLog],
+    days: int,
+    batch_size: int,
+    archived: ArchivedRows | None,
+    *,
+    using: str,
+    dry_run: bool,
+    write: Callable[[str], Any],
+) -> int:
+    table = log._meta.db_table
+    for name in _not_begun(log, using):
+        write(
+            f"warning log={table} subscription={name}: it has not run yet, and will not be given "
+            "what goes now"
+        )
+    try:
+        holds(log, using=using)
+    except ReadRefused as error:
+        raise CommandError(
+            f"Nothing of {table} was removed, as it cannot be told what was passed: {error}",
+            returncode=2,
+        ) from error
+    started = told = time.monotonic()
+    removed, holder = 0, ""
+    try:
+        batches = _batches(log, days, batch_size, archived, using=using, dry_run=dry_run)
+        for count, reached, held in batches:
+            removed, holder = removed + count, held
+            now = time.monotonic()
+            if not dry_run and 0 < settings().PROGRESS_INTERVAL <= now - told:
+                told = now
+                rate = removed / (now - started)
+                write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
+    except ArchiveRefused as error:
+        raise CommandError(
+            f"{removed} rows of {table} were removed, then: {error}", returncode=2
+        ) from error
+    if holder and holder != TOO_YOUNG:
+        write(f"held log={table} by={holder}")
+    write(
+        f"{outcome(f'log={table}', removed, dry_run=dry_run)} older_than={days}d database={using} "
+        f"seconds={time.monotonic() - started:.1f}"
+    )
+    return removed
+
+
+def _batches(
+    log: type[EventLog],
+    days: int,
+    batch_size: int,
+    archived: ArchivedRows | None,
+    *,
+    using: str,
+    dry_run: bool = False,
+) -> Iterator[tuple[int, int, str]]:
+    """Delete from the front, batch after batch.
+
+    Yields:
+        How many rows went, the position that was reached, and what held the next row, if any.
+    """
+    rows = log._base_manager.using(using).order_by("pk")
+    now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    if now is None:
+        return
+    cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))
+    table = connections[using].ops.quote_name(log._meta.db_table)
+    reached, held = 0, ""
+    while not held:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            # Whoever puts a cursor back locks its subscription first, so it waits for this batch,
+            # or the batch sees where it stands now.
+            if connections[using].vendor == "postgresql":
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            if not dry_run:
+                Subscription.objects.using(using).update(paused=F("paused"))
+            kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
+            cases = " ".join(f"WHEN {hold.condition} THEN {n}" for n, hold in enumerate(kept_by))
+            cursor.execute(
+                f"SELECT id, CASE {cases} END, message_id, type "
+                f"FROM (SELECT id, txid, slice, recorded_at, message_id, type FROM {table} "
+                f"WHERE id > %s ORDER BY id LIMIT {batch_size}) front ORDER BY id",
+                [cutoff, reached],
+            )
+            front = cursor.fetchall()
+            free = list(takewhile(lambda row: row[1] is None, front))
+            if len(free) < len(front):
+                held = kept_by[front[len(free)][1]].who
+            if archived is not None:
+                events = [row for row in free if row[3] != TOMBSTONE]
+                there = archived.first([(id, message_id) for id, _, message_id, _ in events])
+                if there < len(events):
+                    missing = events[there]
+                    free = free[: free.index(missing)]
+                    held = f"position {missing[0]}, which is not archived"
+            if free:
+                ids = [id for id, *_ in free]
+                if not dry_run:
+                    drop_pruned(log, ids, using=using)
+                    rows.filter(pk__in=ids)._raw_delete(using)
+                reached = ids[-1]
+        yield len(free), reached, held
+        if len(front) < batch_size:
+            return
+
+
+def _not_begun(log: type[EventLog], using: str) -> list[str]:
+    """Return the declared subscriptions that would begin with what is there now."""
+    table = log._meta.db_table
+    begun = set(
+        Cursor.objects.using(using).filter(log=table).values_list("subscription", flat=True)
+    )
+    names = []
+    for each in all_subscribers():
+        try:
+            reads = each.start == "beginning" and log in each.logs and each.using == using
+        except OutboxError:  # said where it is run
+            continue
+        if reads and each.name not in begun:
+            names.append(each.name)
+    return names

@@ -1,0 +1,182 @@
+"""Counts what a log has for a subscription against what it handled, between two moments.
+
+The first count notes where each cursor is and how many events it has handled; every later one
+compares both with the log's rows. Exact, as a cursor's count is committed with the effects: a row
+that its place has passed is handled, parked, or skipped by a person, or it was lost. A move that is
+no handling (replay, repartition, rebase, rebuild) and a prune of counted rows drop the note; other
+topics or types need a new one. Cursors are locked while they are read, not while rows are counted.
+For a reader by time, what committed late around the note shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+
+from ..eventlog.filter import Filter
+from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.registry import log_named
+from ..eventlog.window import TOMBSTONE, Run
+from ..exceptions import NotMoved
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
+from .control import alias_of, locked, reads_of
+from .places import looking_aside
+
+#: Streams, or decisions, that one statement looks for.
+CHUNK = 200
+
+
+@dataclass(slots=True)
+class Count:
+    """One log of a subscription, since its first count or the last restart."""
+
+    log: str
+    #: Since when, as ISO 8601; empty: counting begins now.
+    since: str = ""
+    #: Events of the log that its cursors have passed; those that its handler was given.
+    published: int = 0
+    handled: int = 0
+    #: Growth of what its parked and held streams have missed; events that a person gave up.
+    parked: int = 0
+    skipped: int = 0
+    #: Partition, positions from and to, and difference, of the partitions that have one.
+    uneven: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    @property
+    def difference(self) -> int:
+        """Events that nothing accounts for; below zero: more was handled than the log has."""
+        return self.published - self.handled - self.parked - self.skipped
+
+
+def count_events(name: str, *, restart: bool = False, using: str | None = None) -> list[Count]:
+    """Compare what a subscription has passed in each of its logs with what it handled.
+
+    Args:
+        name: The subscription.
+        restart: Begin anew with the moment of this count, which is what the next one starts from.
+        using: Database alias. Default: that of its logs.
+
+    Raises:
+        UnknownSubscription: There is none of this name.
+        NotMoved: It has never run, or a page that is being handled does not end.
+        ReadRefused: A cursor does not belong to this database, or makes no sense.
+    """
+    using = using or alias_of(name)
+    reads = {key: reads_of(name, using).get(key) for key in ("topics", "types")}
+    with looking_aside(using) as run:
+        with locked(name, using) as (_, cursors):
+            # Locking reads: the transaction may have a snapshot from before the cursors' locks.
+            streams = ParkedStream.objects.using(using).select_for_update()
+            parts = [
+                _Part(cursor, reads, list(streams.filter(subscription=name)), run)
+                for cursor in cursors
+            ]
+            new = {each.cursor.log for each in parts if each.old.get("reads") != reads}
+            for part in parts:
+                if restart or part.cursor.log in new:
+                    part.note()
+        if not parts:
+            raise NotMoved(f"Subscription {name!r} has never run: there is nothing to count.")
+        counts = {each.cursor.log: Count(each.cursor.log) for each in parts}
+        for part in parts:
+            if part.cursor.log not in new:
+                part.add_to(counts[part.cursor.log])
+    return list(counts.values())
+
+
+def drop_pruned(log: type[EventLog], ids: Sequence[int], *, using: str) -> None:
+    """Drop the notes that count these rows, in the open transaction that deletes them."""
+    rows = log._base_manager.using(using).filter(pk__range=(ids[0], ids[-1]))
+    noted = Cursor.objects.using(using).filter(log=log._meta.db_table, counted__isnull=False)
+    for cursor in noted:
+        reader = LogReader(log, using=using, by_time=reads_by_time(cursor.state))
+        noted_at = reader.load((cursor.counted or {})["state"])
+        if rows.extra(where=[reader.window.unread(noted_at)]).exists():
+            noted.filter(pk=cursor.pk).update(counted=None)
+
+
+class _Part:
+    """A cursor as it was read under its lock, and statements about the rows that it has passed."""
+
+    def __init__(
+        self, cursor: Cursor, reads: dict[str, Any], streams: list[ParkedStream], run: Run
+    ) -> None:
+        self.cursor, self.reads = cursor, reads
+        self.using = str(cursor._state.db)
+        self.old: dict[str, Any] = cursor.counted or {}
+        by_time = reads_by_time(cursor.state)
+        self._reader = LogReader(log_named(cursor.log), using=self.using, by_time=by_time)
+        self._window = self._reader.window
+        self._window.run = run
+        state = self._reader.load(cursor.state)
+        self._window.verify(state)
+        wanted, self._params = Filter(**reads, parts=cursor.partitions, part=cursor.partition).sql()
+        self._passed = f"NOT {self._window.unread(state)} AND type <> '{TOMBSTONE}'"
+        self._passed += wanted and f" AND {wanted}"
+        key = cursor.log, cursor.partition
+        mine = [each for each in streams if (each.log, each.partition) == key]
+        #: Events of its parked streams that it has passed.
+        self._missed = self._rows(
+            [("stream = %s AND version >= %s", each.stream, each.version) for each in mine]
+        )
+        self._skips = self._decisions() if self.old else []
+
+    def note(self) -> None:
+        """Have counting begin here, in the open transaction."""
+        cursors = Cursor.objects.using(self.using).filter(pk=self.cursor.pk)
+        failed = self.cursor.failed_event or {}
+        counted = {
+            "at": cursors.annotate(now=DatabaseNow()).values_list("now")[0][0].isoformat(),
+            "state": self.cursor.state,
+            "position": self.cursor.position,
+            "handled": self.cursor.handled,
+            "parked": self._missed,
+            "skip": failed.get("skip") and failed["position"],  # decided, and not yet passed
+            "reads": self.reads,
+        }
+        cursors.update(counted=counted)
+
+    def add_to(self, count: Count) -> None:
+        """Add what happened since it was noted."""
+        old, before = self.old, count.difference
+        count.since = min(filter(None, (count.since, old["at"])))
+        count.published += self._rows([(self._window.unread(self._reader.load(old["state"])),)])
+        count.handled += self.cursor.handled - old["handled"]
+        count.parked += self._missed - old["parked"]
+        count.skipped += self._rows(self._skips)
+        if difference := count.difference - before:
+            ends = old["position"], self.cursor.position
+            count.uneven.append((self.cursor.partition, *ends, difference))
+
+    def _decisions(self) -> list[tuple[Any, ...]]:
+        """Return a condition for each skip since the note: events, or versions that came later."""
+        at = datetime.fromisoformat(self.old["at"])
+        rows = Gap.objects.using(self.using).select_for_update().filter(
+            Q(settled_at__gte=at) | Q(kind=Gap.Kind.EVENT, first=self.old["skip"] or 0),
+            state=Gap.State.SKIPPED,
+            subscription=self.cursor.subscription,
+            log=self.cursor.log,
+        )  # fmt: skip
+        columns = {Gap.Kind.EVENT.value: "id", Gap.Kind.VERSION.value: "version"}
+        return [
+            (f"stream = %s AND {columns[x.kind]} BETWEEN %s AND %s", x.stream, x.first, x.last)
+            for x in rows
+            if x.kind in columns
+        ]
+
+    def _rows(self, conditions: Sequence[tuple[Any, ...]]) -> int:
+        found = 0
+        for start in range(0, len(conditions), CHUNK):
+            some = conditions[start : start + CHUNK]
+            params = [value for _, *values in some for value in values]
+            [(rows,)] = self._window.run(
+                f"SELECT count(*) FROM {self._window.source} WHERE "
+                f"({' OR '.join(f'({sql})' for sql, *_ in some)}) AND {self._passed}",
+                [*params, *self._params],
+            )
+            found += rows
+        return found

@@ -1,0 +1,50 @@
+"""How far a reader by time has handled each stream: what its cursor cannot tell.
+
+A row that commits late lies behind the cursor though nobody has read it. So the highest version
+handled is noted, a row a stream, in the transaction of the effects. Rows of another run, from
+before the subscription was reset or replayed, do not count. Other readers note nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from django.db import connections
+
+from ..eventlog.state import State
+from ..eventlog.windows.time import TimeState
+from ..models import DeliveredVersion
+
+
+def noted(
+    subscription: str, log: str, state: State, streams: Collection[str], *, using: str
+) -> dict[str, int]:
+    """Return the highest version handled, of those streams of which it was noted."""
+    if not isinstance(state, TimeState) or not streams:
+        return {}
+    rows = DeliveredVersion.objects.using(using).filter(
+        subscription=subscription, log=log, stream__in=streams, run=state.run
+    )
+    return dict(rows.values_list("stream", "version"))
+
+
+def note(
+    subscription: str, log: str, state: State, versions: Mapping[str, int], *, using: str
+) -> None:
+    """Write how far streams were handled, in the open transaction of the effects."""
+    if not isinstance(state, TimeState) or not versions:
+        return
+    # In one order, so that two transactions never wait for one another.
+    rows = [
+        DeliveredVersion(
+            subscription=subscription, log=log, stream=stream, version=version, run=state.run
+        )
+        for stream, version in sorted(versions.items())
+    ]
+    named = connections[using].features.supports_update_conflicts_with_target
+    DeliveredVersion.objects.using(using).bulk_create(
+        rows,
+        update_conflicts=True,
+        update_fields=["version", "run"],
+        unique_fields=["subscription", "log", "stream"] if named else None,
+    )

@@ -1,0 +1,121 @@
+"""Positions that stay missing (MySQL), as rows that people can look at.
+
+The window keeps what is missing in its state, and needs none of this. A run that is still open
+after twice the settle time gets a ``Gap`` row; when it has left the state, the log itself says what
+has become of it: filled, sealed with a tombstone, or closed, as nothing was ever there. At most one
+look every few seconds, and none where nothing is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import Q
+
+from ..conf import settings
+from ..eventlog.reader import LogReader
+from ..eventlog.state import MysqlState, State
+from ..eventlog.window import TOMBSTONE
+from ..models import DatabaseNow, Gap
+from .subscriber import Subscriber
+
+#: Seconds between two looks.
+LOOK_SECONDS = 3.0
+#: Gap rows of one log that are open at a time; more would tell nobody more.
+MAX_ROWS = 100
+
+
+class IdGaps:
+    """The missing positions of one partition.
+
+    Args:
+        subscriber: The subscription.
+        part: Its partition.
+        using: Database alias.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        part: int,
+        *,
+        using: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.subscription = subscriber.name
+        self.partitions = subscriber.partitions
+        self.part = part
+        self.using = using
+        self.clock = clock
+        #: When each run was seen first, by log.
+        self._seen: dict[str, dict[tuple[int, int], float]] = {}
+        self._open: dict[str, list[Gap]] = {}
+        self._next_look: dict[str, float] = {}
+
+    def load(self) -> None:
+        """Read which rows are open."""
+        self._open = {}
+        mine = Q(partition=self.part)
+        if self.part == 0:  # with those of partitions that are no more
+            mine |= Q(partition__gte=self.partitions)
+        rows = Gap.objects.using(self.using).filter(
+            mine, kind=Gap.Kind.ID, state=Gap.State.OPEN, subscription=self.subscription
+        )
+        for row in rows.order_by("first"):
+            self._open.setdefault(row.log, []).append(row)
+
+    def look(self, reader: LogReader, state: State) -> None:
+        """Bring the rows of a log up to date with the cursor's state, where it is time."""
+        if not isinstance(state, MysqlState):
+            return
+        log, now = reader.table, self.clock()
+        if not (state.missing or self._open.get(log)) or now < self._next_look.get(log, now):
+            return
+        self._next_look[log] = now + LOOK_SECONDS
+        before = self._seen.get(log, {})
+        seen = {
+            (first, last): min(
+                (at for (a, b), at in before.items() if a <= first and last <= b), default=now
+            )
+            for first, last, _ in state.missing
+        }
+        self._seen[log] = seen
+        rows = []
+        for gap in self._open.get(log, []):
+            if any(first <= gap.last and gap.first <= last for first, last in seen):
+                rows.append(gap)
+            else:
+                self._settle(reader, gap)
+        patience = 2 * settings().SETTLE_SECONDS
+        for (first, last), at in seen.items():
+            known = any(first <= gap.last and gap.first <= last for gap in rows)
+            if now - at >= patience and not known and len(rows) < MAX_ROWS:
+                rows.append(self._note(log, first, last))
+        self._open[log] = rows
+
+    def _note(self, log: str, first: int, last: int) -> Gap:
+        again: dict[str, Any] = {"last": last, "state": Gap.State.OPEN, "settled_at": None}
+        gap, _ = Gap.objects.using(self.using).update_or_create(
+            kind=Gap.Kind.ID,
+            subscription=self.subscription,
+            partition=self.part,
+            log=log,
+            stream="",
+            first=first,
+            defaults=again,
+        )
+        return gap
+
+    def _settle(self, reader: LogReader, gap: Gap) -> None:
+        """Write down what the log says of the positions."""
+        rows = reader.log._default_manager.using(reader.using)
+        types = rows.filter(pk__range=(gap.first, gap.last)).values_list("type", flat=True)
+        found = set(types.distinct()[:2])
+        state = Gap.State.CLOSED
+        if found:
+            state = Gap.State.TOMBSTONE if found == {TOMBSTONE} else Gap.State.FILLED
+        open_row = Gap.objects.using(self.using).filter(pk=gap.pk, state=Gap.State.OPEN)
+        open_row.update(state=state, settled_at=DatabaseNow())

@@ -1,0 +1,219 @@
+"""How subscriptions are doing: where they stand, how far behind, and what is in flight.
+
+A number of statements that depends on the number of subscriptions, partitions and logs, not on
+rows. Counting stops at ``status.MANY``, and for each partition at its share of that; a figure that
+was cut says so. The age of what is behind goes by the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, QuerySet
+
+from ..eventlog.filter import Filter
+from ..eventlog.lag import Behind, Holders, behind, holders
+from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.registry import all_logs, log_alias, log_named
+from ..exceptions import DamagedCursor, UnknownLog
+from ..jobs.drain import status
+from ..models import Cursor, DatabaseNow, Drainer, EventLog, Gap, ParkedStream, Subscription
+from .subscriber import Subscriber, all_subscribers
+
+#: A partition's share of MANY is no less.
+LEAST = 1000
+
+
+@dataclass(slots=True)
+class CursorLag:
+    """One cursor. Without ``behind`` nobody knows: its state or its log cannot be read."""
+
+    cursor: Cursor
+    behind: Behind | None = None
+    #: Age of the oldest event that it has not passed, in seconds; 0 where there is none.
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SubscriptionLag:
+    """One subscription, by its cursors."""
+
+    row: Subscription
+    #: Whether the code of this process declares it.
+    declared: bool
+    cursors: list[CursorLag] = field(default_factory=list)
+    #: Whether a process runs it: one whose lease has not run out.
+    served: bool = False
+    parked: int = 0
+    gaps: int = 0
+    #: Why no process can run what the code declares.
+    fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.row.name
+
+    @property
+    def handled(self) -> int:
+        """Events handled by now."""
+        return sum(each.cursor.handled for each in self.cursors)
+
+    @property
+    def position(self) -> int:
+        """Where the one that is furthest behind stands."""
+        return min((each.cursor.position for each in self.cursors), default=0)
+
+    @property
+    def behind(self) -> int:
+        """Events behind, as far as they were counted."""
+        return sum(each.behind.rows for each in self.cursors if each.behind)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is behind was counted."""
+        return all(each.behind and each.behind.complete for each in self.cursors)
+
+    @property
+    def shown(self) -> str:
+        """The count for people: ``1000+`` where counting stopped."""
+        return f"{self.behind}{'' if self.complete else '+'}"
+
+    @property
+    def seconds(self) -> float:
+        """Age of the oldest event behind."""
+        return max((each.seconds for each in self.cursors), default=0.0)
+
+    @property
+    def error(self) -> str:
+        """Why it stands still; of the first partition that does."""
+        errors = (each.cursor.error for each in self.cursors if each.cursor.error)
+        return self.fault or next(errors, "")
+
+    @property
+    def errors(self) -> int:
+        """Cursors that stand still."""
+        return sum(bool(each.cursor.error) for each in self.cursors)
+
+    @property
+    def state(self) -> str:
+        """One word: paused, failing, running, stopped (no process runs it), waiting (never run)."""
+        if self.row.paused:
+            return "paused"
+        if self.errors or self.fault:
+            return "failing"
+        return "waiting" if not self.cursors else "running" if self.served else "stopped"
+
+
+def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
+    """Return the subscriptions of an alias by name; declared ones that have never run as well.
+
+    Args:
+        using: Database alias.
+        names: Which. Default: the first ``status.LISTED``.
+    """
+    # One that cannot run belongs to no alias, and is shown on each.
+    declared = {e.name: e for e in all_subscribers() if e.fault or e.using == using}
+    rows = Subscription.objects.using(using).order_by("name")
+    found = {row.name: row for row in (rows if names is None else rows.filter(pk__in=names))}
+    for name, subscriber in declared.items():
+        if names is None or name in names:
+            found.setdefault(name, Subscription(name=name, partitions=subscriber.partitions))
+    chosen = sorted(found)[: status.LISTED] if names is None else sorted(found)
+    result = {name: SubscriptionLag(found[name], name in declared) for name in chosen}
+    for name in declared.keys() & result.keys():
+        result[name].fault = declared[name].fault
+    cursors = Cursor.objects.using(using).filter(subscription__in=chosen)
+    for cursor in cursors.order_by("subscription", "log", "partition"):
+        result[cursor.subscription].cursors.append(CursorLag(cursor))
+    reads = {name: row.reads for name, row in found.items()}
+    reads |= {each.name: each.reads for each in declared.values() if not each.fault}
+    _measure([each for lag in result.values() for each in lag.cursors], declared, reads, using)
+    for name in served(chosen, using):
+        result[name].served = True
+    parked = ParkedStream.objects.using(using).filter(subscription__in=chosen)
+    for name, count in _counts(parked):
+        result[name].parked = count
+    gaps = Gap.objects.using(using).filter(subscription__in=chosen, state=Gap.State.OPEN)
+    for name, count in _counts(gaps):
+        result[name].gaps = count
+    return list(result.values())
+
+
+def in_flight(*, using: str) -> dict[str, Holders]:
+    """Return for each log of an alias, by table, the transactions in flight that may hold events.
+
+    None of them is skipped by anybody: their events come when they commit.
+    """
+    logs = [log for log in all_logs() if log_alias(log) == using]
+    return {log._meta.db_table: holders(log, using=using) for log in logs}
+
+
+def served(names: list[str], using: str) -> set[str]:
+    """Return which of these subscriptions a process runs."""
+    resources = {f"subscription:{name}": name for name in names}
+    rows = Drainer.objects.using(using).filter(resource__in=list(resources))
+    beats: list[tuple[str, float, datetime, datetime]] = list(
+        rows.annotate(now=DatabaseNow()).values_list(
+            "resource", "lease_seconds", "heartbeat_at", "now"
+        )
+    )
+    return {
+        resources[resource]
+        for resource, lease, beat, now in beats
+        if (now - beat).total_seconds() <= lease
+    }
+
+
+def _measure(
+    lags: list[CursorLag], declared: dict[str, Subscriber], reads: dict[str, Any], using: str
+) -> None:
+    by_reader: dict[tuple[str, str, bool], list[CursorLag]] = defaultdict(list)
+    for each in lags:
+        subscriber = declared.get(each.cursor.subscription)
+        alias = (subscriber and subscriber.read_from) or using
+        key = (each.cursor.log, alias, reads_by_time(each.cursor.state))
+        by_reader[key].append(each)
+    bound = max(LEAST, status.MANY // max(1, len(lags)))
+    for (table, alias, by_time), group in by_reader.items():
+        try:
+            log = log_named(table)
+        except UnknownLog:  # the project has it no more
+            continue
+        reader = LogReader(log, using=alias, by_time=by_time)
+        readable: list[tuple[CursorLag, tuple[Any, Filter]]] = []
+        for each in group:
+            try:
+                state = reader.load(each.cursor.state)
+            except DamagedCursor as error:
+                each.cursor.error = each.cursor.error or str(error)
+                continue
+            readable.append((each, (state, _filter(each.cursor, reads))))
+        found = behind(reader, [pair for _, pair in readable], bound=bound)
+        ages = _ages(log, {each.first for each in found if each.first}, alias)
+        for (each, _), measured in zip(readable, found, strict=True):
+            each.behind = measured
+            each.seconds = ages.get(measured.first, 0.0)
+
+
+def _filter(cursor: Cursor, reads: dict[str, Any]) -> Filter:
+    asked = reads.get(cursor.subscription) or {}
+    return Filter(asked.get("topics"), asked.get("types"), cursor.partitions, cursor.partition)
+
+
+def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:
+    if not positions:
+        return {}
+    rows = log._default_manager.using(using).filter(id__in=positions).annotate(now=DatabaseNow())
+    times: list[tuple[int, datetime, datetime]] = list(rows.values_list("id", "recorded_at", "now"))
+    return {id: max(0.0, (now - then).total_seconds()) for id, then, now in times}
+
+
+def _counts(rows: QuerySet[Any]) -> list[tuple[str, int]]:
+    past = list(rows.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
+    if past:  # the newest are enough to say that there are many
+        rows = rows.filter(id__gt=past[0])
+    return list(rows.order_by().values_list("subscription").annotate(count=Count("id")))

@@ -1,0 +1,159 @@
+"""Places in a log, as people name them, and the positions that they stand for.
+
+"beginning" is in front of the first event, "now" behind all that is committed when the move is
+made. A position n means what is behind it. A time means what was recorded from then on, and what
+was recorded up to a second before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from django.conf import settings as django_settings
+from django.db import connections
+from django.db.models import Max
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from ..eventlog.filter import Filter
+from ..eventlog.moments import position_before
+from ..eventlog.reader import LogReader
+from ..eventlog.window import TOMBSTONE, Run
+from ..exceptions import NotMoved, ReadRefused
+from ..jobs.drain import status
+from ..models import Cursor, EventLog
+from ..text import one_line
+
+Place = Literal["beginning", "now"] | int | datetime
+
+
+def parse_place(text: str) -> Place:
+    """Return the place that a text names.
+
+    Raises:
+        NotMoved: It names none.
+    """
+    text = text.strip()
+    if text in ("beginning", "now"):
+        return "beginning" if text == "beginning" else "now"
+    if text.isascii() and text.isdecimal() and len(text) <= 19:
+        return int(text)
+    try:
+        moment = parse_datetime(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise NotMoved(
+            f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole "
+            "number), or a time as 2026-01-31T12:00."
+        )
+    return moment
+
+
+def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
+    """Return the position behind which a place lies; None: behind all that is committed.
+
+    Raises:
+        NotMoved: The log has no such position.
+    """
+    if place == "now":
+        return None
+    if place == "beginning":
+        return 0
+    if isinstance(place, datetime):
+        if timezone.is_naive(place) and django_settings.USE_TZ:
+            place = timezone.make_aware(place)
+        return position_before(log, place, using=using)
+    last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0
+    if type(place) is not int or not 0 <= place <= last:
+        raise NotMoved(
+            f"{log._meta.db_table} has no event at or behind position {place!r}; its last one is "
+            f"{last}. For what comes from now on, write now."
+        )
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a move ends, and which events no cursor would handle any more."""
+
+    state: str
+    #: Highest position that there is.
+    last: int
+    #: Position, type and stream of the events passed over, in order; at most ``MANY + 1``.
+    passed: list[tuple[int, str, str]]
+
+    def __str__(self) -> str:
+        if not self.passed:
+            return ""
+        count = f"{status.MANY}+" if len(self.passed) > status.MANY else str(len(self.passed))
+        some = ", ".join(
+            one_line(f"{n} {type} {stream}", 80) for n, type, stream in self.passed[:3]
+        )
+        more = ", …" if len(self.passed) > 3 else ""
+        noun = "event" if count == "1" else "events"
+        return f"{count} {noun} that it has not handled ({some}{more})"
+
+
+def landing(
+    reader: LogReader, after: int | None, cursors: Sequence[tuple[Cursor | None, Filter]]
+) -> Landing:
+    """Return the state behind a position, and what these cursors would pass over on the way there.
+
+    The log is looked at on a connection of its own, in autocommit: the caller holds locks, and a
+    transaction that has written cannot tell what is committed.
+
+    Args:
+        reader: Of the log.
+        after: The position; None: behind all that is committed.
+        cursors: Each with its filter. None instead of a cursor: it would begin with the log.
+    """
+    with looking_aside(reader.using) as run:
+        reader.window.run = run
+        passed: list[tuple[int, str, str]] = []
+        try:
+            state = reader.window.start(after)
+            [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
+            for cursor, only in cursors:
+                wanted, params = only.sql()
+                passed += run(
+                    f"SELECT id, type, stream FROM {reader.window.source} WHERE "
+                    f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
+                    f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
+                    f"LIMIT {status.MANY + 1}",
+                    params,
+                )
+        finally:
+            reader.close()
+    return Landing(state.dump(), last or 0, sorted(passed)[: status.MANY + 1])
+
+
+def _unread(reader: LogReader, cursor: Cursor | None) -> str:
+    if cursor is None:
+        return "(1 = 1)"
+    try:
+        state = reader.load(cursor.state)
+        reader.window.verify(state)
+    except ReadRefused:  # damaged: its position is what there is to go by
+        return f"(id > {int(cursor.position)})"
+    return reader.window.unread(state)
+
+
+@contextmanager
+def looking_aside(using: str) -> Iterator[Run]:
+    """Run statements on a connection of their own, in autocommit."""
+    connection = connections.create_connection(using)
+
+    def run(sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    try:
+        yield run
+    finally:
+        connection.close()

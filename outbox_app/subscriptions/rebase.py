@@ -1,0 +1,197 @@
+"""Rebase: cursors go on in a database that was restored, set back, or switched over to.
+
+What a cursor has passed is known by the transaction ids of the cluster that it was made in. So the
+log's rows are marked as written there, and each cursor keeps its old place for them: it delivers
+what it had not passed, then all that is new, nothing twice. Everything of a log is one transaction:
+a run that is killed has changed nothing, and is started again. (Batches of their own would leave
+rows of which nobody could say whether they were marked: a second run would undo them.)
+Subscriptions stand still by themselves until then: their cursors are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections, transaction
+from django.db.models import F, QuerySet, Value
+from django.db.models.functions import Least
+
+from ..eventlog import rebase as rows
+from ..eventlog.reader import LogReader, reads_by_time
+from ..eventlog.registry import all_logs, log_named
+from ..eventlog.state import State
+from ..exceptions import DamagedCursor, ReadRefused, UnknownLog
+from ..jobs.staging.insert import outbox_alias
+from ..models import Cursor, EventLog
+from ..process.tables import require_alias, require_tables
+from ..text import get_logger
+
+logger = get_logger("outbox_app.rebase")
+
+EXIT_OK, EXIT_DAMAGED = 0, 1
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done to a log."""
+
+    log: type[EventLog]
+    #: Highest position from before.
+    last: int
+    #: Every cursor, as it was read.
+    cursors: list[Cursor]
+    damaged: list[Cursor] = field(default_factory=list)
+    foreign: bool = False
+    states: dict[int, str] = field(default_factory=dict)
+
+
+def rebase_outbox(
+    *,
+    using: str | None = None,
+    log: str | None = None,
+    last_id: int | None = None,
+    upgraded: bool = False,
+    dry_run: bool = False,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Make the cursors of a restored database go on, exactly.
+
+    Args:
+        using: Database alias. Default: the outbox's.
+        log: Table or label of one log. Default: all on the alias.
+        last_id: Highest position that is from before. Default: the highest there is. Needs ``log``.
+        upgraded: The cluster was made by pg_upgrade: only its name is new.
+        dry_run: Change nothing.
+        write: Takes progress lines.
+
+    Returns:
+        An exit code: 0; 1 where a cursor is damaged and was left as it is.
+
+    Raises:
+        CommandError: An argument makes no sense, or it cannot be told what was passed. Nothing of
+            the log in hand was changed.
+    """
+    using = using or outbox_alias()
+    _check(using, log, last_id)
+    require_tables(using)
+    try:
+        logs = [log_named(log)] if log else _logs_on(using)
+        plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
+    except (ReadRefused, UnknownLog) as error:
+        raise CommandError(str(error), returncode=2) from error
+    if any(plan.foreign for plan in plans):  # a log without cursors tells nothing
+        for plan in plans:
+            plan.foreign |= not plan.cursors
+    for plan in plans:
+        _apply(plan, using=using, dry_run=dry_run, upgraded=upgraded, write=write)
+    return EXIT_DAMAGED if any(plan.damaged for plan in plans) else EXIT_OK
+
+
+def _check(using: str, log: str | None, last_id: int | None) -> None:
+    require_alias(using)
+    if last_id is not None and (log is None or last_id < 0):
+        raise CommandError(
+            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too.",
+            returncode=2,
+        )
+
+
+def _logs_on(using: str) -> list[type[EventLog]]:
+    tables = connections[using].introspection.table_names()
+    return [log for log in all_logs() if log._meta.db_table in tables]
+
+
+def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: str) -> Plan:
+    table = log._meta.db_table
+    cursors = [c for c in _cursors(table, using) if not reads_by_time(c.state)]
+    plan = Plan(log, rows.highest(log, using=using) if last_id is None else last_id, cursors)
+    reader = LogReader(log, using=using)
+    states: dict[int, State] = {}
+    for cursor in cursors:
+        try:
+            states[cursor.pk] = reader.load(cursor.state)
+        except DamagedCursor:
+            plan.damaged.append(cursor)
+    if upgraded:
+        new = {pk: rows.adopt(reader, state) for pk, state in states.items()}
+    elif not rows.is_foreign(reader, list(states.values()), last_id):
+        return plan
+    else:
+        new = _rebased(reader, states, plan, last_id, using=using)
+    plan.states = {pk: state.dump() for pk, state in new.items() if state != states[pk]}
+    plan.foreign = bool(plan.states) or not cursors
+    return plan
+
+
+def _rebased(
+    reader: LogReader, states: dict[int, State], plan: Plan, last_id: int | None, *, using: str
+) -> dict[int, State]:
+    if not rows.same_past(list(states.values())):
+        names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
+        raise ReadRefused(
+            f"The cursors of {reader.table} were made in different clusters: {', '.join(names)}. "
+            "Reset those that have begun since the restore, then rebase, then replay them."
+        )
+    if last_id is None:
+        rows.require_unwritten(plan.log, plan.last, using=using)
+    else:
+        rows.require_all(plan.log, plan.last, using=using)
+    new = {}
+    for cursor in plan.cursors:
+        if cursor.pk in states:
+            try:
+                new[cursor.pk] = reader.window.rebase(states[cursor.pk], last_id)
+            except ReadRefused as error:
+                raise ReadRefused(f"{cursor}: {error}") from error
+    return new
+
+
+def _apply(
+    plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Callable[[str], Any]
+) -> None:
+    table = plan.log._meta.db_table
+    for cursor in plan.damaged:
+        write(f"damaged log={table} cursor={cursor} state={cursor.state[:100]!r}: reset or replay")
+    if not plan.foreign:
+        write(f"unchanged log={table} cursors={len(plan.cursors)}: they belong to this database")
+        return
+    if dry_run:
+        write(f"would rebase log={table} last_id={plan.last} cursors={len(plan.states)}")
+        return
+    with transaction.atomic(using=using):
+        _lock(plan, using=using)
+        if not upgraded:
+            for reached in rows.renumber(plan.log, plan.last, using=using):
+                write(f"rebasing log={table} reached={reached} last_id={plan.last}")
+        for pk, state in plan.states.items():
+            Cursor.objects.using(using).filter(pk=pk).update(
+                state=state,
+                position=Least("position", Value(plan.last)),
+                revision=F("revision") + 1,
+                counted=None,
+                error="",
+                failures=0,
+                retry_at=None,
+            )
+    write(f"rebased log={table} last_id={plan.last} cursors={len(plan.states)}")
+
+
+def _lock(plan: Plan, *, using: str) -> None:
+    """Let nobody make or move a cursor, and see that nobody has since they were read."""
+    if connections[using].vendor == "postgresql":
+        with connections[using].cursor() as cursor:
+            cursor.execute("LOCK TABLE outbox_cursor IN EXCLUSIVE MODE")
+    found = _cursors(plan.log._meta.db_table, using).select_for_update()
+    now = {(c.pk, c.state) for c in found if not reads_by_time(c.state)}
+    if now != {(c.pk, c.state) for c in plan.cursors}:
+        raise CommandError(
+            f"A cursor of {plan.log._meta.db_table} was moved meanwhile; nothing was changed. Stop "
+            "run_subscriptions, and run this again."
+        )
+
+
+def _cursors(table: str, using: str) -> QuerySet[Cursor]:
+    return Cursor.objects.using(using).filter(log=table).order_by("pk")

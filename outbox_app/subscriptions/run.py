@@ -1,0 +1,162 @@
+"""Running subscriptions in the foreground: what ``manage.py run_subscriptions`` calls.
+
+SIGTERM and SIGINT finish the page in hand and hand the partitions back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from ..conf import settings
+from ..exceptions import OutboxError
+from ..process.foreground import bound_waits, in_children
+from ..process.sessions import require_sessions
+from ..process.tables import require_tables
+from ..text import get_logger
+from .runner import Runner
+from .subscriber import Subscriber, all_subscribers, subscriber_named
+
+logger = get_logger("outbox_app.subscriptions")
+
+EXIT_OK, EXIT_STANDING = 0, 1
+
+
+def run(
+    names: Sequence[str] = (),
+    *,
+    using: str | None = None,
+    interval: float | None = None,
+    batch_size: int | None = None,
+    once: bool = False,
+    processes: int = 1,
+    write: Callable[[str], Any] = logger.info,
+) -> int:
+    """Run subscriptions in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
+
+    Args:
+        names: Which. Default: all that are declared.
+        using: Only those on this database alias. Needed where they are on several.
+        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
+        batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
+        once: Stop when nothing is left.
+        processes: How many processes share the partitions.
+        write: Takes progress lines.
+
+    Returns:
+        An exit code: 0; 1 where a process died, or with ``once`` a subscription has stopped or
+        cannot run.
+
+    Raises:
+        CommandError: An argument makes no sense, or there is nothing to run.
+    """
+    for name, value, least in (
+        ("--batch-size", batch_size, 1),
+        ("--processes", processes, 1),
+        ("--interval", interval, 0.01),
+    ):
+        if value is not None and not value >= least:  # NaN too
+            raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
+    chosen = choose(names, using)
+    faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
+    for fault in faults:
+        write(f"subscription left out reason={fault}")
+    bound_waits(chosen[0].using)
+    require_tables(chosen[0].using)
+    require_sessions(chosen[0].using, write=write)
+    options = {"interval": interval, "batch_size": batch_size, "once": once}
+    if processes == 1:
+        code = _run_here(chosen, options, write=write)
+    else:
+        work = partial(_run_here, chosen, options, write=write)
+        code = in_children(work, count=processes, restart=not once, write=write)
+    return code or (EXIT_STANDING if once and faults else EXIT_OK)
+
+
+def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
+    """Return the subscriptions of these names on one alias; by default those that can run.
+
+    Raises:
+        CommandError: There is none, one is unknown or cannot run, or they are on several aliases.
+    """
+    try:
+        chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
+        if not names:  # one that is wrong stops no other
+            chosen = [each for each in chosen if not each.fault] or chosen
+        by_alias: dict[str, list[Subscriber]] = {}
+        for each in chosen:
+            by_alias.setdefault(each.using, []).append(each)
+    except OutboxError as error:
+        raise CommandError(str(error), returncode=2) from error
+    if using is not None:
+        by_alias = {using: by_alias.get(using, [])}
+    if len(by_alias) > 1:
+        raise CommandError(
+            f"The subscriptions are on several databases: {', '.join(sorted(by_alias))}. Run one "
+            "process for each, with --database.",
+            returncode=2,
+        )
+    found = [each for subscribers in by_alias.values() for each in subscribers]
+    if not found:
+        raise CommandError(
+            "There is no subscription to run. Declare one with @subscriber in a module named "
+            "subscribers of an installed app.",
+            returncode=2,
+        )
+    return found
+
+
+def _run_here(
+    chosen: list[Subscriber],
+    options: dict[str, Any],
+    *,
+    write: Callable[[str], Any],
+    parent: int | None = None,
+) -> int:
+    progress = Progress(write)
+
+    def on_turn(runner: Runner) -> None:
+        progress(runner)
+        if parent is not None and os.getppid() != parent:
+            runner.stop()  # killed: nobody is left to pass a stop on
+
+    runner = Runner(
+        chosen, interval=options["interval"], batch_size=options["batch_size"], on_turn=on_turn
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runner.stop())
+    names = ",".join(each.name for each in chosen)
+    write(f"subscriptions started database={runner.using} names={names}")
+    handled = runner.run(once=options["once"])
+    trouble = runner.trouble
+    write(f"subscriptions stopped handled={handled}{trouble and f' trouble={trouble}'}")
+    return EXIT_STANDING if options["once"] and trouble else EXIT_OK
+
+
+class Progress:
+    """Writes a line every PROGRESS_INTERVAL seconds: rate, and what stands still."""
+
+    def __init__(self, write: Callable[[str], Any]) -> None:
+        self.write = write
+        self.interval = settings().PROGRESS_INTERVAL
+        self.at = time.monotonic()
+        self.handled = 0
+
+    def __call__(self, runner: Runner) -> None:
+        """Write a line, if it is time and there is something to say."""
+        now = time.monotonic()
+        if not self.interval or now - self.at < self.interval:
+            return
+        handled, trouble = runner.handled, runner.trouble
+        if handled != self.handled or trouble:
+            rate = (handled - self.handled) / (now - self.at)
+            self.write(
+                f"handling rate={rate:.0f}/s handled={handled}{trouble and f' trouble={trouble}'}"
+            )
+        self.at, self.handled = now, handled

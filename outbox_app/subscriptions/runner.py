@@ -1,0 +1,334 @@
+"""Runs subscriptions: takes leases on their partitions, and turns them one after the other.
+
+One process at a time owns a (subscription, partition), by the same leases as the drain; another one
+waits, and takes over when the lease has run out. What two owners of one page could do to each other
+is prevented by the cursor itself (``subscriptions.cursors``), not by the lease. The database may go
+away at any point: the same process rests, and goes on when it is back. What fails under one
+subscription stops no other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import django.db
+from django.db import close_old_connections, connections
+from django.db.models import Max
+
+from ..conf import settings
+from ..exceptions import LeaseLost, OutboxError
+from ..models import Cursor, Subscription
+from ..process.backoff import Trouble
+from ..process.counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
+from ..process.lease import BEATS, Membership
+from ..process.waiting import Stop, poll_interval, waiter
+from ..process.wakeup import EVENTS, LINGER
+from ..process.watchdog import Watchdog
+from ..text import get_logger
+from .cursors import Paused
+from .partition import Partition
+from .repartition import adopt_partitions
+from .subscriber import Subscriber
+
+logger = get_logger("outbox_app.subscriptions")
+
+#: A statement of a handler that gets no answer for so many seconds is cut off.
+ANSWER_SECONDS = 300.0
+#: Failures of the database in a row after which a run to the end of the log gives up.
+ONCE_FAILURES = 5
+
+
+class Share:
+    """The partitions of one subscription that this process owns.
+
+    Args:
+        subscriber: The subscription.
+        lease_seconds: Silence after which others may take the partitions.
+        batch_size: Events of a page.
+        counters: Of the process.
+    """
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        *,
+        lease_seconds: float,
+        batch_size: int | None,
+        counters: Counters,
+    ) -> None:
+        self.subscriber = subscriber
+        self.counters = counters
+        self.batch_size = batch_size
+        self.using = subscriber.using
+        self.lease_seconds = lease_seconds
+        #: What fails under it: the database, or a lease.
+        self.away = Trouble(f"subscription {subscriber.name}", logger)
+        self._aside_until = float("-inf")
+        self.membership = Membership(
+            using=self.using,
+            lease_seconds=lease_seconds,
+            resource=f"subscription:{subscriber.name}",
+            parts=subscriber.partitions,
+        )
+        self.paused = False
+        #: The minute of the last sample.
+        self._sampled: datetime | None = None
+        self.partitions: dict[int, Partition] = {}
+        self.handled = 0
+        #: Why its partitions cannot be run at all; empty when all is well.
+        self.error = ""
+
+    @property
+    def trouble(self) -> str:
+        """What its partitions stand still for."""
+        return "; ".join(filter(None, [self.away.text, self._standing]))
+
+    @property
+    def _standing(self) -> str:
+        errors = [self.error, *(partition.error for partition in self.partitions.values())]
+        return "; ".join(filter(None, errors))
+
+    def beat(self) -> None:
+        """Keep the leases, and look after the others where it is time."""
+        membership = self.membership
+        if membership.joined and membership.beat_is_due():
+            membership.beat(published=self.handled, trouble=self.trouble)
+        if membership.sharing_is_due() and time.monotonic() >= self._aside_until:
+            self._share()
+            self._sample_if_due()
+
+    def turn(self) -> bool:
+        """Turn every partition once. Returns whether there may be more at once."""
+        self.beat()
+        more = False
+        for part, partition in list(self.partitions.items()):
+            if self.paused or self.error:
+                return False
+            if self.partitions.get(part) is not partition:
+                continue  # the last beat has dropped it
+            before = partition.handled, partition.failed
+            try:
+                more |= partition.turn()
+            except Paused:
+                self.paused = True  # until the next look at its row
+                return False
+            finally:
+                self._count(partition, *before)
+            self.beat()  # a handler may take its time
+        return more
+
+    def leave(self) -> None:
+        """Hand the partitions back. What they stood still for is said after that, too."""
+        self.error = self._standing
+        self._drop(self.partitions)
+        if self.membership.joined:
+            self.membership.leave()
+
+    def _count(self, partition: Partition, handled: int, failed: int) -> None:
+        self.handled += partition.handled - handled
+        minute = self.counters.of(self.membership)
+        if minute is not None:
+            which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
+            minute.add(HANDLED, partition.handled - handled, **which)
+            minute.add(FAILED, partition.failed - failed, **which)
+
+    def _sample_if_due(self) -> None:
+        """Note the newest position of each log once a minute; the owner of partition 0 does."""
+        minute = self.counters.of(self.membership)
+        if minute is None or minute.begins == self._sampled or 0 not in self.partitions:
+            return
+        self._sampled = minute.begins
+        for log in self.subscriber.logs:
+            rows = log._default_manager.using(self.subscriber.read_from or self.using)
+            newest = rows.aggregate(Max("id"))["id__max"] or 0
+            minute.put(NEWEST_POSITION, newest, dimension=LOG, label=log._meta.db_table)
+
+    def _share(self) -> None:
+        row, _ = Subscription.objects.using(self.using).get_or_create(
+            name=self.subscriber.name, defaults={"partitions": self.subscriber.partitions}
+        )
+        self.paused = row.paused
+        try:
+            adopt_partitions(self.subscriber, using=self.using)
+            self.error = ""
+        except OutboxError as error:
+            self._stand_aside(str(error))
+            return
+        if self.membership.joined:
+            self.membership.rebalance()
+        else:
+            # Once a process, so that old and new code side by side do not take turns.
+            if row.reads != self.subscriber.reads:
+                row.reads = self.subscriber.reads
+                row.save(using=self.using, update_fields=["reads"])
+            self.membership.join()
+        owned = self.membership.owned
+        self._drop([part for part in self.partitions if part not in owned])
+        self._drop(self._moved_by_hand())
+        for part in sorted(owned.difference(self.partitions)):
+            self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
+
+    def _stand_aside(self, why: str) -> None:
+        """Leave the partitions to processes that can run them, such as those of newer code."""
+        if not self.error:
+            logger.warning("Stands aside subscription=%s reason=%s", self.subscriber.name, why)
+        self._aside_until = time.monotonic() + self.lease_seconds / BEATS
+        self.leave()
+        self.error = why
+
+    def _moved_by_hand(self) -> list[int]:
+        """Return the partitions whose cursors somebody else has moved: while idle nothing tells."""
+        if not self.partitions:
+            return []
+        rows = Cursor.objects.using(self.using).filter(subscription=self.subscriber.name)
+        found = list(rows.values_list("pk", "partition", "revision", "failures"))
+        revisions = {pk: revision for pk, _, revision, _ in found}
+        failing = {part for _, part, _, failures in found if failures}
+        return [
+            part
+            for part, partition in self.partitions.items()
+            if not partition.revisions.items() <= revisions.items()
+            or (partition.resting and part not in failing)
+        ]
+
+    def _drop(self, parts: Any) -> None:
+        for part in list(parts):
+            self.partitions.pop(part).close()
+
+
+class Runner:
+    """Runs subscriptions of one database.
+
+    Args:
+        subscribers: Which.
+        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
+        batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
+        lease_seconds: Default: the setting LEASE_SECONDS.
+        on_turn: Called after each turn with the runner, for progress.
+    """
+
+    def __init__(
+        self,
+        subscribers: Sequence[Subscriber],
+        *,
+        interval: float | None = None,
+        batch_size: int | None = None,
+        lease_seconds: float | None = None,
+        on_turn: Callable[[Runner], None] | None = None,
+    ) -> None:
+        conf = settings()
+        self.using = subscribers[0].using
+        chosen = conf.SUBSCRIPTION_INTERVAL if interval is None else interval
+        self.interval = poll_interval(chosen, using=self.using)
+        self.on_turn = on_turn
+        self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
+        self._counters = Counters(using=self.using)
+        self.shares = [
+            Share(
+                each,
+                lease_seconds=self.lease_seconds,
+                batch_size=batch_size,
+                counters=self._counters,
+            )
+            for each in subscribers
+        ]
+        self._stop = Stop()
+        self._watchdog = Watchdog(using=self.using, limit=ANSWER_SECONDS)
+        self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog, channel=EVENTS)
+
+    def __str__(self) -> str:
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def handled(self) -> int:
+        """Events handled by now."""
+        return sum(share.handled for share in self.shares)
+
+    @property
+    def trouble(self) -> str:
+        """What stands still, and why; empty when all is well."""
+        return "; ".join(f"{s.subscriber.name}: {s.trouble}" for s in self.shares if s.trouble)
+
+    def stop(self) -> None:
+        """Have it finish the page in hand and return. From any thread or signal handler."""
+        self._stop.set()
+
+    def run(self, *, once: bool = False) -> int:
+        """Run until ``stop()``; with ``once``, until nothing is left in the partitions it owns.
+
+        Returns:
+            How many events were handled.
+        """
+        try:
+            with self._watchdog.watching():
+                self._loop(once=once)
+        finally:
+            self._leave()
+        return self.handled
+
+    def turn(self) -> bool:
+        """Turn every subscription once. Returns whether there may be more at once."""
+        more = False
+        for share in self.shares:
+            if self._stop.is_set():
+                break
+            if not share.away.rest:
+                more |= bool(self._survive(share.turn, share.away))
+        self._counters.write_if_due()
+        return more
+
+    def _loop(self, *, once: bool) -> None:
+        linger = False
+        while not self._stop.is_set():
+            more = self.turn()
+            if self.on_turn:
+                self.on_turn(self)
+            failures = [share.away.failures for share in self.shares]
+            if more:
+                linger = True
+            elif once and not any(0 < each < ONCE_FAILURES for each in failures):
+                break
+            elif all(failures):  # the database is away, also for listening
+                self._stop.wait(self._pause())
+            else:
+                linger = self._waiter.wait(LINGER if linger else self._pause())
+
+    def _pause(self) -> float:
+        pauses = [p.pause for s in self.shares for p in s.partitions.values()]
+        pauses += [share.away.rest for share in self.shares]
+        rests = [pause for pause in pauses if pause]
+        return min([self.interval, self.lease_seconds / 5, *rests])
+
+    def _survive(self, step: Callable[[], Any], trouble: Trouble) -> Any:
+        """Run a step; return None where it failed: the database or the lease under it, mostly."""
+        try:
+            result = step()
+        except Exception as error:  # of one subscription, whatever it is
+            trouble.note(error)
+            if not isinstance(error, LeaseLost):
+                connections[self.using].close()
+                close_old_connections()  # a replica's, for example
+            return None
+        trouble.over()
+        return result
+
+    def _leave(self) -> None:
+        self._waiter.close()
+        reached = True
+        for share in self.shares:
+            for _ in range(1 if share.away.text else 2):
+                try:
+                    share.leave()
+                    break
+                except (django.db.Error, LeaseLost) as error:
+                    logger.warning("Leases not handed back runner=%s error=%r", self, error)
+                    connections[self.using].close()
+            else:
+                reached = False
+        if reached:
+            self._counters.write()

@@ -1,0 +1,251 @@
+"""A version that is missing holds its stream, and no other; what is there is handled in order."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+from outbox_app.exceptions import NotSkippable
+from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
+from outbox_app.signals import stream_parked
+from outbox_app.subscriptions.gaps import list_gaps, skip_gap
+
+from .conftest import WAYS
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("way", WAYS),
+]
+
+
+def test_nothing_is_missing(reading, log, way, published):
+    reader = reading(**way)
+    published("a", "b", "a")
+    reader.poll()
+    published("a", "b")
+    assert reader.poll().handled == ["a:1", "b:1", "a:2", "a:3", "b:2"]
+    assert (reader.gaps, reader.parked) == ([], [])
+
+
+def test_a_hole_holds_its_stream_until_it_is_filled(reading, log, way):
+    reader = reading(**way)
+    log.add("a", 1, 2)
+    log.add("b", 1)
+    log.add("a", 4)
+    reader.poll()
+    log.add("b", 2)
+    log.add("a", 5)
+    assert reader.later(1).handled == ["a:1", "a:2", "b:1", "b:2"]
+    assert reader.gaps == [("a", 3, 3, "open")]
+    assert reader.parked == [("a", 3)]
+    log.add("a", 3)
+    assert reader.later(5).handled[4:] == ["a:3", "a:4", "a:5"]
+    assert reader.gaps == [("a", 3, 3, "filled")]
+    assert reader.parked == []
+    log.add("a", 6)
+    assert reader.poll().handled[7:] == ["a:6"]
+
+
+def test_a_hole_inside_a_page_and_two_of_them(reading, log, way):
+    reader = reading(**way)
+    log.add("a", 1, 3, 4, 6)
+    log.add("b", 1)
+    assert reader.poll().handled == ["a:1", "b:1"]
+    log.add("a", 2)
+    assert reader.later(1).handled[2:] == ["a:2", "a:3", "a:4"]
+    assert reader.gaps == [("a", 2, 2, "filled"), ("a", 5, 5, "open")]
+    log.add("a", 5)
+    assert reader.later(1).handled[5:] == ["a:5", "a:6"]
+    assert {state for *_, state in reader.gaps} == {"filled"}
+
+
+def test_a_hole_that_is_filled_in_part(reading, log, way):
+    reader = reading(**way)
+    log.add("a", 1, 5)
+    assert reader.poll().gaps == [("a", 2, 4, "open")]
+    log.add("a", 2)
+    log.add("a", 4)
+    assert reader.later(1).handled == ["a:1", "a:2"]
+    assert reader.gaps == [("a", 2, 2, "filled"), ("a", 3, 3, "open")]
+    log.add("a", 3)
+    assert reader.later(1).handled == ["a:1", "a:2", "a:3", "a:4", "a:5"]
+
+
+def test_what_is_pruned_from_the_front_is_no_hole(reading, log, way):
+    reader = reading(**way)
+    log.add("a", 7, 8)
+    assert reader.poll().handled == ["a:7", "a:8"]
+    log.take("a", 7)
+    log.add("a", 9)
+    log.add("a", 11)
+    assert reader.poll().handled == ["a:7", "a:8", "a:9"]
+    assert reader.gaps == [("a", 10, 10, "open")]
+
+
+def test_versions_that_the_filter_leaves_out_are_no_hole(reading, log, way):
+    reader = reading(types=["order.*"], topics=["x", "y"], **way)
+    log.add("a", 1, type="order.made", topic="x")
+    log.add("a", 2, type="ordered", topic="x")
+    log.add("a", 3, type="order.made", topic="z")
+    log.add("a", 4, type="order.made", topic="y")
+    assert reader.poll().handled == ["a:1", "a:4"]
+    log.add("a", 5, type="other", topic="x")
+    reader.poll()
+    log.add("a", 7, type="order.paid", topic="x")
+    assert reader.poll().gaps == [("a", 6, 6, "open")]
+    log.add("a", 6, type="other", topic="x")
+    assert reader.later(1).handled == ["a:1", "a:4", "a:7"]
+
+
+def test_it_backs_off_and_parks(reading, log, way, alias):
+    parked = []
+    reader = reading(max_backtracks=9, **way)
+    log.add("a", 1, 3)
+    reader.poll()
+    pauses = []
+
+    def note(parked_row=None, **kwargs):
+        parked.append(kwargs["parked"].stream)
+
+    stream_parked.connect(note)
+    try:
+        for _ in range(11):
+            pauses.append(round(reader.partition.pause, 3))
+            reader.now += reader.partition.pause
+            reader.poll()
+    finally:
+        stream_parked.disconnect(note)
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 30, 30]
+    assert parked == ["a"]
+    gap = Gap.objects.using(alias).get()
+    assert (gap.attempts, gap.state, gap.subscription, gap.log) == (11, "open", "reads", gap.log)
+    assert gap.seen_at is not None
+    # What a person presses for a parked stream is one look now.
+    ParkedStream.objects.using(alias).update(released=True)
+    reader.poll()
+    assert not ParkedStream.objects.using(alias).get().released
+    assert reader.handled == ["a:1"]
+    log.add("a", 2)
+    ParkedStream.objects.using(alias).update(released=True)
+    assert reader.poll().handled == ["a:1", "a:2", "a:3"]
+
+
+def test_it_skips_by_itself_where_it_was_told_to(reading, log, way, alias):
+    reader = reading(on_gap="skip", max_backtracks=3, **way)
+    log.add("a", 1, 3)
+    assert reader.later(0.2).handled == ["a:1"]
+    assert reader.later(1).handled == ["a:1", "a:3"]
+    gap = Gap.objects.using(alias).get()
+    assert (gap.state, gap.settled_by) == ("skipped", "subscription reads")
+    assert "3 looks" in gap.reason
+    assert gap.settled_at is not None
+    log.add("a", 2)  # too late
+    log.add("a", 4)
+    assert reader.poll().handled == ["a:1", "a:3", "a:4"]
+    assert reader.parked == []
+
+
+def test_a_person_skips(reading, log, way, alias):
+    reader = reading(**way)
+    log.add("a", 1, 4, 5, 7)
+    reader.poll()
+    [gap] = list_gaps(using=alias, subscription="reads")
+    with pytest.raises(NotSkippable, match="a name and a reason"):
+        skip_gap(gap.pk, by="ann", reason=" ", using=alias)
+    skipped = skip_gap(gap.pk, by="ann", reason="deleted on purpose", using=alias)
+    assert (skipped.state, skipped.settled_by) == ("skipped", "ann")
+    assert skipped.reason == "deleted on purpose"
+    assert reader.poll().handled == ["a:1", "a:4", "a:5"]
+    assert reader.gaps == [("a", 2, 3, "skipped"), ("a", 6, 6, "open")]
+    with pytest.raises(NotSkippable, match=f"Gap {gap.pk} is skipped"):
+        skip_gap(gap.pk, by="ann", reason="again", using=alias)
+    with pytest.raises(NotSkippable, match="no gap"):
+        skip_gap(0, by="ann", reason="none", using=alias)
+    # What comes of it later is dropped; what follows is not.
+    log.add("a", 2, 3)
+    log.add("a", 6)
+    assert reader.later(1).handled == ["a:1", "a:4", "a:5", "a:6", "a:7"]
+    assert list_gaps(using=alias).count() == 0
+    assert list_gaps(using=alias, state=None).count() == 2
+
+
+def test_a_person_who_skips_while_it_is_filled_is_told(reading, log, way, alias):
+    reader = reading(**way)
+    log.add("a", 1, 3)
+    reader.poll()
+    log.add("a", 2)
+    assert reader.partition.turn()  # its page has come, and the stream is about to be looked at
+    parked = ParkedStream.objects.using(alias).get()
+    skip_gap(Gap.objects.using(alias).get().pk, by="ann", reason="gone", using=alias)
+    # The reader has looked before that, and comes with the version now: it loses.
+    feed = reader.partition._feeds[0]
+    with pytest.raises(Exception, match="moved by somebody else"):
+        reader.partition._make_up(feed, parked)
+    assert reader.handled == ["a:1"]
+    assert reader.start().poll().handled == ["a:1", "a:3"]
+    assert reader.gaps == [("a", 2, 2, "skipped")]
+
+
+def test_a_handler_that_fails_on_what_was_missing(reading, log, way, alias):
+    reader = reading(on_error="park", **way)
+    log.add("a", 1, 3)
+    log.add("b", 1)
+    reader.poll()
+    reader.broken = {"a"}
+    log.add("a", 2)
+    reader.later(1)
+    parked = ParkedStream.objects.using(alias).get()
+    assert (parked.version, parked.error) == (2, "ValueError: a")
+    assert reader.gaps == [("a", 2, 2, "filled")]
+    reader.broken = set()
+    log.add("a", 4)
+    ParkedStream.objects.using(alias).update(released=True)
+    assert reader.later(1).handled == ["a:1", "b:1", "a:2", "a:3", "a:4"]
+
+
+def test_a_handler_that_fails_on_what_was_missing_stops_its_partition(reading, log, way, alias):
+    reader = reading(**way)
+    log.add("a", 1, 3)
+    reader.poll()
+    reader.broken = {"a"}
+    log.add("a", 2)
+    reader.later(1)
+    assert Cursor.objects.using(alias).get().error == "ValueError: a"
+    assert reader.handled == ["a:1"]
+    reader.broken = set()
+    assert reader.later(60).handled == ["a:1", "a:2", "a:3"]
+    assert reader.gaps == [("a", 2, 2, "filled")]
+
+
+def test_a_failing_stream_with_a_hole_further_on(reading, log, way, alias):
+    reader = reading(on_error="park", **way)
+    reader.broken = {"a"}
+    log.add("a", 1, 2, 4)
+    log.add("b", 1)
+    reader.later(60)
+    assert reader.handled == ["b:1"]
+    assert reader.parked == [("a", 1)]
+    reader.broken = set()
+    ParkedStream.objects.using(alias).update(released=True)
+    assert reader.later(1).handled == ["b:1", "a:1", "a:2"]
+    assert reader.gaps == [("a", 3, 3, "open")]
+    log.add("a", 3)
+    assert reader.later(30).handled == ["b:1", "a:1", "a:2", "a:3", "a:4"]
+
+
+def test_one_statement_a_page_looks_the_predecessors_up(
+    reading, way, alias, published, django_assert_max_num_queries
+):
+    reader = reading(**way)
+    streams = [f"s{n}" for n in range(200)]
+    published(*streams)
+    reader.poll()
+    published(*streams)
+    with django_assert_max_num_queries(1000, connection=connections[alias]) as queries:
+        reader.partition.turn()
+    selects = [q["sql"] for q in queries.captured_queries if q["sql"].startswith("SELECT")]
+    # By time, what was noted of a stream says it all.
+    words = DeliveredVersion._meta.db_table if way else "beside_id"
+    assert len([sql for sql in selects if words in sql]) == 1
+    assert len([sql for sql in selects if "beside_id" in sql]) == (0 if way else 1)
+    assert len(reader.handled) == 400

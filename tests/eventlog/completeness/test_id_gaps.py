@@ -1,0 +1,106 @@
+"""MySQL: positions that stay missing are shown as rows, and settled by what the log says."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import publish
+from outbox_app.eventlog.windows import mysql
+from outbox_app.models import Gap
+from outbox_app.subscriptions import id_gaps
+from tests.eventlog.sessions import Session
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("alias", ["mariadb"], indirect=True),
+]
+
+
+@pytest.fixture
+def rows(alias):
+    def make():
+        gaps = Gap.objects.using(alias).filter(kind=Gap.Kind.ID).order_by("id")
+        return list(gaps.values_list("first", "last", "state"))
+
+    return make
+
+
+def soon(alias, stream="soon"):
+    with transaction.atomic(using=alias):
+        publish(stream, "made", using=alias)
+
+
+def polls(reader, *, seconds=30, step=3):
+    """Turn for so long by the clock of the process; the database's stands nearly still."""
+    for _ in range(seconds // step):
+        reader.now += step
+        reader.poll()
+
+
+def test_in_flight_then_filled(alias, reading, rows):
+    reader = reading(on_gap="off")
+    with Session(alias) as late:
+        late.begin().publish("late", 2)
+        soon(alias)
+        reader.poll()
+        polls(reader, seconds=9)
+        assert rows() == []  # less than twice the settle time
+        polls(reader, seconds=6)
+        assert rows() == [(1, 2, "open")]
+        polls(reader.start())
+        assert rows() == [(1, 2, "open")]  # still the same row
+        late.commit()
+    polls(reader, seconds=6)
+    assert rows() == [(1, 2, "filled")]
+    assert set(reader.handled) == {"late:1", "late:2", "soon:1"}
+    assert Gap.objects.using(alias).get().settled_at is not None
+
+
+@pytest.mark.parametrize("tombstones", [False, True])
+def test_rolled_back_then_closed(alias, reading, rows, tombstones, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": tombstones}
+    reader = reading(on_gap="off")
+    with Session(alias) as late:
+        late.begin().publish("late", 3)
+        soon(alias)
+        reader.poll()
+        polls(reader)
+        late.rollback()
+    assert rows() == [(1, 3, "open")]
+    settings.OUTBOX = {**settings.OUTBOX, "SETTLE_SECONDS": 0.0}
+    reader.start()
+    soon(alias)
+    polls(reader, seconds=12)
+    assert rows() == [(1, 3, "tombstone" if tombstones else "closed")]
+    assert reader.handled == ["soon:1", "soon:2"]
+
+
+def test_a_look_costs_nothing_where_nothing_is_missing(alias, reading, rows):
+    reader = reading(on_gap="off")
+    soon(alias)
+    reader.poll()
+    statements = []
+
+    def note(execute, sql, params, many, context):
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    with connections[alias].execute_wrapper(note):
+        polls(reader)
+    assert not any(Gap._meta.db_table in sql for sql in statements)
+
+
+def test_at_most_so_many_rows(alias, reading, rows, monkeypatch):
+    monkeypatch.setattr(id_gaps, "MAX_ROWS", 2)
+    reader = reading(on_gap="off")
+    with Session(alias) as late:
+        late.begin()
+        for n in range(3):
+            late.publish(f"late{n}")
+            soon(alias)
+        reader.poll()
+        polls(reader)
+        late.rollback()
+    assert [(first, state) for first, _, state in rows()] == [(1, "open"), (3, "open")]
+    assert mysql.MysqlWindow.needs_dirty

@@ -1,0 +1,235 @@
+"""Events into the caller's transaction: versions, expectations, repeated calls, bad input."""
+
+from __future__ import annotations
+
+import math
+from uuid import uuid4
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.exceptions import (
+    InvalidEvent,
+    MessageIdConflict,
+    NotAtomic,
+    UnknownLog,
+    VersionConflict,
+)
+from outbox_app.models import Event, EventLog, StreamHead
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_atomic")]
+
+
+def rows(alias):
+    return list(Event.objects.using(alias).order_by("id").values_list("stream", "version", "type"))
+
+
+def test_versions_are_contiguous_in_each_stream(alias):
+    publish("a", "made")
+    publish_many([NewEvent("b", "made"), NewEvent("a", "changed"), NewEvent("a", "gone")])
+    assert rows(alias) == [
+        ("a", 1, "made"),
+        ("b", 1, "made"),
+        ("a", 2, "changed"),
+        ("a", 3, "gone"),
+    ]
+    heads = StreamHead.objects.using(alias).order_by("stream").values_list("stream", "version")
+    assert list(heads) == [("a", 3), ("b", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_read_is_what_was_published(alias):
+    id = uuid4()
+    data = {"total": "12.50", "lines": [1, 2.5, None, True], "née": "日本 🐘 \\u0000 \\"}
+    with transaction.atomic(using=alias):
+        event = publish(
+            "order-1", "order.placed", data, topic="eu", metadata={"user": 7}, message_id=id
+        )
+    reader = LogReader(Event, using=alias)
+    [read] = reader.read(reader.window.start(0), 10).events
+    assert (read.id, read.topic, read.stream, read.version) == (event.pk, "eu", "order-1", 1)
+    assert (read.type, read.data, read.metadata) == ("order.placed", data, {"user": 7})
+    assert read.message_id == id
+    assert read.log == "outbox_event"
+    assert read.recorded_at == Event.objects.using(alias).get().recorded_at
+    reader.close()
+
+
+def test_expected_versions(alias):
+    assert publish("a", "made", expected_version=NO_STREAM).version == 1
+    assert publish("a", "changed", expected_version=1).version == 2
+    assert publish("a", "changed", expected_version=ANY).version == 3
+
+
+@pytest.mark.parametrize(
+    ("expected", "current"),
+    [(NO_STREAM, 2), (1, 2), (3, 2)],
+    ids=str,
+)
+def test_a_conflict_names_the_current_version_and_breaks_nothing(alias, expected, current):
+    publish_many([NewEvent("a", "x"), NewEvent("a", "x")])
+    with pytest.raises(VersionConflict, match="version 2") as caught:
+        publish("a", "y", expected_version=expected)
+    assert (caught.value.stream, caught.value.current) == ("a", current)
+    assert publish("a", "z").version == 3
+
+
+def test_a_stream_that_should_exist_does_not(alias):
+    with pytest.raises(VersionConflict, match="no event") as caught:
+        publish("a", "y", expected_version=1)
+    assert caught.value.current == 0
+    assert not rows(alias)
+    assert publish("a", "z").version == 1
+
+
+def test_several_streams_all_or_none(alias):
+    publish("b", "x")
+    events = [NewEvent("a", "x"), NewEvent("b", "x"), NewEvent("c", "x")]
+    with pytest.raises(VersionConflict) as caught:
+        publish_many(events, expected_version={"a": NO_STREAM, "b": 7})
+    assert caught.value.current == 1
+    assert rows(alias) == [("b", 1, "x")]
+    assert publish("a", "x", expected_version=NO_STREAM).version == 1
+    publish_many(events[1:], expected_version={"b": 1})
+    assert [row[:2] for row in rows(alias)] == [("b", 1), ("a", 1), ("b", 2), ("c", 1)]
+
+
+def test_the_same_message_again_is_returned_as_it_is(alias):
+    id = uuid4()
+    first = publish("a", "made", {"n": 1}, message_id=id)
+    again = publish("a", "made", {"n": 1}, message_id=str(id))
+    assert (again.pk, again.version) == (first.pk, 1)
+    assert rows(alias) == [("a", 1, "made")]
+
+
+@pytest.mark.parametrize("other", [("b", "made", 1), ("a", "gone", 1), ("a", "made", 2)])
+def test_the_same_message_id_for_another_event(alias, other):
+    id = uuid4()
+    publish("a", "made", {"n": 1}, message_id=id)
+    stream, type, n = other
+    with pytest.raises(MessageIdConflict, match=str(id)):
+        publish(stream, type, {"n": n}, message_id=id)
+    assert publish("a", "made").version == 2
+
+
+def test_two_events_with_one_message_id(alias):
+    id = uuid4()
+    with pytest.raises(InvalidEvent, match="same message_id"):
+        publish_many([NewEvent("a", "x", message_id=id), NewEvent("b", "x", message_id=id)])
+    assert not rows(alias)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outside_a_transaction(alias, settings):
+    with pytest.raises(NotAtomic, match="publish"):
+        publish("a", "made")
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    publish("a", "made")
+    with pytest.raises(VersionConflict):
+        publish_many([NewEvent("b", "x"), NewEvent("a", "x")], expected_version={"a": 5})
+    assert rows(alias) == [("a", 1, "made")]
+    assert not StreamHead.objects.using(alias).filter(stream="b").exists()
+
+
+def deep(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def circle():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"data": math.nan}, "data cannot be stored as JSON"),
+        ({"data": [math.inf]}, "data cannot be stored as JSON"),
+        ({"metadata": {"x": object()}}, "metadata cannot be stored as JSON"),
+        ({"data": circle()}, "data cannot be stored as JSON"),
+        ({"data": deep(31)}, "31 levels"),
+        ({"data": deep(900)}, "data cannot be stored|levels"),
+        ({"data": "a\x00b"}, "NUL"),
+        ({"data": {"a\x00b": 1}}, "NUL"),
+        ({"data": "\ud800"}, "data cannot be stored as JSON"),
+        ({"data": "x" * 300_000}, "MAX_EVENT_BYTES"),
+        ({"stream": ""}, "stream must not be empty"),
+        ({"stream": 5}, "stream must be a string"),
+        ({"stream": "x" * 256}, "256 characters"),
+        ({"stream": "a\x00"}, "NUL"),
+        ({"stream": "\udcff"}, "not valid Unicode"),
+        ({"type": ""}, "type must not be empty"),
+        ({"topic": None}, "topic must be a string"),
+        ({"message_id": "abc"}, "message_id must be a UUID"),
+        ({"message_id": 5}, "message_id must be a UUID"),
+        *(
+            ({"expected_version": bad}, "expected_version must be an integer")
+            for bad in (-1, 0, "1", True, 2**63, 1.0, None)
+        ),
+        ({"expected_version": {"other": 1}}, "names the stream 'other'"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:30],
+)
+def test_bad_input_is_refused_before_any_statement(
+    alias, arguments, says, django_assert_num_queries
+):
+    given = {"stream": "a", "type": "made", **arguments}
+    with (
+        django_assert_num_queries(0, connection=connections[alias]),
+        pytest.raises(InvalidEvent, match=says),
+    ):
+        publish(**given)
+
+
+@pytest.mark.parametrize("log", [EventLog, StreamHead, "outbox_event", None])
+def test_what_is_no_log(alias, log):
+    with pytest.raises(UnknownLog, match="EventLog"):
+        publish("a", "made", log=log)
+
+
+def test_thirty_levels_and_escapes_are_no_fault(alias):
+    brackets = {"text": "[" * 200 + '\\"' + "{" * 200}
+    publish("a", "made", {"deep": deep(29), **brackets, "escaped": "\\u0000"})
+    event = Event.objects.using(alias).get()
+    assert event.data["escaped"] == "\\u0000"
+    assert event.data["text"] == brackets["text"]
+
+
+@pytest.mark.parametrize("stream", ["A", "a ", "á"])
+def test_streams_are_told_apart_byte_by_byte(alias, stream):
+    publish("a", "made")
+    assert publish(stream, "made").version == 1
+
+
+def test_what_the_database_gives_is_on_the_row(alias):
+    given = publish_many([NewEvent(f"s{i}", "made") for i in range(300)])
+    rows = Event.objects.using(alias).order_by("id")
+    assert [e.pk for e in given] == [e.pk for e in rows]
+    assert [e.stream for e in rows] == [f"s{i}" for i in range(300)]
+    assert given[-1].recorded_at == rows.last().recorded_at
+    assert given[0].txid == rows[0].txid
+    assert (given[0].txid > 0) == (alias == "postgres")
+    assert given[0].to_cloudevent() == rows[0].to_cloudevent()
+    assert not given[0]._state.adding
+
+
+def test_events_larger_than_a_packet_together(alias):
+    publish_many([NewEvent("a", "made", {"x": '"' * 120_000}) for _ in range(100)])
+    assert Event.objects.using(alias).count() == 100
+
+
+def test_cost(alias, django_assert_num_queries):
+    single = 1 if connections[alias].vendor == "postgresql" else 2
+    with django_assert_num_queries(single, connection=connections[alias]):
+        publish("a", "made")
+    with django_assert_num_queries(single, connection=connections[alias]):
+        publish("a", "made", expected_version=1)
+    with django_assert_num_queries(2, connection=connections[alias]):
+        publish_many([NewEvent(f"s{i % 10}", "made") for i in range(50)])
+    assert Event.objects.using(alias).count() == 52

@@ -1,0 +1,29 @@
+"""URLs of brokers are shown without what nobody else may see, in whatever form they were given."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_app.jobs.drain.misconfiguration import public_url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://me:secret@h:6379/0", "redis://me:**@h:6379/0"),
+        ("redis://secret@h", "redis://:**@h"),
+        ("redis://:sec/ret@h/0", "redis://:**@h/0"),
+        ("redis://:s@cret@h/0", "redis://:**@h/0"),
+        ("redis://h/0?password=secret", "redis://h/0"),
+        ("redis://me:secret", "redis://**"),
+        ("me:secret@h", "me:**@h"),
+        ("amqp://me:secret@a//;amqp://me:secret@b//", "amqp://me:**@a//;amqp://me:**@b//"),
+        (["amqp://me:secret@a/v", "amqp://b"], "amqp://me:**@a/v;amqp://b"),
+        ("sqla+sqlite:///jobs.db", "sqla+sqlite:///jobs.db"),
+    ],
+)
+def test_url_without_its_secret(url, shown, make_app):
+    app = make_app()
+    app.conf.broker_url = url
+    assert public_url(app) == shown

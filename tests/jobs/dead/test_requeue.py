@@ -1,0 +1,339 @@
+"""Dead jobs come back once, in order, with the same message, and that is an incident."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.exceptions import InvalidJob
+from outbox_app.jobs import bulk, dead
+from outbox_app.jobs.dead import discard_dead, find_dead, requeue_dead
+from outbox_app.models import DatabaseNow, DeadJob, Incident, StagedJob
+from outbox_app.signals import incident_recorded
+
+from .rows import columns, dead_jobs, dead_row, staged_jobs
+
+
+def staged(alias):
+    return list(StagedJob.objects.using(alias).order_by("id"))
+
+
+def is_dead(alias):
+    return list(
+        DeadJob.objects.using(alias).order_by("staged_id").values_list("task_id", flat=True)
+    )
+
+
+def everything(alias):
+    return DeadJob.objects.using(alias).all()
+
+
+@pytest.mark.django_db
+def test_a_requeued_job_is_the_same_message_in_a_new_row(alias):
+    [earlier] = staged_jobs(using=alias)
+    [job] = dead_jobs(using=alias, ordering_key="ключ", body=b"\x00\xff\x80pickle", queue="q")
+
+    assert requeue_dead(everything(alias), using=alias, by="ann") == 1
+
+    assert not DeadJob.objects.using(alias).exists()
+    [_, row] = staged(alias)
+    same = ("shard", "ordering_key", "app", "task", "task_id", "queue", "body", "envelope")
+    assert [getattr(row, name) for name in same] == [getattr(job, name) for name in same]
+    assert row.pk > earlier.pk
+    assert row.available_at is None
+
+
+@pytest.fixture
+def one_each(monkeypatch):
+    """Each batch is an incident of its own."""
+    record = dead.record_requeue
+    monkeypatch.setattr(dead, "record_requeue", lambda *, same_as, **values: record(**values))
+
+
+@pytest.mark.django_db
+def test_the_batches_of_a_call_are_one_incident(alias):
+    dead_jobs(5, using=alias)
+    requeue_dead(everything(alias), using=alias, batch_size=2, by="ann")
+    rows = staged(alias)
+    incident = Incident.objects.using(alias).get()
+    assert (incident.first_id, incident.last_id) == (rows[0].pk, rows[-1].pk)
+    assert incident.shards == sorted({row.shard for row in rows})
+
+    assert incident.detail == "Dead jobs requeued by ann."
+
+    dead_jobs(1, using=alias)
+    by = dead.decided("ann", "the queue is back")
+    requeue_dead(everything(alias), using=alias, by=by)
+    newest = Incident.objects.using(alias).latest("id")
+    assert newest.detail == "Dead jobs requeued by ann (reason: the queue is back)."
+    assert Incident.objects.using(alias).count() == 2
+
+
+@pytest.mark.django_db
+def test_an_incident_that_was_pruned_meanwhile_is_recorded_anew(alias):
+    dead_jobs(3, using=alias)
+
+    incidents = [12345]
+    ids = list(everything(alias).values_list("pk", flat=True))
+    dead._requeue_batch(
+        ids, until=max(ids), asked=DatabaseNow(), using=alias, by="", incidents=incidents
+    )
+    incident = Incident.objects.using(alias).get()
+    assert incidents == [12345, incident.pk]
+    assert (incident.first_id, incident.last_id) == (staged(alias)[0].pk, staged(alias)[2].pk)
+
+
+@pytest.mark.django_db
+def test_each_batch_is_recorded_as_an_incident_with_its_ids_and_shards(alias, one_each):
+    dead_jobs(5, using=alias)
+
+    assert requeue_dead(everything(alias), using=alias, batch_size=2, by="ann") == 5
+
+    rows = staged(alias)
+    incidents = list(Incident.objects.using(alias).order_by("id"))
+    assert [(i.kind, i.first_id, i.last_id) for i in incidents] == [
+        ("requeue", rows[0].pk, rows[1].pk),
+        ("requeue", rows[2].pk, rows[3].pk),
+        ("requeue", rows[4].pk, rows[4].pk),
+    ]
+    assert incidents[0].shards == sorted({rows[0].shard, rows[1].shard})
+    assert incidents[0].detail == "Dead jobs requeued by ann."
+
+
+@pytest.mark.django_db
+def test_ids_are_found_where_the_database_does_not_return_them(alias, monkeypatch):
+    """As on MySQL."""
+    features = type(connections[alias].features)
+    monkeypatch.setattr(features, "can_return_rows_from_bulk_insert", False)
+    staged_jobs(3, using=alias)
+    dead_jobs(4, using=alias)
+
+    requeue_dead(everything(alias), using=alias)
+
+    rows = staged(alias)
+    incident = Incident.objects.using(alias).get()
+    assert (incident.first_id, incident.last_id) == (rows[3].pk, rows[6].pk)
+
+
+@pytest.mark.django_db
+def test_jobs_come_back_in_the_order_in_which_they_were_staged(alias):
+    for staged_id in (30, 10, 40, 20, 50):
+        dead_jobs(using=alias, staged_id=staged_id, task_id=f"id-{staged_id}", ordering_key="k")
+
+    requeue_dead(everything(alias), using=alias, batch_size=2)
+
+    assert [row.task_id for row in staged(alias)] == ["id-10", "id-20", "id-30", "id-40", "id-50"]
+
+
+@pytest.mark.django_db
+def test_windows_of_ids_follow_one_another(alias, monkeypatch):
+    monkeypatch.setattr(bulk, "STEP", 3)
+    for number in range(10):
+        dead_jobs(using=alias, staged_id=number // 4, task_id=f"id-{number}")
+
+    assert requeue_dead(everything(alias), using=alias, batch_size=2) == 10
+
+    assert [row.task_id for row in staged(alias)] == [f"id-{number}" for number in range(10)]
+
+
+@pytest.mark.django_db
+def test_a_batch_with_large_messages_ends_earlier(alias, monkeypatch, one_each):
+    monkeypatch.setattr(bulk, "BUDGET_BYTES", 2500)
+    dead_jobs(5, using=alias, body=b"x" * 1000, envelope="{}")
+
+    assert requeue_dead(everything(alias), using=alias) == 5
+
+    assert Incident.objects.using(alias).count() == 3
+
+
+@pytest.mark.django_db
+def test_a_message_above_the_budget_goes_alone(alias, monkeypatch):
+    monkeypatch.setattr(bulk, "BUDGET_BYTES", 10)
+    dead_jobs(2, using=alias)
+    assert requeue_dead(everything(alias), using=alias) == 2
+
+
+@pytest.mark.django_db
+def test_a_job_that_dies_again_meanwhile_is_not_requeued_for_ever(alias, monkeypatch, one_each):
+    monkeypatch.setattr(bulk, "STEP", 2)
+    for staged_id in range(-4, 0):  # lower than those that the requeued rows get
+        dead_jobs(using=alias, staged_id=staged_id)
+
+    def die_again(**kwargs):
+        for row in staged(alias):
+            DeadJob.objects.using(alias).create(
+                **row.copied(), staged_id=row.pk, error="E", reason="again"
+            )
+            row.delete()
+
+    incident_recorded.connect(die_again, weak=False, dispatch_uid="die_again")
+    try:
+        assert requeue_dead(everything(alias), using=alias, batch_size=2) == 4
+    finally:
+        incident_recorded.disconnect(dispatch_uid="die_again")
+    assert len(is_dead(alias)) == 4
+
+
+@pytest.mark.django_db
+def test_a_batch_makes_the_same_number_of_statements_whatever_its_size(alias):
+    def statements(count):
+        dead_jobs(count, using=alias)
+        with CaptureQueriesContext(
+            connections[alias],
+        ) as queries:
+            assert requeue_dead(everything(alias), using=alias, batch_size=50) == count
+        return len(queries)
+
+    assert statements(40) == statements(3)
+    assert statements(3) <= 10
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_batch_that_fails_leaves_its_jobs_dead_and_the_others_requeued(alias, monkeypatch):
+    dead_jobs(2, using=alias)
+    [last] = dead_jobs(using=alias)
+
+    def refuse(*, first_id, last_id, **kwargs):
+        if first_id == last_id:
+            raise InvalidJob("too large for the packet")
+        return record(first_id=first_id, last_id=last_id, **kwargs)
+
+    record = dead.record_requeue
+    monkeypatch.setattr(dead, "record_requeue", refuse)
+    with pytest.raises(InvalidJob):
+        requeue_dead(everything(alias), using=alias, batch_size=2)
+
+    assert is_dead(alias) == [last.task_id]
+    assert len(staged(alias)) == 2
+
+    monkeypatch.undo()
+    assert requeue_dead(everything(alias), using=alias) == 1  # what was left can be asked for again
+
+
+@pytest.mark.django_db
+def test_only_what_was_asked_for_is_requeued(alias):
+    dead_jobs(2, using=alias, task="a")
+    dead_jobs(3, using=alias, task="b")
+    assert requeue_dead(find_dead(using=alias, task="a"), using=alias) == 2
+    assert len(is_dead(alias)) == 3
+    assert requeue_dead(find_dead(using=alias, task="a"), using=alias) == 0
+    assert Incident.objects.using(alias).count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_drainers_are_woken_after_the_commit(alias):
+    dead_jobs(3, using=alias)
+    with transaction.atomic(using=alias):
+        requeue_dead(everything(alias), using=alias)
+        callbacks = connections[alias].run_on_commit
+        assert len(callbacks) == (1 if connections[alias].vendor == "postgresql" else 0)
+
+
+@pytest.mark.django_db
+def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    names = ("before", "asked", "after", "later")
+    for number, name in enumerate(names):
+        dead_jobs(using=alias, staged_id=number, task_id=name, ordering_key="k")
+    dead_jobs(using=alias, staged_id=9, task_id="other", ordering_key="other")
+
+    asked = everything(alias).filter(task_id="asked")
+    assert requeue_dead(asked, using=alias, batch_size=1) == 3
+
+    assert [row.task_id for row in staged(alias)] == ["asked", "after", "later"]
+    assert is_dead(alias) == ["before", "other"]
+    assert Incident.objects.using(alias).count() == 1
+
+
+@pytest.mark.django_db
+def test_a_blocked_key_comes_back_in_one_transaction(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
+    dead_jobs(7, using=alias, ordering_key="k")
+    assert requeue_dead(everything(alias), using=alias, batch_size=2) == 7
+    assert Incident.objects.using(alias).count() == 1
+
+
+@pytest.mark.django_db
+def test_later_jobs_of_a_key_stay_where_keys_are_not_blocked(alias):
+    first, _ = dead_jobs(2, using=alias, ordering_key="k")
+    assert requeue_dead(find_dead(using=alias, ids=[first.pk]), using=alias) == 1
+
+
+@pytest.mark.django_db
+def test_a_shard_that_the_table_would_refuse_is_put_right(alias):
+    jobs = dead_jobs(2, using=alias)
+    DeadJob.objects.using(alias).filter(pk=jobs[0].pk).update(shard=999)
+    assert requeue_dead(everything(alias), using=alias) == 2
+    assert [row.shard for row in staged(alias)] == [job.shard for job in jobs]
+
+
+@pytest.mark.django_db
+def test_discarding_deletes_what_was_asked_for_and_stages_nothing(alias, caplog):
+    dead_jobs(5, using=alias, task="a")
+    dead_jobs(1, using=alias, task="b")
+
+    assert discard_dead(find_dead(using=alias, task="a"), using=alias, batch_size=2, by="ann") == 5
+
+    assert len(is_dead(alias)) == 1
+    assert not staged(alias)
+    assert not Incident.objects.using(alias).exists()
+    assert "jobs=5 by=ann" in caplog.text
+
+
+@pytest.mark.django_db
+def test_rows_are_found_by_each_criterion(alias):
+    old = dead_row(task="old", error="A", reason="no route", queue="q1", app="x", ordering_key="k")
+    DeadJob.objects.using(alias).bulk_create([old])
+    rows = DeadJob.objects.using(alias)
+    rows.update(died_at=rows.get().died_at - timedelta(hours=2))
+    dead_jobs(using=alias, task="new", error="B", reason="100% full", queue="q2", app="y")
+
+    def found(**criteria):
+        return list(
+            find_dead(using=alias, **criteria).order_by("id").values_list("task", flat=True)
+        )
+
+    assert found() == ["old", "new"]
+    assert found(ids=[rows.get(task="new").pk]) == ["new"]
+    assert found(ids=[]) == []
+    assert found(task="old") == found(error="A") == found(queue="q1") == found(app="x") == ["old"]
+    assert found(ordering_key="k") == ["old"]
+    assert found(ordering_key="") == ["new"]
+    assert found(reason="100%") == ["new"]
+    assert found(older_than=timedelta(hours=1)) == ["old"]
+    assert found(newer_than=timedelta(hours=1)) == ["new"]
+    assert found(task="old", queue="q2") == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_snapshot_of_the_caller_does_not_make_it_run_for_ever(alias):
+    """Rows that somebody else has taken stay visible in it."""
+    dead_jobs(3, using=alias)
+    other = connections.create_connection(alias)
+    try:
+        with connections[alias].cursor() as cursor:
+            level = "SESSION CHARACTERISTICS AS" if other.vendor == "postgresql" else "SESSION"
+            cursor.execute(f"SET {level} TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with transaction.atomic(using=alias):
+            assert everything(alias).count() == 3
+            with other.cursor() as cursor:
+                cursor.execute("DELETE FROM outbox_deadjob")
+            if other.vendor == "postgresql":
+                with pytest.raises(Exception, match="serialize"):
+                    requeue_dead(everything(alias), using=alias)
+                transaction.set_rollback(True, using=alias)
+            else:
+                assert requeue_dead(everything(alias), using=alias) == 0
+    finally:
+        other.close()
+        connections[alias].close()
+    assert not staged(alias)
+
+
+def test_a_copy_of_the_columns_is_complete():
+    """A new column of a message must be requeued with it."""
+    assert set(dead_row().copied()) == set(columns())

@@ -1,0 +1,117 @@
+"""Two people press the button at the same moment: a job is requeued once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connections
+
+from outbox_app.jobs.dead import discard_dead, requeue_dead
+from outbox_app.models import DeadJob, Incident, StagedJob
+from outbox_app.signals import incident_recorded
+
+from .rows import dead_jobs
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds after which a test gives up.
+PATIENCE = 30
+
+
+def in_thread(function):
+    def run(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        finally:
+            connections.close_all()
+
+    return run
+
+
+def waits_for_a_lock(alias):
+    """Whether a session of this test's database waits for another one."""
+    sql = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        # Not innodb_trx: it shows the state of an earlier moment to whoever polls it.
+        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE() "
+        "AND id <> CONNECTION_ID() AND command = 'Query' AND time_ms > 200",
+    }[connections[alias].vendor]
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0] > 0
+
+
+def eventually(condition, *args):
+    until = time.monotonic() + PATIENCE
+    while not condition(*args):
+        assert time.monotonic() < until, f"{condition.__name__} never came true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("second_decision", [requeue_dead, discard_dead])
+def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, second_decision):
+    dead_jobs(3, using=alias)
+    first_is_about_to_commit, first_may_commit = threading.Event(), threading.Event()
+    second_begins = threading.Event()
+
+    def hold_the_first(**kwargs):
+        if not first_is_about_to_commit.is_set():
+            first_is_about_to_commit.set()
+            assert first_may_commit.wait(PATIENCE)
+
+    @in_thread
+    def first():
+        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias)
+
+    @in_thread
+    def second():
+        def notice(execute, sql, *args):
+            if sql.startswith("BEGIN"):
+                second_begins.set()
+            return execute(sql, *args)
+
+        with connections[alias].execute_wrapper(notice):
+            return second_decision(DeadJob.objects.using(alias).all(), using=alias)
+
+    incident_recorded.connect(hold_the_first, weak=False, dispatch_uid="hold")
+    try:
+        with ThreadPoolExecutor() as threads:
+            one = threads.submit(first)
+            assert first_is_about_to_commit.wait(PATIENCE)
+            two = threads.submit(second)
+            try:
+                if connections[alias].vendor == "sqlite":
+                    eventually(second_begins.is_set)
+                else:
+                    eventually(waits_for_a_lock, alias)
+            finally:
+                first_may_commit.set()
+            assert (one.result(PATIENCE), two.result(PATIENCE)) == (3, 0)
+    finally:
+        incident_recorded.disconnect(dispatch_uid="hold")
+    assert StagedJob.objects.using(alias).count() == 3
+    assert not DeadJob.objects.using(alias).exists()
+
+
+def test_many_batches_at_once_requeue_each_job_once(alias):
+    jobs = dead_jobs(60, using=alias)
+    start = threading.Barrier(2)
+
+    @in_thread
+    def run():
+        start.wait(PATIENCE)
+        return requeue_dead(DeadJob.objects.using(alias).all(), using=alias, batch_size=5)
+
+    with ThreadPoolExecutor() as threads:
+        counts = [future.result() for future in [threads.submit(run), threads.submit(run)]]
+
+    assert sum(counts) == 60
+    staged = StagedJob.objects.using(alias)
+    assert sorted(staged.values_list("task_id", flat=True)) == sorted(j.task_id for j in jobs)
+    assert not DeadJob.objects.using(alias).exists()
+    covered = Incident.objects.using(alias).values_list("first_id", "last_id")
+    assert all(any(a <= id <= b for a, b in covered) for id in staged.values_list("id", flat=True))

@@ -1,0 +1,88 @@
+"""What a batch holds: messages of every size, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import transaction
+
+from outbox_app.jobs.drain import batch
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import Drainer, Lease, StagedJob
+from tests import tasks
+
+from .test_main_path import received
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_large_messages_are_read_one_by_one_and_a_batch_ends_at_its_budget(
+    alias, make_app, monkeypatch
+):
+    monkeypatch.setattr(batch, "BUDGET_BYTES", 1_000_000)
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        for i in range(60):
+            large = i % 6 == 5
+            note.apply_async(("x" * 400_000 if large else "", i), ordering_key="one")
+    reader = batch.BatchReader(using=alias, app=app.main, batch_size=1000)
+    shards = range(128)
+
+    sizes = []
+    seen: list[int] = []
+    while rows := reader.read(shards):
+        sizes.append(sum(len(row.body) for row in rows))
+        seen += [json.loads(row.body)[0][1] for row in rows]
+        batch.delete([(row.id, row.task_id) for row in rows], using=alias)
+
+    assert seen == list(range(60))
+    assert max(sizes) < 1_500_000
+    assert len(sizes) < 20
+
+
+def test_large_and_small_messages_arrive_whole(alias, make_app):
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    words = ["x" * size for size in (10, batch.SMALL_BYTES, 3 * batch.SMALL_BYTES, 0)]
+    with transaction.atomic(using=alias):
+        for i, word in enumerate(words):
+            note.apply_async((word, i), ordering_key="one")
+
+    Drain(using=alias).run(once=True)
+
+    assert [json.loads(m.body)[0][0] for m in received(app)] == words
+
+
+def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, make_app):
+    """Its heartbeats come within batches; that must not keep it from looking at the others."""
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        for i in range(40):
+            note.delay("", i)
+    now = [0.0]
+    busy, other = Drain(using=alias, batch_size=1), Drain(using=alias)
+    busy.membership.clock = lambda: now[0]
+    busy.turn()
+    publisher_send = busy._may_send
+
+    def slow_send(seconds: float = 0.0) -> float:
+        now[0] += busy.membership.lease_seconds / 3
+        return publisher_send(seconds)
+
+    busy._may_send = slow_send
+    other.membership.join()
+    assert not other.membership.owned
+    assert Drainer.objects.using(alias).count() == 2
+
+    for _ in range(3):
+        busy.turn()
+    other.membership.rebalance()
+
+    assert len(other.membership.owned) == 64
+    assert Lease.objects.using(alias).filter(owner=busy.membership.id).count() == 64
+    busy.membership.leave()
+    other.membership.leave()
+    StagedJob.objects.using(alias).all().delete()

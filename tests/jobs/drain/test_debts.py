@@ -1,0 +1,144 @@
+"""What the database is owed comes first: before reading, giving up a shard, or leaving."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import Drainer, Incident, Lease, StagedJob
+from tests import tasks
+
+from .test_main_path import received
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def note(make_app):
+    return make_app().task(name="note")(tasks.note)
+
+
+@pytest.fixture
+def staged(alias, note):
+    with transaction.atomic(using=alias):
+        for i in range(100):
+            note.delay("", i)
+    return note
+
+
+class Failing:
+    """Lets statements fail that begin with a word, as an unreachable database would."""
+
+    def __init__(self, word):
+        self.word = word
+        self.failed = 0
+
+    def __call__(self, execute, sql, *args):
+        if sql.startswith(self.word) and "outbox_stagedjob" in sql:
+            self.failed += 1
+            raise OperationalError(f"{self.word} failed on purpose")
+        return execute(sql, *args)
+
+
+def test_shards_are_not_given_up_while_published_rows_are_there(alias, staged):
+    one, other = Drain(using=alias), Drain(using=alias)
+    with connections[alias].execute_wrapper(Failing("DELETE")) as _:
+        with pytest.raises(OperationalError):
+            one.turn()
+        assert one.tally.published
+        other.membership.join()
+        one.membership._shared_at = float("-inf")
+        # It would give up half of its shards now, with rows in them that were published.
+        with pytest.raises(OperationalError):
+            one.turn()
+        assert len(one.membership.owned) == 128
+    for drain in (one, other, one, other):
+        drain.membership._shared_at = float("-inf")
+        drain.turn()
+    while one.turn() or other.turn():
+        pass
+    assert len(received(staged.app)) == 100
+    assert not Incident.objects.using(alias).exists()
+
+
+def test_nothing_is_read_while_anything_is_owed(alias, staged):
+    drain = Drain(using=alias)
+    failing = Failing("DELETE")
+    with connections[alias].execute_wrapper(failing):
+        for _ in range(3):
+            with pytest.raises(OperationalError):
+                drain.turn()
+    assert failing.failed == 3
+    assert len(received(staged.app)) == drain.tally.published < 129
+    drain.run(once=True)
+    assert len(received(staged.app)) == 0
+    assert drain.tally.published == 100
+
+
+def test_shards_are_not_handed_back_with_debts(alias, staged):
+    """A duplicate without an incident would follow; a takeover is recorded."""
+    drain = Drain(using=alias)
+    set_failpoint("published_not_deleted", drain.stop)
+    try:
+        with connections[alias].execute_wrapper(Failing("DELETE")):
+            drain.run()
+    finally:
+        set_failpoint("published_not_deleted", None)
+    assert drain.tally.published
+    assert Drainer.objects.using(alias).exists()
+    assert not Lease.objects.using(alias).filter(owner=None).exists()
+
+
+def test_shards_are_handed_back_at_the_second_attempt(alias, staged):
+    """A connection may have died while it was idle."""
+    drain = Drain(using=alias)
+
+    class Once(Failing):
+        def __call__(self, execute, sql, *args):
+            return execute(sql, *args) if self.failed else super().__call__(execute, sql, *args)
+
+    def fail(execute, sql, *args):
+        if sql.startswith("UPDATE") and "outbox_lease" in sql and drain._stop.is_set():
+            failed.append(sql)
+            if len(failed) == 1:
+                raise OperationalError("failed on purpose")
+        return execute(sql, *args)
+
+    failed = []
+    set_failpoint("deleted", drain.stop)
+    try:
+        with connections[alias].execute_wrapper(fail):
+            drain.run()
+    finally:
+        set_failpoint("deleted", None)
+    assert len(failed) == 2
+    assert not Drainer.objects.using(alias).exists()
+
+
+def test_an_incident_is_owed_until_it_is_written(alias, redis_url, make_app):
+    """The broker's answer is unknown, and so is the database's: the incident is written later."""
+    app = make_app(redis_url)
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        for i in range(10):
+            note.delay("", i)
+    drain = Drain(using=alias)
+    rows = list(StagedJob.objects.using(alias).all())
+    drain._debts.record_unknown(rows, drainer=str(drain), detail="not known")
+    with connections[alias].execute_wrapper(_fail_incidents):
+        for _ in range(2):
+            with pytest.raises(OperationalError):
+                drain.turn()
+    assert not received(app)
+    assert drain.run(once=True).published == 10
+    incident = Incident.objects.using(alias).get()
+    assert (incident.first_id, incident.last_id) == (rows[0].id, rows[-1].id)
+    assert incident.shards == sorted({row.shard for row in rows})
+
+
+def _fail_incidents(execute, sql, *args):
+    if sql.startswith("INSERT") and "outbox_incident" in sql:
+        raise OperationalError("failed on purpose")
+    return execute(sql, *args)

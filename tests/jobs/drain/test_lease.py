@@ -1,0 +1,213 @@
+"""Leases, step by step: who owns what when drainers come, go, die, and meet each other's steps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from outbox_app.exceptions import LeaseLost
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import DatabaseNow, Drainer, Lease
+from outbox_app.process.lease import Membership
+from tests import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PARTS = 8
+
+
+@pytest.fixture
+def clock():
+    """``clock.now`` moves when a test moves it; the database's own goes on."""
+
+    class Clock:
+        now = 1000.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+@pytest.fixture
+def member(alias, clock):
+    def make(**options):
+        return Membership(using=alias, lease_seconds=10, parts=PARTS, clock=clock, **options)
+
+    return make
+
+
+def die(member):
+    """As if it had been silent for longer than its lease."""
+    silent = Drainer.objects.using(member.using).filter(id=member.id)
+    silent.update(heartbeat_at=DatabaseNow() - timedelta(seconds=11))
+
+
+def owners(alias):
+    return dict(Lease.objects.using(alias).order_by("part").values_list("part", "owner"))
+
+
+def test_all_parts_of_the_only_one(alias, member):
+    one = member()
+    one.join()
+    assert one.owned == set(range(PARTS))
+    assert set(owners(alias).values()) == {one.id}
+    one.leave()
+    assert one.owned == set()
+    assert set(owners(alias).values()) == {None}
+
+
+def test_a_takeover_is_recorded_or_does_not_happen(alias, member):
+    taken = []
+
+    def fail_once(owner, parts):
+        taken.append((owner, parts))
+        if len(taken) == 1:
+            raise OperationalError("the incident could not be written")
+
+    dead, heir = member(), member(on_takeover=fail_once)
+    dead.join()
+    die(dead)
+    with pytest.raises(OperationalError):
+        heir.join()
+    assert set(owners(alias).values()) == {dead.id}
+    assert heir.owned == set()
+    heir.rebalance()
+    assert set(owners(alias).values()) == {heir.id}
+    assert taken == [(dead.id, list(range(PARTS)))] * 2
+
+
+def test_what_was_handed_back_is_not_taken_over(alias, member):
+    """It leaves between the other's two looks, at the leases and at the drainers."""
+    taken = []
+    leaving, other = member(), member(on_takeover=lambda *args: taken.append(args))
+    leaving.join()
+    look = other._bury_the_silent
+
+    def leave_meanwhile():
+        if leaving.joined:
+            leaving.leave()
+        return look()
+
+    other._bury_the_silent = leave_meanwhile
+    other.join()
+    other.rebalance()
+    assert other.owned == set(range(PARTS))
+    assert taken == []
+
+
+def test_who_joins_meanwhile_is_not_robbed(alias, member):
+    """It joins and claims between the other's two looks."""
+    joining, other = member(), member()
+    other.join()
+    other.leave()
+    look = other._bury_the_silent
+
+    def join_meanwhile():
+        if not joining.joined:
+            joining.join()
+        return look()
+
+    other._bury_the_silent = join_meanwhile
+    other.join()
+    assert not other.owned & joining.owned
+    assert {part for part, id in owners(alias).items() if id == other.id} == other.owned
+
+
+def test_the_silent_one_learns_it_from_its_own_heartbeat(alias, member):
+    silent, heir = member(), member()
+    silent.join()
+    die(silent)
+    heir.join()
+    assert heir.owned == set(range(PARTS))
+    with pytest.raises(LeaseLost, match="others have removed it"):
+        silent.beat()
+    assert silent.owned == set()
+    assert not silent.joined
+
+
+def test_one_that_comes_back_in_time_is_not_buried(alias, member):
+    """Its heartbeat arrives after it was found silent, before it is removed."""
+    slow, other = member(), member()
+    slow.join()
+    die(slow)
+    seen = Drainer.objects.using(alias).get(id=slow.id)
+    slow.beat()
+    gone = Drainer.objects.using(alias).filter(
+        id=slow.id, heartbeat_at__lt=seen.heartbeat_at + timedelta(milliseconds=1)
+    )
+    assert not gone.exists()
+    other.join()
+    assert slow.owned == set(range(PARTS))
+
+
+def test_a_heartbeat_at_a_whole_second_is_buried_as_any_other(alias, member):
+    """SQLite compares texts, in which ``12:00:00`` and ``12:00:00.000`` differ."""
+    dead, heir = member(), member()
+    dead.join()
+    whole = datetime(2020, 1, 1, tzinfo=timezone.utc)  # noqa: UP017
+    if alias == "default":
+        with connections[alias].cursor() as cursor:
+            cursor.execute("UPDATE outbox_drainer SET heartbeat_at = '2020-01-01 00:00:00.000'")
+    else:
+        Drainer.objects.using(alias).update(heartbeat_at=whole)
+    heir.join()
+    assert heir.owned == set(range(PARTS))
+    assert Drainer.objects.using(alias).get().id == heir.id
+
+
+def test_it_trusts_itself_for_less_than_its_lease(member, clock):
+    one = member()
+    one.join()
+    clock.now += 8.9
+    assert one.holds(0)
+    assert not one.holds(1)
+    clock.now += 0.2
+    assert not one.holds(0)
+    one.beat()
+    assert one.holds(0)
+
+
+def test_leases_that_somebody_deleted_come_back(alias, member):
+    one = member()
+    one.join()
+    Lease.objects.using(alias).all().delete()
+    one.rebalance()
+    one.rebalance()
+    assert one.owned == set(range(PARTS))
+
+
+def test_its_idea_of_the_database_s_time(alias, member, clock):
+    one = member()
+    assert one.now() is None
+    one.join()
+    asked = Drainer.objects.using(alias).annotate(now=DatabaseNow()).get().now
+    assert abs((one.now() - asked).total_seconds()) < 5
+    clock.now += 3600
+    assert 3595 < (one.now() - asked).total_seconds() < 3605
+
+
+def test_a_heartbeat_that_took_too_long_is_not_trusted(alias, make_app, clock):
+    """It counts from before it was sent: by the time of its answer others may own the shards."""
+    note = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    drain = Drain(using=alias, lease_seconds=10)
+    drain.membership.clock = clock
+    drain.membership.join()
+    clock.now += 3
+
+    def slow(execute, sql, *args):
+        if sql.startswith("UPDATE") and "heartbeat_at" in sql:
+            clock.now += 8
+        return execute(sql, *args)
+
+    with connections[alias].execute_wrapper(slow), pytest.raises(LeaseLost, match="about to end"):
+        drain.turn()
+    assert drain.tally.published == 0
+    assert drain.membership.joined
+    drain.turn()
+    assert drain.tally.published == 1
+    drain.membership.leave()

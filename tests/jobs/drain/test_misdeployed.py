@@ -1,0 +1,67 @@
+"""A drainer that was deployed wrongly says so, and harms no job."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+
+from outbox_app.jobs.drain import lane
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import DeadJob, StagedJob
+from tests import tasks
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_any_app_the_jobs_wait(alias, make_app, monkeypatch):
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    monkeypatch.setattr(lane, "celery_app", lambda name: None)
+    monkeypatch.setattr(lane, "staging_apps", list)
+    drain = Drain(using=alias)
+
+    for _ in range(3):
+        drain.turn()
+
+    assert StagedJob.objects.using(alias).count() == 1
+    assert "loaded: none" in drain.trouble
+    monkeypatch.undo()
+    drain.membership.leave()
+    assert Drain(using=alias).run(once=True).published == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_of_an_app_that_is_not_loaded_dies_and_names_those_that_are(alias, make_app):
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    StagedJob.objects.using(alias).update(app="renamed")
+
+    assert Drain(using=alias).run(once=True).dead == 1
+
+    dead = DeadJob.objects.using(alias).get()
+    assert dead.error == "outbox_app.exceptions.UnknownApp"
+    assert "'renamed'" in dead.reason
+    assert repr(app.main) in dead.reason
+
+
+@pytest.mark.parametrize("command", ["drain_outbox", "outbox_dead list", "outbox_prune --inbox"])
+def test_tables_that_are_missing_are_said_to_be(command, tmp_path, django_db_blocker):
+    connections.settings["empty"] = {
+        **connections.settings["default"],
+        "NAME": str(tmp_path / "empty.sqlite3"),
+    }
+    try:
+        with (
+            django_db_blocker.unblock(),
+            pytest.raises(CommandError, match="migrate outbox_app --database empty") as refused,
+        ):
+            call_command(*command.split(), "--database", "empty")
+        assert refused.value.returncode == 2
+    finally:
+        connections["empty"].close()
+        del connections["empty"]
+        del connections.settings["empty"]

@@ -1,0 +1,101 @@
+"""``--once``: what is there when it starts leaves, beside live drainers, dead ones, and writers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import DatabaseNow, Drainer, Incident, StagedJob
+from outbox_app.process.lease import Membership
+from tests import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEASE = 1.0
+#: Of one that has to live, on however slow a machine.
+LONG_LEASE = 5.0
+
+
+@pytest.fixture
+def note(make_app):
+    return make_app().task(name="note")(tasks.note)
+
+
+@pytest.fixture
+def other(alias):
+    """Another drainer, which owns all shards and does nothing."""
+    member = Membership(using=alias, lease_seconds=LEASE)
+    member.join()
+    return member
+
+
+@pytest.fixture(autouse=True)
+def quick(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "PUBLISH_TIMEOUT": 0.4, "INTERVAL": 0.05}
+
+
+def stage(note, alias, count, **options):
+    with transaction.atomic(using=alias):
+        for i in range(count):
+            note.apply_async(("", i), **options)
+
+
+def test_leaves_to_a_live_drainer_what_is_in_its_shards(alias, note):
+    stage(note, alias, 200)
+    other = Membership(using=alias, lease_seconds=LONG_LEASE)
+    other.join()
+    # It lives, gives up its surplus, and keeps its half.
+    other.rebalance()
+
+    def beat(drain):
+        other.beat()
+        other.rebalance()
+
+    tally = Drain(using=alias, lease_seconds=LONG_LEASE, on_turn=beat).run(once=True)
+
+    left = set(StagedJob.objects.using(alias).values_list("shard", flat=True))
+    assert left
+    assert left <= other.owned
+    assert 0 < tally.published < 200
+    assert not Incident.objects.using(alias).exists()
+    assert Drainer.objects.using(alias).get().id == other.id
+
+
+def test_takes_over_from_a_dead_one(alias, note, other):
+    stage(note, alias, 200)
+    tally = Drain(using=alias, lease_seconds=LEASE).run(once=True)
+    assert tally.published == 200
+    assert not StagedJob.objects.using(alias).exists()
+    assert not Drainer.objects.using(alias).exists()
+
+
+def test_takes_over_held_jobs_that_are_due(alias, note, other):
+    stage(note, alias, 20, countdown=4000)
+    StagedJob.objects.using(alias).update(available_at=DatabaseNow() - timedelta(seconds=1))
+    assert Drain(using=alias, lease_seconds=LEASE).run(once=True).published == 20
+
+
+def test_ends_although_jobs_keep_coming(alias, note):
+    stage(note, alias, 300)
+
+    def stage_more(drain):
+        stage(note, alias, 5)
+
+    tally = Drain(using=alias, batch_size=20, on_turn=stage_more).run(once=True)
+    assert tally.published == 300
+    assert StagedJob.objects.using(alias).count() > 5
+
+
+def test_a_second_time(alias, note):
+    drain = Drain(using=alias)
+    stage(note, alias, 3)
+    assert drain.run(once=True).published == 3
+    stage(note, alias, 3)
+    assert drain.run(once=True).published == 6
+
+
+def test_with_nothing_to_do(alias):
+    assert Drain(using=alias).run(once=True).done == 0

@@ -1,0 +1,78 @@
+"""Waiting on PostgreSQL: a commit wakes it, once for all that came before; deaf, it polls."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+
+from outbox_app.process import waiting
+from outbox_app.process.watchdog import Watchdog
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("alias", ["postgres"], indirect=True),
+]
+
+
+@pytest.fixture
+def listener(alias):
+    stop = waiting.Stop()
+    made = waiting.waiter(stop, using=alias, watchdog=Watchdog(using=alias, limit=60))
+    yield made
+    made.close()
+
+
+def notify(alias, payload=""):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT pg_notify('outbox_jobs', %s)", [payload])
+
+
+def test_a_commit_wakes_it(alias, listener):
+    listener.wait(0)  # listens from now on
+    notify(alias)
+    assert listener.wait(60)
+
+
+def test_all_that_has_piled_up_wakes_it_once(alias, listener):
+    listener.wait(0)
+    for _ in range(2000):
+        notify(alias)
+    assert listener.wait(60)
+    assert not listener.wait(0.1)
+
+
+def test_the_tests_of_other_drainers_do_not_wake_it(alias, listener):
+    listener.wait(0)
+    notify(alias, "a token")
+    assert not listener.wait(0.3)
+
+
+def test_nothing_is_waited_for_after_a_stop(listener):
+    listener.wait(0)
+    listener.stop.set()
+    assert not listener.wait(60)
+
+
+def test_one_that_hears_nothing_is_given_up(alias, listener, monkeypatch, caplog):
+    listener.channel = "another_channel"
+    monkeypatch.setattr(waiting, "TEST_SECONDS", 0.0)
+    listener.wait(0)
+    listener.channel = "outbox_jobs"
+    listener._token = "never sent"
+    assert not listener.wait(0.5)
+    assert "LISTEN does not work, polling instead" in caplog.text
+    assert listener.watchdog.listener is None
+    # It is tried again after a while.
+    listener._test_at = 0.0
+    listener.wait(0)
+    notify(alias)
+    assert listener.wait(60)
+
+
+def test_a_listener_that_was_killed_is_no_trouble(alias, listener, caplog):
+    listener.wait(0)
+    pid = listener.watchdog.listener.connection.info.backend_pid
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+    assert not listener.wait(0.5)
+    assert "LISTEN does not work, polling instead" in caplog.text

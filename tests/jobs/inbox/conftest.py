@@ -1,0 +1,69 @@
+"""Fixtures of the inbox's tests: deliveries as a worker makes them, and effects to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from django.contrib.auth.models import Group
+
+from outbox_app.models import InboxEntry
+from tests.jobs.inbox.worker import Delivery, deliver
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    """An OutboxCelery with a result backend, so that results are asked for."""
+    return make_app("memory://", result_backend="cache+memory://")
+
+
+@pytest.fixture
+def task(app: Celery) -> Callable[..., Any]:
+    """``app.task``, for this app alone (Celery gives a task of one app to all others as well).
+
+    The task is made at once, as in a worker: Celery's lazy ones are not safe between threads.
+    """
+    return partial(app.task, shared=False, lazy=False)
+
+
+@pytest.fixture
+def twice() -> Callable[..., tuple[Delivery, Delivery]]:
+    """``twice(task, *args, **request)``: one message, delivered twice, one after the other."""
+
+    def run(task: Any, *args: Any, **request: Any) -> tuple[Delivery, Delivery]:
+        job_id = str(uuid4())
+        return deliver(task, job_id, *args, **request), deliver(task, job_id, *args, **request)
+
+    return run
+
+
+@pytest.fixture
+def effects(alias: str) -> Callable[[], list[str]]:
+    """``effects()``: what tasks have written, without what makes each row unique."""
+
+    def read() -> list[str]:
+        names = Group.objects.using(alias).values_list("name", flat=True)
+        return sorted(name.partition(" ")[0] for name in names)
+
+    return read
+
+
+@pytest.fixture
+def noted(alias: str) -> Callable[[], list[str]]:
+    """``noted()``: the job ids in the inbox."""
+    return lambda: sorted(InboxEntry.objects.using(alias).values_list("job_id", flat=True))
+
+
+def received(app: Celery) -> list[Any]:
+    """Take the messages out of the app's queue."""
+    messages = []
+    with app.connection_for_read() as connection:
+        queue = app.amqp.queues[app.conf.task_default_queue](connection.default_channel)
+        queue.declare()
+        while (message := queue.get(no_ack=True)) is not None:
+            messages.append(message)
+    return messages

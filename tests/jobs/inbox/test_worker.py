@@ -1,0 +1,177 @@
+"""Real workers on Redis: a message that arrives twice, a worker that is killed in a task."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from celery import chain
+from django.db import transaction
+
+from outbox_app.celery import OutboxCelery
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.models import StagedJob
+from tests.servers.processes import forget_process, kill_trees, spawn
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parents[3]
+SECONDS = 60
+
+
+@pytest.fixture
+def app(make_app: Callable[..., OutboxCelery], redis_url: str) -> OutboxCelery:
+    """The app that sends; its results are in Redis."""
+    return make_app(redis_url, result_backend=redis_url)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """Where tasks and tests talk to each other."""
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def start_worker(
+    alias: str,
+    redis_url: str,
+    environment: Callable[[str], dict[str, str]],
+    tmp_path: Path,
+) -> Iterator[Callable[[OutboxCelery], Worker]]:
+    """``start_worker(app)``: a worker with two processes, which takes what the app sends."""
+    workers: list[Worker] = []
+
+    def start(app: OutboxCelery) -> Worker:
+        queue = app.conf.task_default_queue
+        command = f"-m celery -A tests.jobs.inbox.worker worker -c2 -l INFO -Q {queue}"
+        log = tmp_path / f"worker-{len(workers)}.log"
+        process = spawn(
+            [sys.executable, *command.split(), "--without-gossip", "--without-mingle"],
+            log=log,
+            folder=ROOT,
+            environment={
+                **environment(alias),
+                "INBOX_BROKER": app.conf.broker_url,
+                "INBOX_QUEUE": queue,
+                "INBOX_REDIS": redis_url,
+            },
+            user=None,
+        )
+        workers.append(Worker(process, log))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.kill()
+        forget_process(worker.process.pid)
+
+
+@dataclass
+class Worker:
+    """A worker process with its pool."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL for all of its processes."""
+        kill_trees([self.process.pid])
+        self.process.wait()
+
+
+@pytest.fixture
+def worker(start_worker: Callable[[OutboxCelery], Worker], app: OutboxCelery) -> Worker:
+    """A worker for ``app``."""
+    return start_worker(app)
+
+
+def publish_twice(app: OutboxCelery, name: str, *args: Any) -> str:
+    """Publish one message twice; return its job id."""
+    job_id = str(uuid4())
+    message = app.amqp.as_task_v2(job_id, name, args)
+    with app.producer_pool.acquire() as producer:
+        for _ in range(2):
+            app.amqp.send_task_message(producer, name, message)
+    return job_id
+
+
+def until(condition: Callable[[], bool], worker: Worker) -> None:
+    """Return when the condition holds."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, worker.log.read_text()
+        time.sleep(0.05)
+
+
+def until_repeated(worker: Worker, *, times: int) -> None:
+    """Return when the worker has been given so many jobs whose effects were there."""
+    until(lambda: worker.log.read_text().count("Job was handled already") >= times, worker)
+
+
+def test_a_message_that_arrives_twice_is_executed_once(app, worker, effects, noted):
+    jobs = [publish_twice(app, "work", f"work{i}") for i in range(20)]
+
+    until_repeated(worker, times=20)
+    assert effects() == sorted(f"work{i}" for i in range(20))
+    assert noted() == sorted(jobs)
+
+
+def test_a_job_that_is_drained_twice_is_executed_once(alias, app, worker, effects):
+    """As after a drainer that was killed between publishing a row and deleting it."""
+    with transaction.atomic(using=alias):
+        result = app.send_task("work", ("work",))
+    row = StagedJob.objects.using(alias).get()
+    assert Drain(using=alias).run(once=True).published == 1
+    row.save(using=alias, force_insert=True)
+    assert Drain(using=alias).run(once=True).published == 1
+
+    until_repeated(worker, times=1)
+    assert result.get(timeout=SECONDS).startswith("work ")
+    assert effects() == ["work"]
+
+
+def test_a_process_killed_inside_the_task(app, worker, client, effects, noted):
+    """The worker's main process notices, and gives the message back."""
+    result = app.send_task("dies_inside", ("work",))
+
+    assert result.get(timeout=SECONDS).startswith("work ")
+    assert client.get("attempts") == "2"
+    assert (effects(), noted()) == (["work"], [result.id])
+
+
+def test_a_whole_worker_killed_inside_the_task(
+    make_app, start_worker, rabbitmq_url, redis_url, client, effects, noted
+):
+    """RabbitMQ notices, and gives the message to the next worker."""
+    app = make_app(rabbitmq_url, result_backend=redis_url)
+    worker = start_worker(app)
+    result = app.send_task("hangs_inside", ("work",))
+    until(lambda: client.get("attempts") == "1", worker)
+    worker.kill()
+    start_worker(app)
+
+    assert result.get(timeout=SECONDS).startswith("work ")
+    assert client.get("attempts") == "2"
+    assert (effects(), noted()) == (["work"], [result.id])
+
+
+def test_a_process_killed_after_the_commit(app, worker, client, effects, noted):
+    """Celery never heard of the first result, but a chain goes on with it."""
+    result = chain(app.signature("dies_after", ("work",)), app.signature("follow")).apply_async()
+
+    followed = result.get(timeout=SECONDS)
+    [name] = client.lrange("names", 0, -1)
+    label = f"followed:{name.partition(' ')[2]}"
+    assert result.parent.get(timeout=SECONDS) == name
+    assert followed.startswith(label)
+    assert effects() == [label, "work"]
+    assert noted() == sorted([result.parent.id, result.id])

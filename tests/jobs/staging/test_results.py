@@ -1,0 +1,51 @@
+"""What a call returns: the kinds of results that Celery returns, of jobs that were staged."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult, GroupResult
+from django.db import transaction
+
+from outbox_app.models import StagedJob
+from tests.jobs.staging import tasks
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("alias", ["default"]),
+]
+
+
+def test_a_task_class_may_have_results_of_its_own(alias, app):
+    class Kept(AsyncResult):
+        pass
+
+    class Own(app.Task):
+        def AsyncResult(self, task_id, **kwargs):
+            return Kept(task_id, app=self.app)
+
+    own = app.task(name="own", base=Own, shared=False)(tasks.own)
+    with transaction.atomic(using=alias):
+        result = own.delay()
+        named = own.apply_async(task_id="t-1")
+
+    assert type(result) is Kept
+    assert named.id == "t-1"
+    job = StagedJob.objects.using(alias).first()
+    assert job.task_id == result.id
+
+
+def test_results_are_of_the_kind_that_celery_returns(alias, app, add):
+    with transaction.atomic(using=alias):
+        task = add.apply_async((1, 1), ignore_result=True)
+        steps = chain(add.s(1, 1), add.s(2), add.s(3)).delay()
+        many = group(add.s(1, 1), add.s(2, 2)).delay()
+        counted = chord([add.s(1, 1)] * 2, add.s(3)).delay()
+
+    assert type(task) is app.AsyncResult
+    assert task.ignored is True
+    assert type(steps) is app.AsyncResult
+    assert type(steps.parent.parent) is app.AsyncResult
+    assert type(many) is app.GroupResult
+    assert len(many) == 2
+    assert isinstance(counted.parent, GroupResult)

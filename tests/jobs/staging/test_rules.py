@@ -1,0 +1,287 @@
+"""Which calls stage, which go straight out, and which are refused: the table of ``sending``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from celery import chain, chord, group
+from celery.contrib.django.task import DjangoTask
+from django.db import transaction
+
+from outbox_app.exceptions import InvalidJob, NotAtomic
+from outbox_app.models import StagedJob
+from tests.jobs.staging.transactions import rolled_back
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Each sends add(1, 1), some more than that.
+FORMS = {
+    "delay": lambda add: add.delay(1, 1),
+    "apply_async": lambda add: add.apply_async((1, 1), countdown=10),
+    "send_task": lambda add: add.app.send_task("add", (1, 1)),
+    "signature": lambda add: add.s(1, 1).delay(),
+    "chain": lambda add: chain(add.s(1, 1), add.s(2)).delay(),
+    "group": lambda add: group(add.s(1, 1), add.s(2, 2)).delay(),
+    "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.s(3)).delay(),
+    "chord without a header": lambda add: chord([], add.si(1, 1)).delay(),
+    "chunks": lambda add: add.chunks([(1, 1)], 1).group().delay(),
+}
+#: Where "alias" is such a parameter, and no fixture, the outbox is on "default" all the same.
+on_sqlite = pytest.mark.parametrize("alias", ["default"])
+beside_postgres = pytest.mark.parametrize("alias", ["postgres"])
+each_form = pytest.mark.parametrize("send", FORMS.values(), ids=FORMS)
+
+
+@each_form
+def test_inside_atomic_on_the_outbox_alias_it_is_staged(send, alias, add, staged, sent):
+    with transaction.atomic(using=alias):
+        send(add)
+        here = staged()
+
+    assert here
+    assert staged() == here
+    assert not sent()
+
+
+@on_sqlite
+@each_form
+def test_what_is_rolled_back_was_never_staged(send, alias, add, staged, sent):
+    with rolled_back(alias):
+        send(add)
+
+    assert not staged()
+    assert not sent()
+
+
+def test_a_chord_whose_header_is_a_generator_is_unrolled_where_it_is_staged(alias, add, staged):
+    made = []
+
+    def parts():
+        for number in range(3):
+            made.append(number)
+            yield add.s(number, number)
+
+    with transaction.atomic(using=alias):
+        chord(parts())(add.si(9, 9))
+        assert made == [0, 1, 2]
+        assert len(staged()) == 3
+
+
+def test_what_is_sent_on_purpose_before_an_error_leaves_with_a_connection(alias, add, staged, sent):
+    with rolled_back(alias), add.app.connection_for_write() as connection:
+        add.apply_async((1, 1), connection=connection)
+
+    assert not staged()
+    assert len(sent()) == 1
+
+
+@pytest.mark.parametrize("form", ["delay", "group", "chord"])
+def test_a_savepoint_takes_its_jobs_with_it(form, alias, add, staged):
+    with transaction.atomic(using=alias):
+        add.delay("before", 0)
+        with rolled_back(alias):
+            FORMS[form](add)
+        with transaction.atomic(using=alias):
+            add.delay("after", 0)
+
+    assert staged() == [["before", 0], ["after", 0]]
+
+
+@on_sqlite
+@each_form
+def test_outside_a_transaction_it_is_sent(send, alias, add, staged, sent):
+    send(add)
+
+    assert sent()
+    assert not staged()
+
+
+@on_sqlite
+@each_form
+def test_outside_a_transaction_it_is_staged_where_the_setting_says_so(
+    send, alias, add, staged, sent, settings
+):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+
+    send(add)
+
+    assert staged()
+    assert not sent()
+
+
+@on_sqlite
+@each_form
+def test_outside_a_transaction_it_is_refused_where_the_setting_says_so(
+    send, alias, add, staged, sent, settings
+):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "refuse"}
+
+    with pytest.raises(
+        NotAtomic, match=r"called outside a transaction, and OUTBOX\['OUTSIDE'\] is 'refuse'"
+    ):
+        send(add)
+
+    assert not staged()
+    assert not sent()
+
+
+@each_form
+@beside_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_inside_atomic_on_another_alias_it_is_refused(send, alias, add, sent):
+    with (
+        transaction.atomic(using=alias),
+        pytest.raises(NotAtomic, match=r"atomic\(using='postgres'\).*staged on 'default'"),
+    ):
+        send(add)
+
+    assert not sent()
+    assert not StagedJob.objects.exists()
+
+
+@beside_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_inside_both_it_is_staged_on_the_outbox_alias(alias, add):
+    with transaction.atomic(using=alias), transaction.atomic(using="default"):
+        add.delay(1, 1)
+
+    assert StagedJob.objects.using("default").count() == 1
+    assert not StagedJob.objects.using(alias).exists()
+
+
+@beside_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_using_names_the_alias_of_one_call(alias, add, sent):
+    with transaction.atomic(using=alias):
+        add.apply_async((1, 1), using=alias)
+        group(add.s(2, 2), add.s(3, 3)).apply_async(using=alias)
+        chord([add.s(1), add.s(2)], add.s(3)).apply_async((1,), using=alias)
+        (add.s(4, 4) | add.s(5)).apply_async(using=alias)
+
+    assert StagedJob.objects.using(alias).count() == 6
+    assert not StagedJob.objects.using("default").exists()
+    assert not sent()
+
+
+@on_sqlite
+def test_in_a_transaction_of_the_test_case_it_is_staged(alias, add, staged, sent):
+    # What django.test.TestCase and a test with plain django_db do around each test.
+    with transaction.atomic(using=alias, durable=False):
+        add.delay(1, 1)
+        assert staged() == [[1, 1]]
+        transaction.set_rollback(True, using=alias)
+    assert not staged()
+    assert not sent()
+
+
+@on_sqlite
+@pytest.mark.parametrize("option", ["producer", "publisher"])
+def test_with_a_producer_it_is_sent(option, alias, app, add, staged, sent):
+    with transaction.atomic(using=alias), app.producer_pool.acquire(block=True) as producer:
+        add.apply_async((1, 1), **{option: producer})
+        add.s(2, 2).apply_async(**{option: producer})
+
+    assert sent() == [[1, 1], [2, 2]]
+    assert not staged()
+
+
+@on_sqlite
+def test_with_a_connection_it_is_sent(alias, app, add, staged, sent):
+    with transaction.atomic(using=alias), app.connection_for_write() as connection:
+        add.apply_async((1, 1), connection=connection)
+
+    assert sent() == [[1, 1]]
+    assert not staged()
+
+
+@on_sqlite
+def test_a_producer_taken_by_hand_publishes_at_once(alias, app, add, staged, sent):
+    with transaction.atomic(using=alias), app.producer_or_acquire() as producer:
+        body = ((7, 7), {}, {})
+        producer.publish(body, routing_key=app.main, serializer="json", retry=True)
+        add.apply_async((1, 1), producer=producer)
+        assert sent() == [[7, 7]]
+        assert not staged()
+
+    assert staged() == [[1, 1]], "what is not a raw message is staged when the block ends"
+
+
+@on_sqlite
+def test_a_block_of_a_producer_stages_all_or_nothing(alias, app, add, staged):
+    with transaction.atomic(using=alias):
+        with suppress(InvalidJob), app.producer_or_acquire() as producer:
+            add.apply_async((1, 1), producer=producer)
+            add.apply_async((1, 1), producer=producer, queue="amq.x")
+        add.delay(2, 2)
+
+    assert staged() == [[2, 2]]
+
+
+def test_a_savepoint_inside_a_block_decides_about_its_own_jobs(alias, app, add, staged):
+    with transaction.atomic(using=alias), app.producer_or_acquire() as producer:
+        add.apply_async((1, 1), producer=producer)
+        with transaction.atomic(using=alias):
+            add.apply_async((2, 2), producer=producer)
+        with rolled_back(alias):
+            add.apply_async((3, 3), producer=producer)
+        with transaction.atomic(using=alias, savepoint=False):
+            add.apply_async((4, 4), producer=producer)
+
+    assert sorted(staged()) == [[1, 1], [2, 2], [4, 4]]
+
+
+@on_sqlite
+def test_a_transaction_inside_a_block_decides_about_its_own_jobs(alias, app, add, staged, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "OUTSIDE": "stage"}
+    with app.producer_or_acquire() as producer:
+        add.apply_async((1, 1), producer=producer)
+        with rolled_back(alias):
+            add.apply_async((2, 2), producer=producer)
+
+    assert staged() == [[1, 1]]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+def test_on_commit_calls_stage(alias, add, staged, sent):
+    assert isinstance(add, DjangoTask)
+    with transaction.atomic(using=alias):
+        assert add.delay_on_commit(1, y=1) is None
+        add.apply_async_on_commit((2, 2), countdown=5)
+        assert len(staged()) == 2
+    add.delay_on_commit(3, 3)
+
+    assert staged() == [[1], [2, 2]]
+    assert sent() == [[3, 3]]
+
+
+@beside_postgres
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_on_commit_calls_in_another_transaction_wait_for_it(alias, app, add, sent, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    with transaction.atomic(using="default"):
+        add.delay_on_commit(1, 1)
+        assert not sent()
+
+    assert sent() == [[1, 1]]
+
+
+@on_sqlite
+def test_eager_tasks_run_at_once(alias, app, add, staged, sent):
+    app.conf.task_always_eager = True
+    with transaction.atomic(using=alias):
+        assert add.delay(1, 2).get() == 3
+        assert group(add.s(1, 1), add.s(2, 2)).delay().get() == [2, 4]
+        assert (add.s(1, 1) | add.s(5)).apply_async(ordering_key="k").get() == 7
+
+    assert not staged()
+    assert not sent()
+
+
+@on_sqlite
+def test_a_link_of_a_task_that_runs_here_is_staged(alias, add, staged, sent):
+    with transaction.atomic(using=alias):
+        add.apply((1, 2), link=add.s(10))
+
+    assert staged() == [[3, 10]]
+    assert not sent()

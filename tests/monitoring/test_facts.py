@@ -1,0 +1,212 @@
+"""All facts at once: right on each database, bounded, in a number of statements that stands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.jobs.drain import status
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    Gap,
+    Incident,
+    ParkedStream,
+    StagedJob,
+    Statistic,
+)
+from outbox_app.monitoring import series
+from outbox_app.monitoring import status as facts_module
+from outbox_app.monitoring.status import DeadFacts, DelayFacts, PerMinute, outbox_status
+from outbox_app.process import counters
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOW = datetime(2026, 1, 31, 12, 0, 30, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+def gap(alias, first=1, **columns):
+    values = {"kind": "version", "log": "outbox_event", "first": first, "last": first, **columns}
+    return Gap.objects.using(alias).create(**values)
+
+
+def figure(alias, name, value, *, ago=1, dimension="", label="", source="one"):
+    minute = NOW.replace(second=0) - ago * timedelta(minutes=1)
+    Statistic.objects.using(alias).create(
+        source=source, minute=minute, name=name, dimension=dimension, label=label, value=value
+    )
+
+
+def test_of_an_empty_outbox(alias):
+    found = outbox_status()
+    assert found.database == alias
+    assert (found.backlog.rows, found.waiting, found.drainers, found.unowned_shards) == (
+        0,
+        0,
+        [],
+        128,
+    )
+    assert found.dead == DeadFacts(jobs=0, complete=True, by_error={})
+    assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0}
+    assert found.per_minute == PerMinute(staged=None, published=0, dead=0, handled=0, failed=0)
+    assert found.delay == DelayFacts(None, None, None)
+    assert (found.subscriptions, found.gaps) == ([], 0)
+
+
+def test_of_jobs(alias, staged, died):
+    staged(2, age=500)
+    due, later = staged(2)
+    held = StagedJob.objects.using(alias)
+    held.filter(pk=due.pk).update(available_at=DatabaseNow() - SECOND)
+    held.filter(pk=later.pk).update(available_at=DatabaseNow() + timedelta(days=2))
+    died(2, error="E")
+    died(3, error="F")
+    Incident.objects.using(alias).bulk_create(
+        Incident(kind=kind, first_id=1, last_id=1) for kind in ("takeover", "takeover", "unknown")
+    )
+    old = Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=1)
+    Incident.objects.using(alias).filter(pk=old.pk).update(
+        created_at=DatabaseNow() - timedelta(hours=25)
+    )
+
+    found = outbox_status()
+
+    assert found.backlog.rows == 2
+    assert 500 <= found.backlog.oldest_seconds < 600
+    assert (found.held.due, found.held.later) == (1, 1)
+    assert found.waiting == 3
+    assert found.dead == DeadFacts(jobs=5, complete=True, by_error={"F": 3, "E": 2})
+    assert found.incidents == {"takeover": 2, "unknown": 1, "requeue": 0}
+
+
+def test_of_drainers(alias, drainer, monkeypatch):
+    monkeypatch.setattr(series, "_now", lambda using: NOW)
+    one = drainer(shards=100, published=9, dead=1, trouble="broker is away")
+    drainer(pid=8, shards=8, silent=900)
+    figure(alias, counters.PUBLISHED, 90, source=str(one.pk))
+
+    found = outbox_status()
+
+    first, second = found.drainers
+    assert (first.id, first.host, first.pid, first.shards) == (str(one.pk), "web-1", 7, 100)
+    assert (first.published, first.dead) == (9, 1)
+    assert (first.trouble, first.silent, first.lease_seconds) == ("broker is away", False, 10)
+    assert first.per_minute == pytest.approx(60)  # 90 in the minute and a half
+    assert (second.per_minute, second.silent) == (0, True)
+    assert 900 <= second.silent_seconds < 1000
+    assert found.alive == [first]
+    assert found.unowned_shards == 20
+
+
+def test_per_minute_is_the_last_full_one(alias, monkeypatch):
+    monkeypatch.setattr(series, "_now", lambda using: NOW)
+    names = (counters.PUBLISHED, counters.DEAD)
+    for number, name in enumerate([*names, counters.HANDLED, counters.FAILED], 1):
+        figure(alias, name, 1000, ago=0)
+        figure(alias, name, number)
+        figure(alias, name, 10 * number, source="two")
+        figure(alias, name, 5000, ago=2)
+    for ago, newest in ((3, 100), (2, 100), (1, 100), (0, 160)):
+        figure(alias, counters.NEWEST_ID, newest, ago=ago)
+    for bucket in counters.BUCKETS[:2]:
+        figure(alias, counters.DELAY, 50, dimension=counters.LE, label=str(bucket))
+
+    found = outbox_status()
+
+    assert found.per_minute == PerMinute(staged=60, published=11, dead=22, handled=33, failed=44)
+    assert found.delay.p50 == pytest.approx(float(counters.BUCKETS[0]))
+    assert found.delay.p50 < found.delay.p95 < found.delay.p99 <= float(counters.BUCKETS[1])
+
+
+def test_of_subscriptions_and_gaps(alias, published, run, seen_by):
+    seen_by("stock")
+    published("a")
+    run("stock")
+    published("a", "b")
+    seen_by("new")
+    gap(alias, subscription="stock")
+    gap(alias, 2)
+    gap(alias, 3, state=Gap.State.FILLED)
+    ParkedStream.objects.using(alias).create(
+        subscription="stock", partition=0, log="outbox_event", stream="s", version=1, position=1,
+        error="",
+    )  # fmt: skip
+    Cursor.objects.using(alias).update(error="ValueError: no")
+
+    found = outbox_status()
+
+    new, stock = found.subscriptions
+    assert (stock.name, stock.state, stock.declared, stock.served) == (
+        "stock",
+        "failing",
+        True,
+        False,
+    )
+    assert (stock.behind, stock.complete, stock.handled) == (2, True, 1)
+    assert (stock.parked, stock.gaps, stock.error) == (1, 1, "ValueError: no")
+    assert (new.name, new.state, new.unread, stock.unread) == ("new", "waiting", True, False)
+    assert found.gaps == 2
+
+
+def test_one_that_has_never_run_is_not_unread_without_events(alias, seen_by):
+    seen_by("new")
+    [new] = outbox_status().subscriptions
+    assert not new.unread
+
+
+def test_counting_stops(alias, died, staged, monkeypatch):
+    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(facts_module, "INCIDENTS", 2)
+    for error in ("A", "E", "F", "F"):
+        died(1, error=error)
+    staged(9)
+    for number in range(9):
+        gap(alias, number)
+        Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
+
+    found = outbox_status()
+
+    assert found.backlog.rows == found.gaps == 4
+    assert found.dead == DeadFacts(jobs=4, complete=False, by_error={"F": 2, "E": 1})
+    assert found.incidents["takeover"] == 2
+
+
+def test_errors_that_are_not_listed_are_told(alias, died, monkeypatch):
+    monkeypatch.setattr(status, "LISTED", 2)
+    for error in "ABBCC":
+        died(1, error=error)
+    assert outbox_status().dead == DeadFacts(jobs=5, complete=False, by_error={"B": 2, "C": 2})
+
+
+def test_the_number_of_statements_does_not_depend_on_the_rows(
+    alias, staged, died, drainer, published, run, seen_by
+):
+    seen_by("stock")
+    published("a")
+    run("stock")
+    drainer(shards=128)
+
+    def statements():
+        with CaptureQueriesContext(connections[alias]) as queries:
+            outbox_status()
+        return len(queries)
+
+    def more(count):
+        staged(count)
+        died(count, error=f"E{count}")
+        published(*(f"s{number}" for number in range(count)))
+        for number in range(count):
+            gap(alias, 100 * count + number)
+            drainer(pid=100 * count + number)
+            Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
+            figure(alias, counters.PUBLISHED, 1, source=f"{count}-{number}")
+
+    more(1)
+    before = statements()
+    more(30)
+    assert statements() == before <= 40

@@ -1,0 +1,202 @@
+"""The text of the metrics: parsed, linted as promtool lints, right, bounded, and escaped."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter as Count
+from pathlib import Path
+
+import pytest
+import yaml
+from django.db import connections
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
+
+from outbox_app.conf import SHARDS
+from outbox_app.jobs.drain import status
+from outbox_app.metrics import METRICS, OutboxCollector, exposition
+from outbox_app.models import Cursor, DeadJob, Incident, Lease
+from outbox_app.monitoring import series as minutes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REFERENCE = DOCS / "reference" / "metrics.md"
+GUIDE = (DOCS / "howto" / "monitoring.md").read_text()
+HOSTILE = 'E"\\\n{x="1"} 7\n# HELP outbox_up no\u202e'
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
+    """An outbox in which every metric has a sample."""
+    seen_by("stock")
+    published("a")
+    run("stock")
+    published("a", "b")
+    staged(3, age=50)
+    died(2, error=HOSTILE)
+    drainer(shards=100, published=9, dead=1)
+    Lease.objects.using(alias).bulk_create(  # the oldest job is looked for in shards that have one
+        (Lease(resource="jobs", part=part) for part in range(SHARDS)), ignore_conflicts=True
+    )
+    drainer(host="web-2", silent=600)
+    drainer(host="web-3", trouble="away")
+    Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
+    monkeypatch.setattr(minutes, "delays", lambda using: minutes.Delays(9, 0.1, 0.5, 2.0, []))
+
+
+def scraped(accept=""):
+    text = exposition(accept)[0].decode()
+    parse = openmetrics if accept else prometheus
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in parse(text)
+        for sample in family.samples
+    }
+
+
+def value(samples, name, **labels):
+    [found] = [
+        number
+        for (sample, *pairs), number in samples.items()
+        if sample == name and labels.items() <= dict(pairs).items()
+    ]
+    return found
+
+
+def test_what_is_told_is_so(alias, lively):
+    found = scraped()
+    assert {dict(pairs)["database"] for _, *pairs in found} == {alias}
+    assert value(found, "outbox_up") == 1
+    assert value(found, "outbox_backlog_jobs") == 3
+    assert 50 <= value(found, "outbox_oldest_ready_seconds") < 150
+    assert value(found, "outbox_held_jobs", due="now") == 0
+    assert value(found, "outbox_publish_delay_seconds", percentile="95") == 0.5
+    assert value(found, "outbox_dead_jobs", error=HOSTILE) == 2
+    assert value(found, "outbox_incidents", kind="takeover") == 1
+    assert value(found, "outbox_drainers") == 2
+    assert value(found, "outbox_drainers_silent") == 1
+    assert value(found, "outbox_drainers_troubled") == 1
+    assert value(found, "outbox_shards_unowned") == 28
+    assert value(found, "outbox_drainer_shards", host="web-1", pid="7") == 100
+    assert value(found, "outbox_published_jobs_total", host="web-1", pid="7") == 9
+    assert value(found, "outbox_died_jobs_total", host="web-1") == 1
+    assert value(found, "outbox_drainer_heartbeat_age_seconds", host="web-2") >= 600
+    assert value(found, "outbox_subscription_state", subscription="stock", state="stopped") == 1
+    assert value(found, "outbox_subscription_behind_events", subscription="stock") == 2
+    assert value(found, "outbox_subscription_handled_events_total", subscription="stock") == 1
+    assert value(found, "outbox_gaps_open") == 0
+
+
+def test_both_formats_say_the_same(alias, lively):
+    plain, open_ = scraped(), scraped(OPENMETRICS)
+    changing = {"outbox_oldest_ready_seconds", "outbox_drainer_heartbeat_age_seconds"}
+    changing |= {"outbox_subscription_oldest_seconds"}
+    assert plain.keys() == open_.keys()
+    assert {key: number for key, number in plain.items() if key[0] not in changing} == {
+        key: number for key, number in open_.items() if key[0] not in changing
+    }
+    assert exposition("")[1].startswith("text/plain; version=0.0.4")
+    assert exposition(OPENMETRICS)[1].startswith("application/openmetrics-text; version=1.0.0")
+
+
+def test_lint(alias, lively):
+    """The rules of ``promtool check metrics``."""
+    text = exposition("")[0].decode()
+    families = list(prometheus(text))
+    helped = re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)
+    typed = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert [name for name, _ in helped] == list(typed) == list(METRICS)
+    for family in families:
+        assert family.samples, f"{family.name} has no sample: the test says nothing of it"
+    for name, kind in typed.items():
+        assert kind == ("counter" if name.endswith("_total") else "gauge")
+        assert re.fullmatch(r"outbox(_[a-z]+)+", name)
+        assert not name.endswith(("_bucket", "_count", "_sum", "_info"))
+        # Base units, written out, and no type in the name.
+        words = set(name.split("_"))
+        assert not words & {"s", "ms", "sec", "min", "minutes", "hours", "days", "milliseconds"}
+        assert not words & {"counter", "gauge", "histogram", "summary", "metric"}
+    for _, labels in METRICS.values():
+        assert not set(labels) & {"le", "quantile", "instance", "job"}
+        assert all(re.fullmatch(r"[a-z]+", label) for label in labels)
+    series = Count(line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#")
+    assert [each for each, count in series.items() if count > 1] == []
+
+
+def test_two_drainers_of_one_host_and_pid_are_one_series(alias, drainer):
+    """The row of a container that was killed, and that of the one which came after it."""
+    drainer(host="pod-1", pid=1, silent=5, published=1000)
+    drainer(host="pod-1", pid=1, published=3)
+    found = scraped()
+    assert value(found, "outbox_published_jobs_total", host="pod-1", pid="1") == 3
+    assert value(found, "outbox_drainers") == 2
+
+
+def test_labels_are_bounded(alias, died, monkeypatch):
+    monkeypatch.setattr(status, "LISTED", 2)
+    for error in "ABBCCDE":
+        died(1, error=error)
+    found = scraped()
+    dead = {dict(pairs)["error"]: n for (name, *pairs), n in found.items() if "dead_jobs" in name}
+    assert dead == {"B": 2, "C": 2, "other": 3}
+
+
+def test_what_nobody_measured_has_no_sample(alias):
+    text = exposition("")[0].decode()
+    assert 'outcome="staged"' not in text
+    assert "outbox_publish_delay_seconds{" not in text
+    assert 'outcome="published"} 0.0' in text
+
+
+def test_counters_do_not_go_down_with_the_rows(alias, lively):
+    before = scraped()
+    Cursor.objects.using(alias).update(handled=5)
+    DeadJob.objects.using(alias).all().delete()
+    after = scraped()
+    totals = [key for key in before if key[0].endswith("_total")]
+    assert totals
+    assert all(after[key] >= before[key] for key in totals)
+
+
+def test_registering_asks_no_database(alias):
+    with connections[alias].execute_wrapper(lambda *_: pytest.fail("a statement")):
+        registry = CollectorRegistry()
+        registry.register(OutboxCollector(alias))
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(OutboxCollector())
+    assert registry.get_sample_value("outbox_up", {"database": alias}) == 1
+
+
+def test_a_connection_that_was_open_stays_so(alias):
+    exposition("")
+    connections[alias].ensure_connection()
+    exposition("")
+    assert connections[alias].connection is not None
+    connections[alias].close()
+    exposition("")
+    assert connections[alias].connection is None
+
+
+def test_every_metric_is_documented_with_its_labels():
+    rows = re.findall(r"^\| `(outbox_\w+)` \| (.*?) \|", REFERENCE.read_text(), re.MULTILINE)
+    documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    assert documented == {name: labels for name, (_, labels) in METRICS.items()}
+    assert [name for name, _ in rows] == list(METRICS)
+
+
+def test_rules_in_the_documentation_are_about_metrics_that_exist():
+    """Each block of YAML loads as such, and each expression names metrics and their labels."""
+    blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)]
+    [groups] = [block["groups"] for block in blocks if "groups" in block]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        named = re.findall(r"\boutbox_\w+", rule["expr"])
+        assert named
+        assert set(named) <= set(METRICS)
+        for name, label in re.findall(r"(outbox_\w+)\{(\w+)", rule["expr"]):
+            assert label in METRICS[name][1]

@@ -1,0 +1,342 @@
+"""The reader: figures of the last minutes, whatever is in the table and whatever is missing."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.models import DatabaseNow, StagedJob, Statistic
+from outbox_app.monitoring import series as minutes
+from outbox_app.process.counters import Counters
+from outbox_app.process.lease import Membership
+from tests.jobs.dead.rows import staged_jobs
+
+from .planted import NOW, ago, plant
+
+pytestmark = pytest.mark.django_db
+
+ALL = ("published", "dead", "handled", "failed")
+SAMPLES = ("staged", "ready", "held", "oldest")
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch):
+    """It is NOW, by the database's clock."""
+    monkeypatch.setattr(minutes, "_now", lambda using: NOW)
+
+
+def test_an_empty_table(alias):
+    found = minutes.series(using=alias, minutes=3)
+    assert found.starts == [ago(2), ago(1), ago(0)]
+    for name in ALL:
+        assert getattr(found, name) == [0, 0, 0]
+    for name in SAMPLES:
+        assert getattr(found, name) == [None, None, None]
+    assert minutes.rates(using=alias) == {}
+    assert minutes.handled(using=alias) == {}
+    delays = minutes.delays(using=alias)
+    assert (delays.count, delays.p50, delays.p95, delays.p99) == (0, None, None, None)
+    assert {count for _, count in delays.buckets} == {0}
+
+
+def test_processes_are_added_up_and_holes_are_nothing(alias):
+    plant(
+        alias,
+        (3, "published", 10.0, "one"),
+        (3, "published", 5.0, "other"),
+        (1, "published", 7.0, "other"),
+        (1, "dead", 1.0, "one"),
+        (3, "handled", 4.0, "one", "subscription", "a"),
+        (3, "handled", 6.0, "one", "subscription", "b"),
+        (2, "failed", 1.0, "one", "subscription", "b"),
+        (2, "events", 99.0, "outbox_event"),
+    )
+    found = minutes.series(using=alias, minutes=4)
+    assert found.published == [15, 0, 7, 0]
+    assert found.dead == [0, 0, 1, 0]
+    assert found.handled == [10, 0, 0, 0]
+    assert found.failed == [0, 1, 0, 0]
+
+
+def test_of_two_samples_the_higher_counts_and_without_one_it_is_not_known(alias):
+    plant(
+        alias,
+        *((2, name, value) for name, value in [("ready", 5.0), ("held", 1.0), ("oldest", 2.5)]),
+        (2, "ready", 8.0, "other"),
+        (0, "ready", 0.0),
+    )
+    found = minutes.series(using=alias, minutes=4)
+    assert found.ready == [None, 8, None, 0]
+    assert found.held == [None, 1, None, None]
+    assert found.oldest == [None, 2.5, None, None]
+
+
+def test_the_first_and_the_last_minute_are_within(alias):
+    plant(alias, *((m, "published", 10.0**m if m > 0 else 7.0) for m in (5, 4, 3, 0)))
+    plant(alias, (-1, "published", 100.0, "faster"), (-1, "newest_id", 9.0))
+    found = minutes.series(using=alias, minutes=5)
+    assert found.starts[0] == ago(4)
+    assert found.published == [10**4, 10**3, 0, 0, 7]
+
+
+def test_steps_are_per_minute_and_stay_where_they_are(alias, monkeypatch):
+    plant(alias, *((m, "published", 10.0) for m in range(20)))
+    plant(alias, (3, "ready", 4.0), (4, "ready", 9.0))
+    found = minutes.series(using=alias, minutes=12, step=5)
+    # 12:30 has begun; 12:25 to 12:30, and so on.
+    assert found.starts == [ago(10), ago(5), ago(0)]
+    assert found.published == [10, 10, 10]
+    assert found.ready == [None, 9, None]
+    monkeypatch.setattr(minutes, "_now", lambda using: NOW + timedelta(minutes=4))
+    again = minutes.series(using=alias, minutes=12, step=5)
+    assert again.starts == found.starts
+    # Of the current step, five minutes have begun, and four of them have no rows.
+    assert again.published == [10, 10, 2]
+    assert all(start.tzinfo is not None for start in again.starts)
+
+
+def test_times_are_in_utc_whatever_the_zone(alias, monkeypatch):
+    here = timezone(timedelta(hours=5, minutes=30))
+    plant(alias, (1, "published", 3.0))
+    monkeypatch.setattr(minutes, "_now", lambda using: NOW.astimezone(here).astimezone(UTC))
+    found = minutes.series(using=alias, minutes=2)
+    assert [start.utcoffset() for start in found.starts] == [timedelta(0)] * 2
+    assert found.published == [3, 0]
+
+
+def test_now_is_the_databases(alias, monkeypatch):
+    monkeypatch.undo()
+    now = minutes._now(alias)
+    [job] = staged_jobs(using=alias)
+    asked = StagedJob.objects.using(alias).annotate(now=DatabaseNow()).get(pk=job.pk).now
+    assert timedelta(0) <= asked - now < timedelta(minutes=1)
+    assert now.utcoffset() == timedelta(0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
+    monkeypatch.undo()
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    membership = Membership(using="default", lease_seconds=10)
+    membership.join()
+    counters = Counters(using="default")
+    counters.of(membership).add("published", 5)
+    counters.write()
+    membership.leave()
+    found = minutes.series(using="default", minutes=10)
+    assert sum(found.published) == 5
+    assert {start.utcoffset() for start in found.starts} == {timedelta(0)}
+    assert {start.second for start in found.starts} == {0}
+
+
+class TestStaged:
+    """``staged``: from the highest ids known, an estimate."""
+
+    def staged(self, alias, minutes_=6):
+        return minutes.series(using=alias, minutes=minutes_).staged
+
+    def test_differences_between_samples(self, alias):
+        ids = {5: 100.0, 4: 130.0, 3: 130.0, 1: 150.0, 0: 157.0}
+        plant(alias, *((ago, "newest_id", id) for ago, id in ids.items()))
+        # 20 ids in two minutes of which one has no sample.
+        assert self.staged(alias) == [30, 0, 10, 10, 7, 0]
+
+    def test_before_the_first_sample_nothing_is_known(self, alias):
+        plant(alias, (3, "newest_id", 100.0), (1, "newest_id", 104.0))
+        assert self.staged(alias) == [None, None, 2, 2, 0, 0]
+
+    def test_the_last_sample_before_the_first_minute_counts(self, alias):
+        plant(alias, (8, "newest_id", 100.0), (9, "newest_id", 10.0), (4, "newest_id", 120.0))
+        assert self.staged(alias) == [5, 0, 0, 0, 0, 0]
+
+    def test_of_several_processes_the_highest_so_far_counts(self, alias):
+        plant(
+            alias,
+            (5, "newest_id", 100.0, "one"),
+            (4, "newest_id", 110.0, "one"),
+            (3, "newest_id", 50.0, "other"),  # it found the table empty, and had read little
+            (2, "newest_id", 115.0, "other"),
+            (2, "newest_id", 90.0, "one"),
+        )
+        assert self.staged(alias) == [10, 0, 5, 0, 0, 0]
+
+    def test_after_the_last_sample_the_table_is_asked(self, alias):
+        jobs = staged_jobs(3, using=alias)
+        last = jobs[-1].pk
+        plant(alias, (5, "newest_id", last - 100.0), (2, "newest_id", last - 30.0))
+        assert self.staged(alias) == [pytest.approx(70 / 3)] * 3 + [10, 10, 10]
+
+    def test_a_table_that_is_behind_changes_nothing(self, alias):
+        last = staged_jobs(using=alias)[-1].pk
+        plant(alias, (5, "newest_id", last + 5.0), (0, "newest_id", last + 10.0))
+        assert self.staged(alias) == [1, 1, 1, 1, 1, 0]
+
+    def test_what_was_read_in_the_current_minute_counts_at_once(self, alias):
+        plant(alias, (1, "newest_id", 100.0), (0, "newest_id", 110.0), (0, "read_id", 125.0, "b"))
+        assert self.staged(alias)[-2:] == [10, 15]
+
+    def test_by_steps(self, alias):
+        plant(alias, (3, "newest_id", 100.0), (0, "newest_id", 130.0))
+        found = minutes.series(using=alias, minutes=11, step=5)
+        assert found.staged == [None, 10, 0]
+
+
+def test_the_rate_of_each_drainer(alias):
+    plant(
+        alias,
+        (2, "published", 500.0, "one"),
+        (1, "published", 60.0, "one"),
+        (0, "published", 30.0, "one"),
+        (0, "published", 15.0, "new"),
+        (1, "dead", 5.0, "one"),
+    )
+    # Half of the current minute is over.
+    assert minutes.rates(using=alias) == {"one": 60, "new": 10}
+
+
+def delay(alias, **buckets):
+    rows = [
+        (m, "delay", value, source, "le", label)
+        for label, planted in buckets.items()
+        for m, source, value in planted
+    ]
+    plant(alias, *rows)
+
+
+class TestDelays:
+    """Percentiles, from a histogram."""
+
+    def test_interpolated_within_a_bucket(self, alias):
+        delay(alias, **{"0.1": [(0, "a", 60.0), (4, "b", 30.0)], "5": [(1, "a", 10.0)]})
+        found = minutes.delays(using=alias)
+        assert found.count == 100
+        assert found.p50 == pytest.approx(0.05 + 0.05 * 50 / 90)
+        assert found.p95 == pytest.approx(2.5 + 2.5 * 5 / 10)
+        assert found.p99 == pytest.approx(2.5 + 2.5 * 9 / 10)
+        assert (0.1, 90) in found.buckets
+        assert found.buckets == sorted(found.buckets)
+        assert found.buckets[-1] == (math.inf, 0)
+        assert sum(count for _, count in found.buckets) == 100
+
+    def test_beyond_the_last_bucket_its_bound_is_all_that_is_known(self, alias):
+        delay(alias, **{"+Inf": [(0, "a", 3.0)]})
+        assert minutes.delays(using=alias).p50 == 3600
+
+    def test_only_of_the_last_minutes(self, alias):
+        delay(alias, **{"1": [(4, "a", 1.0), (5, "a", 10.0), (-1, "a", 10.0)]})
+        assert minutes.delays(using=alias).count == 1
+        assert minutes.delays(using=alias, minutes=6).count == 11
+
+    def test_buckets_of_another_version_are_in_their_place(self, alias):
+        delay(alias, **{"0.07": [(0, "old", 10.0)], "0.1": [(0, "a", 10.0)]})
+        found = minutes.delays(using=alias)
+        assert found.p50 == pytest.approx(0.07)
+        assert found.p95 == pytest.approx(0.07 + 0.03 * 0.9)
+
+
+def test_handled_by_subscription(alias):
+    plant(
+        alias,
+        (3, "handled", 4.0, "one", "subscription", "a"),
+        (3, "handled", 5.0, "other", "subscription", "a"),
+        (0, "handled", 1.0, "one", "subscription", "a"),
+        (2, "handled", 6.0, "one", "subscription", "b"),
+        (4, "handled", 9.0, "one", "subscription", "b"),
+        (-1, "handled", 9.0, "one", "subscription", "b"),
+        (1, "failed", 9.0, "one", "subscription", "b"),
+    )
+    assert minutes.handled(using=alias, minutes=4) == {"a": [9, 0, 0, 1], "b": [0, 6, 0, 0]}
+
+
+def everything(alias):
+    minutes.series(using=alias)
+    minutes.rates(using=alias)
+    minutes.delays(using=alias)
+    minutes.handled(using=alias)
+
+
+@pytest.mark.parametrize("sources", [1, 40])
+def test_a_constant_number_of_statements(alias, sources):
+    plant(
+        alias,
+        *(
+            (m, name, float(m), f"source {source}")
+            for m in range(10)
+            for source in range(sources)
+            for name in (*ALL, *SAMPLES, "newest_id", "read_id")
+        ),
+    )
+    with CaptureQueriesContext(connections[alias]) as statements:
+        everything(alias)
+    assert len(statements) == 6
+
+
+def plant_300k(alias):
+    """Two days of ten names of ten processes, around the minute of now, and a log's statistics."""
+    made = "SELECT %s, %s, %s, '', '', 1, CURRENT_TIMESTAMP FROM %s"
+    names = [*ALL, "ready", "newest_id", "read_id", "delay", "events"]
+    vendor = connections[alias].vendor
+    if vendor == "postgresql":
+        minute = "TIMESTAMPTZ '2026-03-29 12:30:00+00' - n * INTERVAL '1 minute'"
+        numbers, label = (
+            "generate_series(0, 2999) AS s(n), generate_series(1, 10) AS p(p)",
+            "'s'||p",
+        )
+    else:
+        minute = "TIMESTAMP '2026-03-29 12:30:00' - INTERVAL n MINUTE"
+        numbers = "(SELECT seq AS n FROM seq_0_to_2999) s, (SELECT seq AS p FROM seq_1_to_10) p"
+        label = "CONCAT('s', p)"
+    with connections[alias].cursor() as cursor:
+        for name in names:
+            cursor.execute(
+                "INSERT INTO outbox_statistic "
+                "(source, minute, name, dimension, label, value, written_at) "
+                + made
+                % (label, minute, f"'{name}'", numbers)
+            )
+        cursor.execute(f"ANALYZE {'TABLE ' if vendor == 'mysql' else ''}outbox_statistic")
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+# ANALYZE ends MariaDB's transaction: the rows would stay for the next test.
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_every_statement_is_an_index_range(alias):
+    plant_300k(alias)
+    assert Statistic.objects.using(alias).count() == 270_000
+    with CaptureQueriesContext(connections[alias]) as statements:
+        everything(alias)
+    asked = [each["sql"] for each in statements if "outbox_statistic" in each["sql"]]
+    assert len(asked) == 5
+    for sql in asked:
+        with connections[alias].cursor() as cursor:
+            if alias == "postgres":
+                cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
+                found = list(nodes(cursor.fetchone()[0][0]["Plan"]))
+                scans = [node for node in found if "Scan" in node["Node Type"]]
+                assert "Seq Scan" not in {node["Node Type"] for node in scans}
+                conditions = [node["Index Cond"] for node in scans if "Index Cond" in node]
+                assert conditions
+                assert all("name" in each and "minute" in each for each in conditions)
+            else:
+                cursor.execute(f"EXPLAIN {sql}")
+                [[_, _, table, kind, _, key, *_]] = cursor.fetchall()
+                assert (table, kind) == ("outbox_statistic", "range")
+                assert key == "outbox_statistic_figure"
+
+
+def test_the_beginning_of_steps(alias, monkeypatch):
+    moment = datetime(2026, 3, 29, 0, 7, 59, tzinfo=UTC)
+    monkeypatch.setattr(minutes, "_now", lambda using: moment)
+    found = minutes.series(using=alias, minutes=60, step=15)
+    assert [start.minute for start in found.starts] == [15, 30, 45, 0]
+    assert found.starts[-1] == moment.replace(minute=0, second=0)

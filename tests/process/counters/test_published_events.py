@@ -1,0 +1,73 @@
+"""Events published by the minute: samples of positions, which readers take, and their growth."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.models import Event, Statistic
+from outbox_app.monitoring import series
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+
+from .planted import NOW, plant
+
+LOG = ("log", "outbox_event")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reader_samples_the_newest_position(alias):
+    subscriber("sampled")(lambda events: None)
+    with transaction.atomic(using=alias):
+        publish_many(NewEvent(f"s{n}", "made") for n in range(7))
+    newest = Event.objects.using(alias).order_by("-id").values_list("id", flat=True)[0]
+    assert not Statistic.objects.using(alias).exists(), "publishing writes no figure"
+
+    Runner([subscriber_named("sampled")]).run(once=True)
+
+    samples = Statistic.objects.using(alias).filter(name="newest_position", dimension="log")
+    assert set(samples.values_list("label", "value")) == {("outbox_event", newest)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_minute_is_sampled_once(alias, settings):
+    subscriber("sampled")(lambda events: None)
+    runner = Runner([subscriber_named("sampled")], lease_seconds=600)
+    runner.turn()
+    [share] = runner.shares
+    share._sampled = minute = share.counters.of(share.membership).begins
+    with transaction.atomic(using=alias):
+        publish_many([NewEvent("s", "made")])
+    before = dict(share.counters.of(share.membership).values)
+    share._sample_if_due()
+    if share.counters.of(share.membership).begins == minute:  # or another one has just begun
+        assert share.counters.of(share.membership).values == before
+    share.leave()
+
+
+@pytest.fixture
+def at_noon(monkeypatch):
+    monkeypatch.setattr(series, "_now", lambda using: NOW)
+
+
+@pytest.mark.usefixtures("at_noon")
+class TestByTheMinute:
+    def test_growth_is_between_two_samples_of_a_log(self, alias):
+        for ago, position in ((5, 100.0), (4, 110.0), (2, 140.0), (1, 141.0)):
+            plant(alias, (ago, "newest_position", position, "one", *LOG))
+        plant(alias, (4, "newest_position", 105.0, "slower", *LOG))
+        plant(alias, (2, "newest_position", 9.0, "one", "log", "shop_ledger"))
+
+        found = series.published(using=alias, minutes=6)
+
+        assert found["outbox_event"] == [10.0, 15.0, 15.0, 1.0, None, None]
+        assert found["shop_ledger"] == [None] * 6
+
+    def test_a_log_that_was_emptied_has_no_negative_figure(self, alias):
+        for ago, position in ((3, 100.0), (2, 4.0), (1, 102.0)):
+            plant(alias, (ago, "newest_position", position, "one", *LOG))
+        assert series.published(using=alias, minutes=4)["outbox_event"] == [0.0, 2.0, None, None]
+
+    def test_nothing_is_known_without_samples(self, alias):
+        assert series.published(using=alias) == {}

@@ -1,0 +1,155 @@
+"""What processes that run subscriptions leave in the table, by subscription."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.models import Statistic, Subscription
+from outbox_app.monitoring import series as minutes
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+
+from .conftest import stop_the_clock_of
+from .planted import totals
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def publish(alias, *streams):
+    with transaction.atomic(using=alias):
+        publish_many(NewEvent(stream, "made") for stream in streams)
+
+
+def turned(*names, turns=3):
+    """A process that has turned its subscriptions some times, and has not stopped."""
+    runner = Runner([subscriber_named(name) for name in names], lease_seconds=600)
+    stop_the_clock_of(runner._counters)
+    for _ in range(turns):
+        runner.turn()
+    return runner
+
+
+def killed(runner):
+    """It is gone, and has written nothing; its leases have run out."""
+    for share in runner.shares:
+        share.leave()
+
+
+def found(alias, **only):
+    return totals(alias, dimension="subscription", **only)
+
+
+def test_events_that_were_handled_by_subscription(alias):
+    subscriber("all")(lambda events: None)
+    subscriber("shared", partitions=3)(lambda events: None)
+    publish(alias, *(f"s{i % 10}" for i in range(40)))
+    runner = Runner([subscriber_named("all"), subscriber_named("shared")])
+    runner.run(once=True)
+    assert found(alias) == {"handled all": 40, "handled shared": 40}
+    rows = Statistic.objects.using(alias).filter(dimension="subscription")
+    sources = {(row.label, row.source) for row in rows}
+    assert sources == {(s.subscriber.name, str(s.membership.id)) for s in runner.shares}
+
+    publish(alias, "a", "b")
+    Runner([subscriber_named("all")]).run(once=True)
+    assert found(alias) == {"handled all": 42, "handled shared": 40}
+    series = minutes.handled(using=alias)
+    assert {name: sum(values) for name, values in series.items()} == {"all": 42, "shared": 40}
+    assert sum(minutes.series(using=alias).handled) == 82
+
+
+def test_attempts_that_failed(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_RETRY_DELAY": 0.001}
+    failures = 3
+
+    @subscriber("failing")
+    def fail(events):
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise ValueError("on purpose")
+
+    subscriber("well")(lambda events: None)
+    publish(alias, "a")  # the search for an event in a page counts as one attempt
+    runner = turned("failing", "well")
+    while failures:
+        runner.turn()
+    runner.run(once=True)
+    while not found(alias).get("handled failing"):
+        runner.run(once=True)
+    assert found(alias) == {"failed failing": 3, "handled failing": 1, "handled well": 1}
+    assert sum(minutes.series(using=alias).failed) == 3
+
+
+def test_events_that_set_their_stream_aside(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_RETRY_DELAY": 0.001}
+
+    @subscriber("parks", on_error="park")
+    def fail(events):
+        if any(event.stream == "bad" for event in events):
+            raise ValueError("on purpose")
+
+    publish(alias, "a", "bad", "b")
+    while not found(alias).get("handled parks"):
+        Runner([subscriber_named("parks")]).run(once=True)
+    # Two attempts at the page, and the event.
+    assert found(alias)["failed parks"] == 3
+
+
+def test_a_killed_process_loses_what_was_not_written(alias):
+    subscriber("all")(lambda events: None)
+    publish(alias, "a", "b", "c")
+    runner = turned("all")
+    assert found(alias) == {}
+    runner._counters._tried_at = float("-inf")
+    runner.turn()
+    assert found(alias) == {"handled all": 3}
+    publish(alias, "d", "e")
+    runner.turn()
+    killed(runner)
+    assert found(alias) == {"handled all": 3}
+
+    publish(alias, "f")
+    Runner([subscriber_named("all")]).run(once=True)
+    assert found(alias) == {"handled all": 4}
+
+
+def test_a_page_that_is_handled_before_another_log_fails_counts(alias):
+    subscriber("all")(lambda events: None)
+    publish(alias, "a", "b", "c")
+    runner = turned("all", turns=1)
+    [share] = runner.shares
+    [partition] = share.partitions.values()
+    publish(alias, "d")
+
+    def look(*args):
+        raise ValueError("after the page was committed")
+
+    partition._id_gaps.look = look
+    runner.turn()
+    assert share.away.text
+    runner._leave()
+    assert found(alias) == {"handled all": 4}
+
+
+def test_a_write_that_fails_disturbs_no_subscription(alias):
+    def refuse(execute, sql, *args):
+        if "outbox_statistic" in sql:
+            raise OperationalError("refused on purpose")
+        return execute(sql, *args)
+
+    subscriber("all")(lambda events: None)
+    publish(alias, "a", "b", "c")
+    with connections[alias].execute_wrapper(refuse):
+        runner = turned("all")
+        runner._counters.write()
+        publish(alias, "d")
+        runner.turn()
+        assert not runner.trouble
+    assert runner.handled == 4
+    assert Subscription.objects.using(alias).filter(name="all").exists()
+    runner._counters.write()
+    assert found(alias) == {"handled all": 4}
+    killed(runner)

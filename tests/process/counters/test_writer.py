@@ -1,0 +1,176 @@
+"""Writing counters: whole rows of one's own, again and again, for as long as it takes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError, connections
+
+from outbox_app.models import Statistic
+from outbox_app.process import counters
+from outbox_app.process.counters import Counters
+from outbox_app.process.lease import Membership
+
+from .planted import NOW, ago, plant, totals
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Time:
+    """Seconds since NOW, moved by hand."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock():
+    return Time()
+
+
+@pytest.fixture
+def membership(alias, clock):
+    """A membership whose database's clock says NOW."""
+    made = Membership(using=alias, lease_seconds=10, clock=clock)
+    made._same_moment = NOW, 0.0
+    return made
+
+
+@pytest.fixture
+def written(alias, clock):
+    return Counters(using=alias, clock=clock)
+
+
+def test_figures_are_those_of_their_minute_so_far(alias, written, membership, clock):
+    for seconds, count in [(0, 5), (20, 2), (29, 1), (31, 10), (45, 3)]:
+        clock.seconds = seconds
+        written.of(membership).add("published", count)
+        written.write()
+    rows = Statistic.objects.using(alias).order_by("minute")
+    assert [(row.minute, row.value) for row in rows] == [(ago(0), 8), (ago(-1), 13)]
+    assert {(row.source, row.dimension, row.label) for row in rows} == {
+        (str(membership.id), "", "")
+    }
+    assert abs(rows[0].written_at - rows[1].written_at) < timedelta(minutes=1)
+
+
+def test_without_the_databases_time_there_is_no_minute(alias, written):
+    assert written.of(Membership(using=alias, lease_seconds=10)) is None
+
+
+def test_it_is_due_every_ten_seconds(alias, written, membership, clock):
+    for seconds, expected in [(0, {}), (9.9, {}), (10, {"dead": 3}), (19, {"dead": 3})]:
+        clock.seconds = seconds
+        written.of(membership).add("dead", 1)
+        written.write_if_due()
+        assert totals(alias) == expected
+    clock.seconds = 20
+    written.write_if_due()
+    assert totals(alias) == {"dead": 4}
+
+
+def test_a_write_of_which_the_outcome_is_unknown_is_repeated(
+    alias, written, membership, monkeypatch
+):
+    connection = connections[alias]
+    commit, lost = connection._commit, []
+
+    def commit_and_lose():
+        commit()
+        if not lost:
+            lost.append(True)
+            raise OperationalError("The answer was lost.")
+
+    monkeypatch.setattr(connection, "_commit", commit_and_lose)
+    minute = written.of(membership)
+    minute.add("published", 5)
+    minute.add("delay", 5, dimension="le", label="0.1")
+    written.write()
+    assert lost
+    assert totals(alias) == {"published": 5, "delay 0.1": 5}  # nobody knows
+    minute.add("published", 2)
+    written.write()
+    assert totals(alias) == {"published": 7, "delay 0.1": 5}
+    assert Statistic.objects.using(alias).count() == 2
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_it_waits_for_nobody_for_long(alias, written, membership):
+    other = connections.create_connection(alias)
+    minute = connections[alias].ops.adapt_datetimefield_value(ago(0))
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO outbox_statistic (source, minute, name, dimension, label, value) "
+                "VALUES (%s, %s, 'published', '', '', 1)",
+                [str(membership.id), minute],
+            )
+        written.of(membership).add("published", 5)
+        written.write()  # a lock is waited for as long as the database does by itself: for ever
+        assert totals(alias) == {}
+        other.rollback()
+        written.write()
+        assert totals(alias) == {"published": 5}
+    finally:
+        other.close()
+
+
+def test_a_clock_that_is_put_back_goes_on_with_the_figures_that_are_there(
+    alias, written, membership, clock
+):
+    written.of(membership).add("published", 5)
+    clock.seconds = 120
+    written.of(membership).add("published", 1)
+    written.write()
+    clock.seconds = 0
+    written.of(membership).add("published", 2)
+    written.write()
+    rows = Statistic.objects.using(alias).order_by("minute")
+    assert [row.value for row in rows] == [7, 1]
+
+
+def test_memory_is_bounded_while_the_database_is_away(alias, written, membership, clock):
+    def refuse(execute, sql, *args):
+        raise OperationalError("refused on purpose")
+
+    with connections[alias].execute_wrapper(refuse):
+        for minute in range(counters.KEPT + 30):
+            clock.seconds = minute * 60
+            written.of(membership).add("published", 1)
+            written.write()
+    written.write()
+    begun = Statistic.objects.using(alias).order_by("minute").values_list("minute", flat=True)
+    assert list(begun) == [ago(-minute) for minute in range(30, counters.KEPT + 30)]
+
+
+def test_a_process_with_many_sources_loses_no_figure(alias, written, clock):
+    """A runner of many subscriptions has a source for each."""
+    sources = [Membership(using=alias, lease_seconds=10, clock=clock) for _ in range(150)]
+    for minute in range(2):
+        clock.seconds = minute * 60
+        for _ in range(2):
+            for each in sources:
+                each._same_moment = NOW, 0.0
+                written.of(each).add("handled", 1, dimension="subscription", label="a")
+    written.write()
+    rows = Statistic.objects.using(alias)
+    assert rows.count() == 2 * len(sources)
+    assert set(rows.values_list("value", flat=True)) == {2}
+
+
+def test_a_long_label_is_cut(alias, written, membership):
+    written.of(membership).add("handled", 1, dimension="subscription", label="x" * 900)
+    written.write()
+    assert len(Statistic.objects.using(alias).get().label) == 300
+
+
+def test_rows_of_others_are_left_alone(alias, written, membership):
+    plant(alias, (0, "published", 3, "another"))
+    written.of(membership).add("published", 5)
+    written.write()
+    assert totals(alias) == {"published": 8}

@@ -1,0 +1,158 @@
+"""Pause: nothing is handled once it has returned, whatever runs; resume: it goes on, exactly."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections
+
+from outbox_app import subscriber
+from outbox_app.exceptions import NotMoved, UnknownSubscription
+from outbox_app.models import Cursor, Subscription
+from outbox_app.subscriptions import control
+from tests.faults.tools import PATIENCE, eventually, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_nothing_is_handled_while_it_is_paused(alias, published, run, seen_by):
+    seen = seen_by("all")
+    published("a")
+    run("all")
+    control.pause("all")
+    published("a", "b")
+    assert run("all") == 0
+    control.resume("all")
+    assert run("all") == 2
+    assert seen == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def test_pause_before_the_first_run(alias, published, run, seen_by):
+    seen = seen_by("new", partitions=3)
+    control.pause("new")
+    published("a")
+    assert run("new") == 0
+    assert not Cursor.objects.using(alias).exists()
+    assert Subscription.objects.using(alias).get().partitions == 3
+    control.resume("new")
+    run("new")
+    assert seen == [("a", 1)]
+
+
+def test_pause_under_load(alias, published, running, seen_by):
+    """A runner that is in the middle of a backlog handles nothing after pause has returned."""
+    seen = seen_by("busy", batch_size=1, partitions=2)
+    streams = [f"s{i}" for i in range(300)]
+    published(*streams)
+    with running("busy") as runner:
+        [share] = runner.shares
+
+        def beats(since):
+            return share.membership._beaten_at != since
+
+        for _ in range(3):
+            before = len(seen)
+            eventually(lambda before=before: len(seen) > before + 2, "it handles")
+            control.pause("busy")
+            counted = len(seen)
+            for _ in range(2):  # it has noticed, and looked again: still nothing
+                beaten = share.membership._beaten_at
+                eventually(lambda beaten=beaten: beats(beaten), "a beat")
+            assert share.paused
+            assert len(seen) == counted
+            control.resume("busy")
+        eventually(lambda: len(seen) == 300, "the rest")
+    assert sorted(seen) == sorted((stream, 1) for stream in streams)
+
+
+def test_pause_waits_for_the_page_that_is_being_handled(alias, published, running):
+    inside, go_on, paused = threading.Event(), threading.Event(), threading.Event()
+    seen = []
+
+    @subscriber("slow", batch_size=1)
+    def handle(events):
+        inside.set()
+        assert go_on.wait(PATIENCE)
+        assert not paused.is_set(), "handled after pause has returned"
+        seen.append(events[0].stream)
+
+    def pause():
+        control.pause("slow")
+        paused.set()
+        connections[alias].close()
+
+    published("a", "b")
+    with running("slow"):
+        assert inside.wait(PATIENCE)
+        thread = threading.Thread(target=pause)
+        thread.start()
+        go_on.set()
+        assert paused.wait(PATIENCE)
+        thread.join(PATIENCE)
+    handled = len(seen)
+    assert handled in (1, 2)  # the second page may have begun before the pause
+    assert Cursor.objects.using(alias).get().handled == handled
+
+
+def test_pause_between_the_read_of_a_page_and_its_transaction(alias, published, seen_by):
+    """The interleaving by hand: the page was read, then it is paused, then it is handled."""
+    from outbox_app.subscriptions.cursors import Paused
+    from outbox_app.subscriptions.partition import Partition
+    from outbox_app.subscriptions.repartition import adopt_partitions
+    from outbox_app.subscriptions.subscriber import subscriber_named
+
+    seen = seen_by("all", batch_size=1)
+    published("a", "b")
+    Subscription.objects.using(alias).create(name="all")
+    adopt_partitions(subscriber_named("all"), using=alias)
+    partition = Partition(subscriber_named("all"), 0)
+    try:
+        partition.turn()
+        assert seen == [("a", 1)]
+        control.pause("all")
+        assert partition.turn()  # overtaken: it looks again at once …
+        with pytest.raises(Paused):
+            partition.turn()  # … and finds it paused
+        assert seen == [("a", 1)]
+        control.resume("all")
+        partition.turn()
+        assert seen == [("a", 1), ("b", 1)]
+    finally:
+        partition.close()
+
+
+def test_an_unknown_subscription(alias):
+    for act in (control.pause, control.resume, control.reset):
+        with pytest.raises(UnknownSubscription, match="No subscription is named 'nobody'"):
+            act("nobody", using=alias)
+    assert not Subscription.objects.using(alias).exists()
+
+
+def test_one_that_the_code_has_no_more_can_be_paused(alias):
+    Subscription.objects.using(alias).create(name="old")
+    control.pause("old")
+    assert Subscription.objects.using(alias).get().paused
+
+
+@on("postgres")
+def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
+    alias, published, running, monkeypatch
+):
+    monkeypatch.setattr(control, "LOCK_SECONDS", 1)
+    inside, go_on = threading.Event(), threading.Event()
+
+    @subscriber("stuck")
+    def handle(events):
+        inside.set()
+        assert go_on.wait(PATIENCE)
+
+    published("a")
+    with running("stuck"):
+        try:
+            assert inside.wait(PATIENCE)
+            with pytest.raises(NotMoved, match="has to end first"):
+                control.pause("stuck")
+            assert not Subscription.objects.using(alias).get().paused
+        finally:
+            go_on.set()

@@ -1,0 +1,184 @@
+"""Another number of partitions, no multiple of the old one: each event is handled once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+from django.db import connections
+
+from outbox_app import subscriber
+from outbox_app.exceptions import OutboxError
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import Cursor, Incident, Subscription
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions import subscriber as module
+from outbox_app.subscriptions.cursors import PartitionsDiffer
+from outbox_app.subscriptions.runner import Runner
+from tests.faults.tools import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+STREAMS = [f"s{number}" for number in range(12)]
+
+
+@pytest.fixture
+def declare(alias):
+    """``declare(3)``: the subscription with so many partitions. Its effects are rows."""
+
+    def handle(events):
+        Incident.objects.using(alias).bulk_create(
+            Incident(kind="unknown", detail=event.stream, first_id=event.version, last_id=0)
+            for event in events
+        )
+
+    def make(partitions: int, **options):
+        module._subscribers.pop("counted", None)
+        subscriber("counted", partitions=partitions, **options)(handle)
+
+    return make
+
+
+@pytest.fixture
+def at_failpoint():
+    """``at_failpoint(name, action)``: once."""
+    names = []
+
+    def make(name, action):
+        def once():
+            set_failpoint(name, None)
+            action()
+
+        names.append(name)
+        set_failpoint(name, once)
+
+    yield make
+    for name in names:
+        set_failpoint(name, None)
+
+
+def handled(alias):
+    return Counter(Incident.objects.using(alias).values_list("detail", "first_id"))
+
+
+def test_events_that_are_handled_while_the_end_of_the_log_is_read(
+    alias, published, run, declare, at_failpoint
+):
+    declare(4)
+    published(*STREAMS)
+    run("counted")
+
+    def more():
+        declare(4)
+        published(*STREAMS)
+        run("counted")
+        declare(2)
+
+    declare(3)
+    at_failpoint("ends_read", more)
+    with pytest.raises(PartitionsDiffer, match="has handled events of outbox_event meanwhile"):
+        control.repartition("counted")
+    assert Subscription.objects.using(alias).get().partitions == 4
+    assert Cursor.objects.using(alias).count() == 4
+    declare(3)
+    assert control.repartition("counted") == (4, 3)
+    published(*STREAMS)
+    run("counted")
+    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+
+
+@pytest.mark.parametrize("point", ["page_read", "handled"])
+def test_a_page_of_the_old_partitions_in_flight(
+    alias, published, run, declare, at_failpoint, point
+):
+    """The old code has read it; the number is changed before its transaction, or during it."""
+    declare(4)
+    published(*STREAMS)
+    run("counted")
+    old = Runner([module.subscriber_named("counted")], lease_seconds=60)
+    old.turn()
+    published(*STREAMS)
+    refused = []
+
+    def change():
+        declare(3)
+        try:
+            control.repartition("counted")
+        except OutboxError as error:
+            refused.append(str(error))
+
+    def beside():
+        thread = threading.Thread(target=lambda: (change(), connections[alias].close()))
+        thread.start()
+        if point == "page_read":
+            thread.join()
+        threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    at_failpoint(point, beside)
+    while old.turn():
+        pass
+    for thread in threads:
+        thread.join()
+    old._leave()
+    assert all("is behind" in why for why in refused)
+    declare(4)
+    if refused:
+        run("counted")
+    declare(3)
+    control.repartition("counted")
+    published(*STREAMS)
+    run("counted")
+    assert handled(alias) == Counter({(s, v): 1 for s in STREAMS for v in (1, 2, 3)})
+
+
+def test_numbers_that_change_under_load(alias, published, declare, running):
+    """Runners of the old and of the new number side by side, while events are published."""
+    choice, versions, ended = random.Random(alias), 0, threading.Event()
+    quiet = threading.Lock()
+
+    def publish():
+        nonlocal versions
+        try:
+            while not ended.wait(choice.uniform(0.02, 0.2)):
+                with quiet:
+                    published(*STREAMS)
+                    versions += 1
+        finally:
+            connections[alias].close()
+
+    def try_change():
+        try:
+            return control.repartition("counted")
+        except OutboxError:
+            return None
+
+    def change():
+        for _ in range(20):
+            if changed := try_change():
+                return changed
+        with quiet:  # a slow machine never has all partitions at the end of a log that grows
+            return eventually(try_change, "a change of the number")
+
+    declare(3)
+    writer = threading.Thread(target=publish)
+    writer.start()
+    try:
+        with ExitStack() as runners:
+            runners.enter_context(running("counted"))
+            eventually(lambda: Cursor.objects.using(alias).count() == 3)
+            for number in (2, 5, 3):  # none is a multiple of another
+                declare(number)
+                assert change()[1] == number
+                runners.enter_context(running("counted"))
+            ended.set()
+            writer.join()
+            total = versions * len(STREAMS)
+            eventually(lambda: Incident.objects.using(alias).count() >= total)
+    finally:
+        ended.set()
+        writer.join()
+    assert handled(alias) == Counter({(s, v + 1): 1 for s in STREAMS for v in range(versions)})

@@ -1,0 +1,316 @@
+"""Replay: from a place in the log on, everything once; parked streams; damaged cursors."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import publish, subscriber
+from outbox_app.exceptions import NotMoved, UnknownLog
+from outbox_app.models import Cursor, Event, ParkedStream
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions.places import parse_place
+from tests.faults.tools import eventually, on
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
+
+
+def ids(alias):
+    return list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
+
+
+def test_from_the_beginning(alias, published, run, seen_by):
+    seen = seen_by("all", partitions=3)
+    published("a", "b", "a")
+    run("all")
+    assert len(seen) == 3
+    control.reset("all")
+    assert run("all") == 3
+    assert sorted(seen[3:]) == [("a", 1), ("a", 2), ("b", 1)]
+    assert run("all") == 0
+
+
+def test_from_now(alias, published, run, seen_by):
+    seen = seen_by("all", partitions=2)
+    published("a", "b")
+    control.replay("all", "now", skip_ahead=True)  # before it has ever run
+    assert run("all") == 0
+    published("a")
+    control.replay("all", "now", skip_ahead=True)
+    published("a")
+    run("all")
+    assert seen == [("a", 3)]
+    assert Cursor.objects.using(alias).count() == 2
+
+
+def test_from_a_position(alias, published, run, seen_by):
+    seen = seen_by("all")
+    published(*"abcd")
+    run("all")
+    seen.clear()
+    control.replay("all", ids(alias)[1])
+    run("all")
+    assert seen == [("c", 1), ("d", 1)]
+    assert Cursor.objects.using(alias).get().position >= ids(alias)[3]
+    published("e")
+    run("all")
+    assert seen[2:] == [("e", 1)]
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("place", ["now", "position"])
+def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by, place):
+    """A lower position that commits after the replay is not left out."""
+    seen = seen_by("all")
+    published("a")
+    other = connections.create_connection(alias)
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO outbox_event (topic, stream, version, type, data, metadata, slice, "
+                "message_id) VALUES ('', 'late', 1, 't', '{}', '{}', 1, "
+                "'00000000000000000000000000000001')"
+            )
+        published("b")
+        there = "now" if place == "now" else ids(alias)[-1]
+        control.replay("all", there, skip_ahead=True)
+        assert run("all") == 0
+        other.commit()
+    finally:
+        other.close()
+    run("all")
+    assert seen == [("late", 1)]
+
+
+def test_from_a_time(alias, published, run, seen_by):
+    seen = seen_by("all")
+    published(*"abcde")
+    rows = Event.objects.using(alias)
+    start = rows.first().recorded_at
+    for minute, id in enumerate(ids(alias)):
+        rows.filter(id=id).update(recorded_at=start + timedelta(minutes=minute))
+    rows.filter(id=ids(alias)[1]).delete()  # a hole
+    run("all")
+    for minutes, expected in ((2, "cde"), (1.5, "cde"), (2.001, "cde"), (0.5, "cde"), (-1, "acde")):
+        seen.clear()
+        control.replay("all", start + timedelta(minutes=minutes))
+        run("all")
+        assert "".join(stream for stream, _ in seen) == expected, minutes
+    seen.clear()
+    control.replay("all", start + timedelta(days=1))
+    assert run("all") == 0
+
+
+def test_a_time_in_an_empty_log(alias, run, seen_by):
+    seen_by("all")
+    control.replay("all", parse_place("2026-01-31T12:00"))
+    assert run("all") == 0
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_while_it_runs(alias, published, running, seen_by, paused):
+    """An idle runner notices by itself; none of its pages goes to the old place."""
+    seen = seen_by("all", partitions=2, batch_size=2)
+    published(*"abcdef")
+    with running("all"):
+        eventually(lambda: len(seen) == 6, "the first time")
+        if paused:
+            control.pause("all")
+        control.reset("all")
+        if paused:
+            control.resume("all")
+        eventually(lambda: len(seen) == 12, "the second time")
+        published("g")
+        eventually(lambda: len(seen) == 13, "what comes after")
+    assert sorted(seen[:6]) == sorted(seen[6:12])
+
+
+def test_again_and_again_under_load(alias, published, running, seen_by):
+    """After the last reset each event comes, and each once: nothing of an old page is in it."""
+    seen = seen_by("all", batch_size=3)
+    streams = [f"s{i}" for i in range(60)]
+    published(*streams)
+    with running("all"):
+        for _ in range(4):
+            before = len(seen)
+            eventually(lambda before=before: len(seen) > before, "it handles")
+            control.reset("all")
+        control.pause("all")
+        control.reset("all")
+        done = len(seen)
+        control.resume("all")
+        eventually(lambda: len(seen) == done + 60, "all again")
+    assert seen[done:] == [(stream, 1) for stream in streams]
+
+
+def test_a_replay_ends_the_rest_of_a_failure(alias, published, running):
+    broken, seen = [True], []
+
+    @subscriber("fails")
+    def handle(events):
+        if broken:
+            raise ValueError("broken")
+        seen.extend(event.stream for event in events)
+
+    published("a", "b")
+    cursors = Cursor.objects.using(alias)
+    with running("fails") as runner:
+
+        def rests():
+            """Again and again: the runner may be about to set its own, shorter rest."""
+            partitions = [p for s in runner.shares for p in s.partitions.values()]
+            long = [partition for partition in partitions if partition.resting > 20]
+            for partition in partitions:
+                partition._rest_until = partition.clock() + 1000
+            return long and len(long) == len(partitions)
+
+        eventually(lambda: cursors.filter(failures__gt=0).exists(), "it fails")
+        eventually(rests, "it rests for long")
+        broken.clear()
+        control.replay("fails", ids(alias)[0], skip_ahead=True)
+        eventually(lambda: seen == ["b"], "it goes on at once")
+    assert cursors.get().error == ""
+
+
+def park(alias, stream, version, position):
+    return ParkedStream.objects.using(alias).create(
+        subscription="all", partition=0, log="outbox_event", stream=stream, version=version,
+        position=position, error="ValueError: no",
+    )  # fmt: skip
+
+
+def test_parked_streams_are_forgotten_where_all_their_events_come_again(
+    alias, published, run, seen_by
+):
+    seen = seen_by("all", on_error="park")
+    published(*"abca")
+    run("all")
+    first, second, third, last = ids(alias)
+    park(alias, "b", 1, second)
+    park(alias, "c", 1, third)
+    seen.clear()
+    control.replay("all", second)
+    assert ParkedStream.objects.using(alias).get().stream == "b"
+    published("b")
+    run("all")
+    # b@1 lies in front of the place: it would be lost if its stream were not parked any more.
+    assert seen == [("c", 1), ("a", 2)]
+    control.release("all", ["b"])
+    run("all")
+    assert seen[2:] == [("b", 1), ("b", 2)]
+    park(alias, "a", 1, first)
+    control.replay("all", "now", skip_ahead=True)
+    assert ParkedStream.objects.using(alias).exists()
+    control.reset("all")
+    assert not ParkedStream.objects.using(alias).exists()
+    assert run("all") == 5
+    assert last
+
+
+def test_release(alias, published, run, seen_by):
+    seen = seen_by("all")
+    published(*"abc")
+    run("all")
+    seen.clear()
+    for stream, position in zip("abc", ids(alias), strict=True):
+        park(alias, stream, 1, position)
+    assert control.release("all", ["a", "nobody"]) == 1
+    run("all")
+    assert seen == [("a", 1)]
+    assert control.release("all") == 2
+    run("all")
+    assert sorted(seen) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+@pytest.mark.parametrize("state", ["", "nonsense", '{"window":"other"}', "\U0001f600"])
+def test_a_damaged_cursor_is_repaired(alias, published, run, seen_by, state):
+    seen = seen_by("all", partitions=2)
+    published(*"abcd")
+    run("all")
+    cursors = Cursor.objects.using(alias)
+    cursors.filter(partition=0).update(state=state)
+    run("all")
+    cursors.filter(partition=1).delete()
+    assert "cannot be read" in cursors.get(partition=0).error
+    seen.clear()
+    control.reset("all")
+    run("all")
+    assert sorted(seen) == [(stream, 1) for stream in "abcd"]
+    assert set(cursors.values_list("error", "failures")) == {("", 0)}
+
+
+def test_one_log_of_several(alias, published, run, seen_by):
+    seen_by("all")
+    with pytest.raises(UnknownLog):
+        control.replay("all", "now", log="nowhere")
+
+
+@pytest.mark.parametrize("place", [-1, 10**12, True, 2**63])
+def test_positions_that_the_log_does_not_have(alias, published, run, seen_by, place):
+    seen_by("all")
+    published("a")
+    run("all")
+    before = Cursor.objects.using(alias).values().get()
+    with pytest.raises(NotMoved, match="no event at or behind position"):
+        control.replay("all", place)
+    assert Cursor.objects.using(alias).values().get() == before
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "-1", "1.5", "2026-13-01T00:00", "9" * 30, "٣"])
+def test_texts_that_are_no_place(text):
+    with pytest.raises(NotMoved, match="is no place in a log"):
+        parse_place(text)
+
+
+def test_effects_and_place_are_one_after_a_rollback(alias, published, run, seen_by):
+    """A replay that fails half-way has moved nothing."""
+    seen = seen_by("all", partitions=2)
+    published(*"ab")
+    run("all")
+    before = list(Cursor.objects.using(alias).order_by("pk").values())
+    park(alias, "a", 1, ids(alias)[0])
+    with transaction.atomic(using=alias):
+        control.reset("all")
+        transaction.set_rollback(True, using=alias)
+    assert list(Cursor.objects.using(alias).order_by("pk").values()) == before
+    assert ParkedStream.objects.using(alias).exists()
+    assert len(seen) == 2
+
+
+def test_repartition(alias, published, run, seen_by):
+    seen = seen_by("all", partitions=2)
+    published(*"abcdefgh")
+    run("all")
+    again = seen_by_with(3)
+    assert run("all") == 0  # refused: 3 is no multiple of 2
+    assert control.repartition("all") == (2, 3)
+    assert run("all") == 0
+    published(*"abcdefgh")
+    assert run("all") == 8
+    assert sorted(again) == [(stream, 2) for stream in "abcdefgh"]
+    assert len(seen) == 8
+
+
+def seen_by_with(partitions):
+    from outbox_app.subscriptions import subscriber as declared
+
+    seen = []
+    declared._subscribers.pop("all")
+
+    @subscriber("all", partitions=partitions)
+    def handle(events):
+        seen.extend((event.stream, event.version) for event in events)
+
+    return seen
+
+
+def test_publishing_goes_on_during_a_replay(alias, published, run, seen_by):
+    seen_by("all")
+    published("a")
+    with transaction.atomic(using=alias):
+        publish("b", "made")
+    control.reset("all")
+    assert run("all") == 2

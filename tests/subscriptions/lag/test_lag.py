@@ -1,0 +1,194 @@
+"""How far subscriptions are behind: counted right, bounded, through indexes, by few statements."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connections
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.lag import behind
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.jobs.drain import status
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    Drainer,
+    Event,
+    Gap,
+    ParkedStream,
+    Subscription,
+)
+from outbox_app.subscriptions import control, lag
+from tests.faults.tools import eventually, on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def one(alias, name):
+    [found] = lag.lags(using=alias, names=[name])
+    return found
+
+
+def test_what_is_behind(alias, published, run, seen_by):
+    seen_by("all")
+    seen_by("some", types=["order.*"])
+    seen_by("parts", partitions=4)
+    published(*"abc", type="order.placed")
+    published(*"abc")
+    run("all", "some", "parts")
+    assert [each.behind for each in lag.lags(using=alias)] == [0, 0, 0]
+    published(*"abcdefgh", type="order.paid")
+    published(*"abcd")
+    Event.objects.using(alias).update(recorded_at=DatabaseNow() - timedelta(minutes=5))
+    found = {each.name: each for each in lag.lags(using=alias)}
+    assert {name: each.behind for name, each in found.items()} == {
+        "all": 12,
+        "some": 8,
+        "parts": 12,
+    }
+    for each in found.values():
+        assert each.complete
+        assert 300 <= each.seconds < 400
+    run("all")
+    assert (one(alias, "all").behind, one(alias, "all").seconds) == (0, 0)
+
+
+def test_in_the_middle_of_a_backlog(alias, published, run, seen_by):
+    """Every state that a cursor goes through, compared with what is then handled."""
+    seen = seen_by("all", batch_size=3)
+    published(*"abcdefgh")
+    from outbox_app.subscriptions.runner import Runner
+    from outbox_app.subscriptions.subscriber import subscriber_named
+
+    runner = Runner([subscriber_named("all")])
+    for turn in range(6):
+        runner.turn()
+        if turn == 1:
+            published(*"abcd")
+        assert one(alias, "all").behind == (8 if turn < 1 else 12) - len(seen)
+    runner._leave()
+    assert len(seen) == 12
+
+
+def test_a_replayed_one(alias, published, run, seen_by):
+    seen_by("all")
+    published(*"abcdef")
+    run("all")
+    ids = list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
+    control.replay("all", ids[1], skip_ahead=True)
+    assert one(alias, "all").behind == 4
+    control.reset("all")
+    assert one(alias, "all").behind == 6
+    control.replay("all", "now", skip_ahead=True)
+    assert one(alias, "all").behind == 0
+
+
+def test_counting_stops_and_says_so(alias, published, run, seen_by, monkeypatch):
+    monkeypatch.setattr(lag, "LEAST", 3)
+    monkeypatch.setattr(status, "MANY", 3)
+    seen_by("all")
+    control.reset("all")
+    published(*"abc")
+    assert one(alias, "all").shown == "3"
+    published("d")
+    assert one(alias, "all").shown == "3+"
+
+
+def test_states_errors_parked_and_gaps(alias, published, run, seen_by):
+    seen_by("all")
+    assert one(alias, "all").state == "waiting"
+    published("a")
+    run("all")
+    assert one(alias, "all").state == "stopped"
+    for stream in "ab":
+        ParkedStream.objects.using(alias).create(
+            subscription="all", partition=0, log="outbox_event", stream=stream, version=1,
+            position=1, error="",
+        )  # fmt: skip
+    Gap.objects.using(alias).create(
+        kind="version", subscription="all", log="outbox_event", first=1, last=1
+    )
+    Cursor.objects.using(alias).update(state="nonsense")
+    found = one(alias, "all")
+    assert (found.state, found.parked, found.gaps) == ("failing", 2, 1)
+    assert "cannot be read" in found.error
+    assert found.shown == "0+"
+    control.pause("all")
+    assert one(alias, "all").state == "paused"
+
+
+def test_a_subscription_that_no_process_runs_is_not_running(alias, published, running, seen_by):
+    seen_by("all")
+    seen_by("other")
+    published("a")
+    with running("all"):
+        eventually(lambda: one(alias, "all").state == "running")
+        # Killed: the row of its process stays, and is silent.
+        drainers = Drainer.objects.using(alias).filter(resource="subscription:all")
+        row = drainers.get()
+        row.pk = uuid4()
+        row.resource = "subscription:other"
+        row.heartbeat_at -= timedelta(seconds=row.lease_seconds + 60)
+        row.save(using=alias, force_insert=True)
+        assert not one(alias, "other").served
+        assert one(alias, "all").served
+    assert one(alias, "all").state == "stopped"
+
+
+def test_statements_do_not_depend_on_the_rows(alias, published, run, seen_by):
+    seen_by("all", partitions=8)
+    control.reset("all")
+    counts = []
+    for _ in range(2):
+        published(*(f"s{i}" for i in range(40)))
+        with CaptureQueriesContext(connections[alias]) as queries:
+            assert one(alias, "all").behind
+        counts.append(len(queries))
+    assert counts[0] == counts[1] <= 9
+
+
+def test_more_cursors_than_one_statement_takes(alias, published, seen_by):
+    seen_by("all", partitions=150)
+    control.reset("all")
+    published(*(f"s{i}" for i in range(30)))
+    assert one(alias, "all").behind == 30
+
+
+@on("postgres")
+@pytest.mark.parametrize("place", ["beginning", "now", "middle"])
+def test_each_part_is_an_index_range(alias, published, seen_by, place):
+    """Ten thousand rows of other transactions: none of them is looked at by a scan."""
+    seen_by("all")
+    published("a")
+    [first] = Event.objects.using(alias).values_list("id", flat=True)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO outbox_event (topic, stream, version, type, data, metadata, slice, "
+            "message_id) SELECT '', 'x' || i, 1, 't', '{}', '{}', 1, gen_random_uuid() "
+            "FROM generate_series(1, 10000) i"
+        )
+        cursor.execute("ANALYZE outbox_event")
+    at = {"middle": first + 5000}.get(place, place)
+    control.replay("all", at, skip_ahead=True)
+    published("b")
+    reader = LogReader(Event, using=alias)
+    state = reader.load(Cursor.objects.using(alias).get().state)
+    with CaptureQueriesContext(connections[alias]) as queries:
+        [found] = behind(reader, [(state, Filter(types=["made"]))], bound=100)
+    assert found.rows == {"beginning": 2, "now": 1, "middle": 1}[place]
+    with connections[alias].cursor() as cursor:
+        cursor.execute("EXPLAIN (ANALYZE, BUFFERS) " + queries[0]["sql"])
+        text = "\n".join(row[0] for row in cursor.fetchall())
+    assert "Seq Scan" not in text, text
+
+
+def test_subscriptions_of_another_alias_are_not_shown(alias, seen_by):
+    seen_by("all")
+    Subscription.objects.using(alias).create(name="old")
+    assert [each.name for each in lag.lags(using=alias)] == ["all", "old"]
+    assert not Subscription.objects.using(alias).filter(created_at__gt=F("created_at")).exists()

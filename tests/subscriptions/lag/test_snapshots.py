@@ -1,0 +1,93 @@
+"""Sessions that hold an old snapshot, on the servers that have them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from django.db import connections
+
+from outbox_app.eventlog.sessions import old_snapshots
+from tests.faults.tools import eventually, on
+
+from .test_holders import pid_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@contextmanager
+def reading(alias, *before):
+    """A session that has read something at REPEATABLE READ, and does not end."""
+    other = connections.create_connection(alias)
+    try:
+        with other.cursor() as cursor:
+            for statement in before:
+                cursor.execute(statement)
+            if other.vendor == "mysql":
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            else:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT COUNT(*) FROM outbox_stagedjob")
+        yield other
+    finally:
+        other.close()
+
+
+def ids(alias, seconds):
+    if connections[alias].vendor == "mysql":
+        # Whoever asks InnoDB more often than every 0.1 s is shown the last answer.
+        time.sleep(0.15)
+    return [each.id for each in old_snapshots(using=alias, seconds=seconds).holders]
+
+
+@on("postgres", "mariadb")
+def test_a_session_that_only_reads_is_named(alias):
+    with reading(alias) as other:
+        pid = pid_of(other)
+        eventually(lambda: pid in ids(alias, -2), "it is seen")
+        assert pid not in ids(alias, 3600), "it is young"
+    eventually(lambda: pid not in ids(alias, -2), "it has ended")
+
+
+@on("postgres")
+def test_a_prepared_transaction_is_named(alias):
+    gid = f"kept-{uuid4().hex}"
+    other = connections.create_connection(alias)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SHOW max_prepared_transactions")
+            assert int(cursor.fetchone()[0]) > 0
+            cursor.execute("BEGIN")
+            cursor.execute("DELETE FROM outbox_stagedjob WHERE id = 0")
+            cursor.execute("SELECT txid_current()")
+            cursor.execute(f"PREPARE TRANSACTION '{gid}'")
+        [holder] = [h for h in old_snapshots(using=alias, seconds=0).holders if h.id == gid]
+        assert holder.prepared
+    finally:
+        with other.cursor() as cursor:
+            cursor.execute(f"ROLLBACK PREPARED '{gid}'")
+        other.close()
+
+
+@on("postgres")
+def test_what_may_not_be_seen_is_said(alias):
+    """Without pg_read_all_stats a session of somebody else has no age and no query."""
+    role = f"guest_{uuid4().hex[:12]}"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f'CREATE ROLE "{role}"')
+        try:
+            with reading(alias):
+                assert old_snapshots(using=alias, seconds=0).denied == ""
+                cursor.execute(f'SET ROLE "{role}"')
+                seen = old_snapshots(using=alias, seconds=0)
+                assert (seen.holders, "pg_read_all_stats" in seen.denied) == ([], True)
+        finally:
+            cursor.execute("RESET ROLE")
+            cursor.execute(f'DROP ROLE "{role}"')
+
+
+def test_sqlite_has_none_to_tell():
+    found = old_snapshots(using="default", seconds=0)
+    assert (found.holders, found.denied) == ([], "")

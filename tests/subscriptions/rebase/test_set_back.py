@@ -1,0 +1,171 @@
+"""A database that was set back, or restored in part; damaged cursors; wrong arguments."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.db.backends.sqlite3.base import DatabaseWrapper
+from django.db.models import F
+
+from outbox_app import subscriber
+from outbox_app.checks.logs import check_log_tables
+from outbox_app.models import Cursor, Event
+from tests.faults.tools import on
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def rebase(*arguments: str) -> str:
+    output = StringIO()
+    call_command("outbox_rebase", *arguments, stdout=output, skip_checks=True)
+    return output.getvalue()
+
+
+@pytest.fixture
+def seen():
+    found = []
+
+    @subscriber("all", batch_size=3)
+    def handle(events):
+        found.extend((event.stream, event.version) for event in events)
+
+    return found
+
+
+def shifted(snapshot: str, by: int) -> str:
+    """A snapshot of a cluster that is further on."""
+    xmin, xmax, running = snapshot.split(":")
+    later = ",".join(str(int(xid) + by) for xid in running.split(",") if xid)
+    return f"{int(xmin) + by}:{int(xmax) + by}:{later}"
+
+
+@on("postgres")
+def test_transactions_of_the_same_cluster_were_set_back(alias, published, run, seen):
+    """Its ids begin anew, as after pg_resetwal and a dump: rows and cursors are from its future."""
+    published("a", "b")
+    assert run("all") == 2
+    published("c")
+    Event.objects.using(alias).update(txid=F("txid") + 10**9)
+    cursor = Cursor.objects.using(alias).get()
+    state = json.loads(cursor.state)
+    state |= {name: state[name] and shifted(state[name], 10**9) for name in ("lo", "hi")}
+    Cursor.objects.using(alias).update(state=json.dumps(state))
+
+    assert run("all") == 0
+    assert "it was set back" in Cursor.objects.using(alias).get().error
+    assert {m.id for m in check_log_tables(databases=[alias])} == {"outbox.E012"}
+    rebase()
+    published("a")
+    assert run("all") == 2
+    assert seen == [("a", 1), ("b", 1), ("c", 1), ("a", 2)]
+
+
+def cut(alias: str, position: int) -> None:
+    """Restore the log, and it alone, to where it ended at a position."""
+    Event.objects.using(alias).filter(id__gt=position).delete()
+    statement = {
+        "sqlite": f"UPDATE sqlite_sequence SET seq = {position} WHERE name = 'outbox_event'",
+        "mysql": f"ALTER TABLE outbox_event AUTO_INCREMENT = {position + 1}",
+    }[connections[alias].vendor]
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement)
+
+
+@on("default", "mariadb")
+@pytest.mark.parametrize("published_before", [False, True])
+def test_the_log_alone_was_restored(alias, published, run, seen, published_before):
+    events = published("a", "b", "a", "c")
+    assert run("all") == 4
+    last = events[1].pk or Event.objects.using(alias).order_by("id")[1].pk
+    cut(alias, last)
+    assert run("all") == 0
+    assert "ForeignCursor" in Cursor.objects.using(alias).get().error
+    arguments = []
+    if published_before:  # so many that nothing would tell any more
+        published(*"uvwxyz")
+        arguments = ["--log", "outbox_event", "--last-id", str(last)]
+    assert "rebased log=outbox_event" in rebase(*arguments)
+    assert Cursor.objects.using(alias).get().position == last
+    published("new")
+    run("all")
+    new = [("new", 1)]
+    assert seen[4:] == ([(stream, 1) for stream in "uvwxyz"] if published_before else []) + new
+    assert "unchanged log=outbox_event" in rebase()
+
+
+@on("default")
+def test_an_older_copy_of_the_file_needs_nothing(alias, published, run, seen, tmp_path):
+    connection = connections[alias]
+    published("a", "b")
+    run("all")
+    published("c")
+    copy = tmp_path / "copy.sqlite3"
+    other = DatabaseWrapper({**connection.settings_dict, "NAME": str(copy)}, alias="copy")
+    other.ensure_connection()
+    connection.connection.backup(other.connection)
+    published("lost")
+    run("all")
+    # Page by page: the tests share the file, and whoever has it open keeps it.
+    other.connection.backup(connection.connection)
+    other.close()
+
+    published("d")
+    run("all")
+    assert seen == [("a", 1), ("b", 1), ("c", 1), ("lost", 1), ("c", 1), ("d", 1)]
+    assert check_log_tables(databases=[alias]) == []
+    assert "unchanged log=outbox_event" in rebase()
+
+
+def test_a_damaged_cursor_is_told_and_left(alias, published, run, seen):
+    published("a")
+    run("all")
+    Cursor.objects.using(alias).update(state="nonsense")
+    [message] = check_log_tables(databases=[alias])
+    assert message.id == "outbox.E012"
+    assert "all[0] in outbox_event" in message.msg
+    output = StringIO()
+    with pytest.raises(SystemExit) as ended:
+        call_command("outbox_rebase", stdout=output, skip_checks=True)
+    assert ended.value.code == 1
+    assert "damaged log=outbox_event cursor=all[0] in outbox_event" in output.getvalue()
+    assert Cursor.objects.using(alias).get().state == "nonsense"
+
+
+def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch):
+    published("a", "b")
+    run("all")
+    vendor = connections[alias].vendor
+    if vendor == "postgresql":
+        Event.objects.using(alias).update(txid=F("txid") + 10**9)
+    else:
+        cut(alias, Event.objects.using(alias).order_by("id").first().pk)
+    before = Cursor.objects.using(alias).get().state
+
+    def move(*arguments, **options):
+        Cursor.objects.using(alias).update(state=before + " ")
+        return None
+
+    monkeypatch.setattr("outbox_app.subscriptions.rebase.rows.require_unwritten", move)
+    with pytest.raises(CommandError, match="moved meanwhile; nothing was changed"):
+        rebase()
+    assert Cursor.objects.using(alias).get().state == before + " "
+    assert not Event.objects.using(alias).filter(txid__lt=0).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--last-id", "5"], "Give --log, too"),
+        (["--log", "outbox_event", "--last-id", "-1"], "at least 0; got -1"),
+        (["--log", "nowhere"], "There is no log 'nowhere'"),
+        (["--database", "x"], "no such alias"),
+    ],
+)
+def test_wrong_arguments_are_refused(alias, arguments, message):
+    with pytest.raises(CommandError, match=message) as error:
+        rebase(*arguments)
+    assert error.value.returncode == 2
