@@ -14,14 +14,14 @@ from ...jobs.drain.run import drain_outbox
 from ..base import TeachingCommand
 
 HELP = """
-Moves committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
-them.
+Sends committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
+them. Runs until it is stopped.
 
-Run one or more of these beside your Celery workers, under systemd or in a container of their own.
-Any number may run: they share the work, and if one is killed the others take its share over when
-its lease has run out (OUTBOX["LEASE_SECONDS"], and up to a fifth more).
+Run one or more drainers beside your Celery workers, under systemd or in a container of their own.
+They share the work. If one is killed, the others take over its shards when its lease has run out
+(OUTBOX["LEASE_SECONDS"], and up to a fifth more).
 
-  SIGTERM, SIGINT   finish the batch in hand, hand the shards back, exit 0
+  SIGTERM, SIGINT   finish the current batch, hand the shards back, exit 0
 
 Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments, or no tables;
 3 the broker is unsafe.

@@ -16,20 +16,22 @@ from ...retention.prune import BATCH_SIZE, prune_counters, prune_inbox, prune_in
 from ..base import TeachingCommand
 
 HELP = """
-Removes rows that were kept long enough, oldest first, in small transactions. Run it once a day.
+Deletes old rows, oldest first, in small transactions. Run it once a day.
 
   --inbox       ids of executed jobs (table outbox_inbox). While an id is there, another delivery of
                 its job does nothing; once it is gone, the job would be executed again.
   --incidents   recorded causes of extra publishes (table outbox_incident).
   --counters    counters of drainers and subscriptions (in table outbox_statistic). A drainer
                 removes those of its own database by itself.
-  --events      events of the logs, from the oldest one on, up to the first that is too young or
-                that a subscription has not passed; it says which. Versions of streams go on.
+  --events      events of the logs, from the oldest one on. It stops at the first event that is too
+                young or that a subscription has not handled, and prints why. Versions of streams
+                continue where they were.
   --archived DIR  the same, but only events that are in the archive DIR, whose files are checked
-                first; see manage.py outbox_pipeline archive. For one log: --log, or outbox_event.
+                first (see manage.py outbox_pipeline archive). It prunes one log: that of --log, or
+                outbox_event.
 
-Exit codes: 0 done; 2 wrong arguments, or what was passed or archived cannot be told (a restored
-database, a damaged archive).
+Exit codes: 0 done; 2 wrong arguments, or the events that were handled or archived cannot be
+determined (a restored database, a damaged archive).
 """
 
 
@@ -48,7 +50,9 @@ class Command(TeachingCommand):
             "--archived", metavar="DIR", help="remove old events that are in this archive"
         )
         parser.add_argument(
-            "--log", metavar="LOG", help="with --events: table of one log (default: all)"
+            "--log",
+            metavar="LOG",
+            help="table of one log (default: with --events all, with --archived outbox_event)",
         )
         parser.add_argument(
             "--older-than",

@@ -13,19 +13,19 @@ from ...subscriptions.rebase import rebase_outbox
 from ..base import TeachingCommand
 
 HELP = """
-Makes subscriptions go on after the database was restored from a dump, set back, or switched over to
-by logical replication. They stand still until then (ForeignCursor): what a cursor has passed is
-known by the transaction ids of the cluster it was made in.
+Makes subscriptions continue after the database was restored from a dump, set back, or replaced by a
+logical replica. Until then they have stopped with ForeignCursor: a cursor is made of transaction
+ids, which mean nothing in another cluster.
 
-Afterwards each subscription is given what it had not passed, and everything new; nothing twice.
-Each log is one transaction: killed at any point, nothing of it has changed. Run again, it finds
-nothing to do.
+Afterwards each subscription gets the events that it had not handled and all new ones, none twice.
+Each log is rebased in one transaction: if the command is killed, that log is unchanged. It can be
+run again, and then finds nothing to do.
 
-Events published after the restore and before this command must not be mistaken for old ones: name
-the last position that is from before (--log, --last-id), or run this before anything is published.
+Run it before new events are published, or name the last position from before the restore (--log,
+--last-id): without it, events published since are taken for old ones.
 
 Exit codes: 0 done, or nothing to do; 1 a cursor is damaged and was left as it is; 2 wrong
-arguments, or it cannot be told what was passed.
+arguments, or the events that were handled cannot be determined.
 """
 
 
@@ -41,7 +41,7 @@ class Command(TeachingCommand):
             "--last-id",
             type=int,
             metavar="N",
-            help="highest position of --log that is from before (default: the highest there is)",
+            help="last position of --log from before the restore (default: the last there is)",
         )
         parser.add_argument(
             "--upgraded",

@@ -26,23 +26,24 @@ from ..base import TeachingCommand
 from ..status_table import as_json, table
 
 HELP = """
-Shows how the outbox is doing: what waits and for how long, who drains, what is dead and why, which
-subscriptions are behind. It reads, and changes nothing.
+Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which jobs
+are dead and why, which subscriptions are behind. It changes nothing.
 
   manage.py outbox_status
   manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
   manage.py outbox_status --json | jq .backlog.oldest_seconds
 
-A problem is, without any option:
+These are always problems:
 
-  - jobs wait, and no drainer is running, or every drainer is in trouble
-  - a subscription stands still: its handler fails, or no process runs it and it is behind. A paused
-    one is no problem
+  - jobs wait, and no drainer is running, or no drainer can send
+  - a subscription has stopped: its handler fails, or it is behind and no process runs it. A paused
+    subscription is no problem
 
-and with an option, what is beyond its limit. Limits of jobs go up to 100000: no more are counted.
+Each --max option adds a limit; a figure above its limit is a problem, too. Limits of jobs go up to
+100000, because no more jobs are counted.
 
-Exit codes: 0 fine; 1 there is a problem; 2 it could not be asked: the database is away, the tables
-are missing, or wrong arguments.
+Exit codes: 0 fine; 1 there is a problem; 2 the database cannot be reached, the tables are missing,
+or wrong arguments.
 """
 
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2

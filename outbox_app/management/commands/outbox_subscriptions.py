@@ -27,41 +27,40 @@ from ...text import one_line
 from ..base import TeachingCommand
 
 HELP = """
-Shows subscriptions, and does what a person decides about them.
+Shows, pauses, resumes, replays and repairs subscriptions.
 
-  list                      where each stands, how far behind, what keeps it (--json: all of it)
-  pause NAME                nothing is handled from the moment this command has ended
-  resume NAME               go on
-  replay NAME --from PLACE  handle events (again) from a place in the log: beginning, now, a
-                            position (what is behind it), or a time as 2026-01-31T12:00. A move
-                            that would pass over events not yet handled takes --skip-ahead
+  list                      the position of each, how far behind it is, its error (--json: all)
+  pause NAME                handle no event from the moment this command has ended
+  resume NAME               continue after a pause or an error
+  replay NAME --from PLACE  handle events again from a place in the log: beginning, now, a position
+                            (the events after it), or a time such as 2026-01-31T12:00. A move that
+                            would pass over events not yet handled needs --skip-ahead
   reset NAME                replay from the beginning
-  release NAME              handle parked streams from where they were set aside: --stream S, or
-                            --all of them
+  release NAME              handle parked streams from their first parked event on: --stream S, or
+                            --all
   skip NAME --position N --reason TEXT
-                            give up the event that it fails at (list says which), or the first
-                            event of a parked stream; what follows is handled
+                            never handle the event that it fails at (see list), or the first event
+                            of a parked stream; later events are handled
   discard NAME --stream S --reason TEXT
-                            give up what a parked stream has missed; what comes later is handled
-  count NAME                what the logs have for it against what it handled, since the first
-                            count; --restart begins anew with this one
-  gaps [NAME]               what is missing and still open, with the ids for skip-gap
-  skip-gap ID --reason TEXT give up a gap: its stream goes on without what is missing
-  repartition NAME          go to the number of partitions that the code declares
-  forget NAME               delete what is left of one that the code no longer declares, so that
-                            outbox_prune need not wait for it
+                            never handle the parked events of a stream; later events are handled
+  count NAME                compare the events in the logs with the events handled since the first
+                            count; --restart starts a new count
+  gaps [NAME]               gaps that are still open, with their ids for skip-gap
+  skip-gap ID --reason TEXT give up a gap: its stream continues without the missing events
+  repartition NAME          change to the number of partitions that the code declares
+  forget NAME               delete the cursors of a subscription that the code no longer declares,
+                            so that outbox_prune does not wait for it
 
   manage.py outbox_subscriptions list
   manage.py outbox_subscriptions replay shop-stock --from 2026-01-31T12:00 --dry-run
   manage.py outbox_subscriptions release shop-stock --stream order-17
 
-What a subscription has done to its database is not undone by a replay: its handler gets the events
-again. Parked streams whose events all come again are forgotten, the others stay parked. Processes
-that run may go on running; they notice within a fifth of their lease.
+A replay does not undo what a subscription has written: its handler gets the events again. Parked
+streams whose events are all replayed are no longer parked, the others stay parked. You need not
+stop processes that run: they notice the change within a fifth of their lease.
 
-Exit codes: 0 done; 1 it cannot be done, or not now, or nothing matched: nothing was changed; or
-count found a difference;
-2 wrong arguments, no such subscription or log, or no tables.
+Exit codes: 0 done; 1 refused, or nothing matched, and nothing was changed; or count found a
+difference; 2 wrong arguments, no such subscription or log, or no tables.
 """
 
 EXIT_REFUSED, EXIT_USAGE = 1, 2

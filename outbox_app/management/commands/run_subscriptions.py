@@ -14,19 +14,20 @@ from ..base import TeachingCommand
 
 HELP = """
 Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
-the order of each stream, none left out. What a handler writes to this database is committed with
-its place in the log: a process that is killed at any point has changed nothing, or all of it.
+the order of each stream, and skips none. Runs until it is stopped. What a handler writes to this
+database is committed together with its position in the log: if the process is killed, both are
+there, or neither.
 
 Run one or more of these beside your web processes. Any number may run: one at a time owns a
 partition, and if it is killed another takes it over when its lease has run out
 (OUTBOX["LEASE_SECONDS"], and up to a fifth more).
 
-  SIGTERM, SIGINT   finish the page in hand, hand the partitions back, exit 0
+  SIGTERM, SIGINT   finish the current page, hand the partitions back, exit 0
 
-A handler that raises stops its partition, visibly (manage.py outbox_subscriptions list, the admin),
-and is tried again.
+A handler that raises stops its partition and is retried; manage.py outbox_subscriptions list and
+the admin show its error.
 
-Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription stands still;
+Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription has stopped;
 2 wrong arguments, no tables, or nothing to run.
 """
 
