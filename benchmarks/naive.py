@@ -48,13 +48,13 @@ class NaiveReader:
     def __init__(self, partitions: int, part: int) -> None:
         from django.db import connection
 
-        from outbox_app.eventlog.filter import Filter
+        from outbox_app.eventlog.filter import EventFilter
 
         from .models import Place, TimedEvent
 
         self.place = Place.objects.create(reader=NAME)
         self.position, self.at = 0, datetime(2000, 1, 1)
-        condition, _ = Filter(parts=partitions, part=part).sql()
+        condition, _ = EventFilter(parts=partitions, part=part).sql()
         past = f"STATEMENT_TIMESTAMP() - INTERVAL '{BEHIND} second'"
         if connection.vendor == "mysql":
             past = f"UTC_TIMESTAMP(6) - INTERVAL {BEHIND} SECOND"

@@ -124,13 +124,13 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     """Insert rows into a log, of the streams in turns. Returns their positions."""
     from django.db import connection
 
-    from outbox_app.eventlog.heads import raise_heads
+    from outbox_app.eventlog.heads import bump_versions
     from outbox_app.eventlog.newevent import slice_of
 
     table = log._meta.db_table
     order = [streams[n % len(streams)] for n in range(rows)]
     counts = Counter(order)
-    heads = raise_heads(table, counts, using="default")
+    heads = bump_versions(table, counts, using="default")
     versions = {stream: heads[stream] - count for stream, count in counts.items()}
     now, uuid, txid = "STATEMENT_TIMESTAMP()", "gen_random_uuid()", "DEFAULT"
     if connection.vendor == "mysql":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .reader import LogReader
 from .record import COLUMNS, RecordedEvent
-from .state import State
+from .state import WindowState
 from .windows.time import TimeState
 
 #: Events of one stream that are made up for at once.
@@ -57,7 +57,7 @@ class Completeness:
         self._source = reader.window.source
 
     def check(
-        self, state: State, events: Sequence[RecordedEvent], handled: Mapping[str, int]
+        self, state: WindowState, events: Sequence[RecordedEvent], handled: Mapping[str, int]
     ) -> Checked:
         """Return what of a page is to be handled, and which streams have to wait.
 
@@ -84,7 +84,7 @@ class Completeness:
         return Checked(_in_order(events, accepted), holes)
 
     def following(
-        self, state: State, stream: str, version: int, limit: int
+        self, state: WindowState, stream: str, version: int, limit: int
     ) -> tuple[list[RecordedEvent], Hole | None, bool]:
         """Return what can be handled of a stream that was held, from a version on.
 
@@ -103,8 +103,8 @@ class Completeness:
 
     def _accept(
         self,
-        state: State,
-        floor: State,
+        state: WindowState,
+        floor: WindowState,
         runs: list[list[RecordedEvent]],
         handled: int | None,
         beside: Mapping[tuple[int, int], tuple[int, bool]],
@@ -140,7 +140,7 @@ class Completeness:
         return accepted
 
     def _beside(
-        self, floor: State, runs: Sequence[Sequence[RecordedEvent]]
+        self, floor: WindowState, runs: Sequence[Sequence[RecordedEvent]]
     ) -> dict[tuple[int, int], tuple[int, bool]]:
         """Return the version before each run and the one after it, and whether it was passed."""
         if not runs:
@@ -164,7 +164,7 @@ class Completeness:
         )
         return {(id, side): (abs(version), version > 0) for id, side, version in rows if version}
 
-    def _done_before(self, floor: State, stream: str, version: int) -> int:
+    def _done_before(self, floor: WindowState, stream: str, version: int) -> int:
         """Return the highest version that was handled below one whose predecessor was not."""
         select = f"SELECT version FROM {self._source} WHERE stream = %s"
         passed = self._run(
@@ -190,7 +190,7 @@ class Completeness:
         )
         return self.reader.records(rows)
 
-    def _unread(self, state: State) -> str:
+    def _unread(self, state: WindowState) -> str:
         return str(self.reader.window.unread(state))
 
 

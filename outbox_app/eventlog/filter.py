@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class EventFilter:
     """Some topics, some types, one part of the streams.
 
     Args:

@@ -1,8 +1,8 @@
 """The heads of streams: who may write the next versions.
 
-A head's row is locked from the statement that raises it until the transaction ends, so the versions
-of a stream are contiguous, and commit in their order. Streams are raised in one order everywhere:
-two transactions that write several streams in one call cannot wait for one another.
+A head's row is locked from the statement that bumps it until the transaction ends, so the versions
+of a stream are contiguous and commit in their order. Streams are bumped in one order everywhere:
+two transactions that write several streams in one call cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ from ..models import StreamHead
 CHUNK = 500
 
 
-def raise_heads(log: str, counts: Mapping[str, int], *, using: str) -> dict[str, int]:
-    """Raise each stream by its count, whatever it stands at.
-
-    Returns:
-        The new version of each stream.
-    """
+def bump_versions(log: str, counts: Mapping[str, int], *, using: str) -> dict[str, int]:
+    """Add to each stream its count of new events; return the new version of each stream."""
     streams = sorted(counts)
     versions: dict[str, int] = {}
     for start in range(0, len(streams), CHUNK):
@@ -37,11 +33,11 @@ def raise_heads(log: str, counts: Mapping[str, int], *, using: str) -> dict[str,
     return versions
 
 
-def raise_head(log: str, stream: str, count: int, *, expected: int, using: str) -> bool:
-    """Raise a stream by ``count`` if it is at version ``expected`` (0: if it does not exist).
+def bump_version(log: str, stream: str, count: int, *, expected: int, using: str) -> bool:
+    """Do the same for one stream if it is at version ``expected`` (0: if it does not exist).
 
     Returns:
-        Whether it was raised.
+        Whether it was there.
     """
     if expected:
         heads = StreamHead.objects.using(using).filter(log=log, stream=stream, version=expected)
@@ -58,13 +54,12 @@ def raise_head(log: str, stream: str, count: int, *, expected: int, using: str) 
         return bool(cursor.rowcount)
 
 
-def raising_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that raises a stream by one and returns its version.
+def bump_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
+    """Return SQL for PostgreSQL that adds one to a stream and returns its new version.
 
     Args:
-        log, stream: Which.
-        expected: The version it must be at, 0: it must not exist. Where it is not, no row comes
-            back. None: whatever it is at.
+        expected: The version it must be at, 0: it must not exist. If it is at another, the
+            statement returns no row. None: any version.
     """
     if expected:
         return (
@@ -81,7 +76,7 @@ def raising_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, li
 
 
 def current_version(log: str, stream: str, *, using: str) -> int:
-    """Return the version a stream is at as far as this transaction can see; 0 without events."""
+    """Return the version of a stream as this transaction sees it; 0 without events."""
     heads = StreamHead.objects.using(using).filter(log=log, stream=stream)
     if connections[using].vendor == "mysql":
         # At REPEATABLE READ only this sees what is new. The row was locked by the attempt.

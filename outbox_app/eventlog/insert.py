@@ -16,7 +16,7 @@ from django.db.models import Field
 from django.db.models.expressions import Col
 
 from ..models import EventLog
-from .heads import raising_sql
+from .heads import bump_sql
 
 #: An INSERT ends at this many rows or characters of JSON, whichever comes first.
 CHUNK_ROWS = 1000
@@ -57,13 +57,15 @@ def insert(rows: Sequence[EventLog], log: type[EventLog], *, using: str) -> None
         _note([row for row, *_ in chunk], given, log, using=using)
 
 
-def insert_raising(row: EventLog, log: type[EventLog], *, expected: int | None, using: str) -> bool:
+def insert_and_bump(
+    row: EventLog, log: type[EventLog], *, expected: int | None, using: str
+) -> bool:
     """Raise the stream's head and insert one row, by one statement. Only on PostgreSQL.
 
     Args:
         row: Complete but for its version.
         log: The log.
-        expected: As for ``heads.raising_sql``.
+        expected: As for ``heads.bump_sql``.
         using: Database alias.
 
     Returns:
@@ -71,7 +73,7 @@ def insert_raising(row: EventLog, log: type[EventLog], *, expected: int | None, 
     """
     connection = connections[using]
     extra = _extra_fields(log)
-    head, params = raising_sql(log._meta.db_table, row.stream, expected=expected)
+    head, params = bump_sql(log._meta.db_table, row.stream, expected=expected)
     fields: list[Any] = [*map(log._meta.get_field, COLUMNS), *extra]
     # Literals of a SELECT have no type of their own.
     values = [

@@ -16,9 +16,9 @@ from typing import Any
 from django.db import DatabaseError, connections, transaction
 from django.db.models import Model
 
-from .filter import Filter
+from .filter import EventFilter
 from .reader import LogReader
-from .state import PostgresState, Snapshot, State
+from .state import PostgresState, Snapshot, WindowState
 from .window import TOMBSTONE
 
 #: Cursors of one statement. SQLite takes 500 at most.
@@ -70,7 +70,7 @@ class Holders:
 
 
 def behind(
-    reader: LogReader, cursors: Sequence[tuple[State, Filter]], *, bound: int
+    reader: LogReader, cursors: Sequence[tuple[WindowState, EventFilter]], *, bound: int
 ) -> list[Behind]:
     """Return for each cursor of a log what it has not passed.
 
@@ -110,7 +110,7 @@ def holders(log: type[Model], *, using: str) -> Holders:
     return _mysql_holders(using) if vendor == "mysql" else Holders([])
 
 
-def _ahead(reader: LogReader, state: State, limit: int) -> str:
+def _ahead(reader: LogReader, state: WindowState, limit: int) -> str:
     """Return SQL for about ``limit`` rows that were not passed, the oldest among them."""
     select = f"SELECT id, topic, type, slice FROM {reader.window.source} WHERE"
     if not isinstance(state, PostgresState) or state.rebased:
@@ -137,7 +137,7 @@ def _ahead(reader: LogReader, state: State, limit: int) -> str:
     return " UNION ALL ".join(f"({arm})" for arm in arms)
 
 
-def _is_cut(state: State, bound: int) -> bool:
+def _is_cut(state: WindowState, bound: int) -> bool:
     """Say whether the open window may reach further than ``_ahead`` looks."""
     if not isinstance(state, PostgresState) or not state.hi:
         return False

@@ -21,8 +21,8 @@ from ..models import Event, EventLog
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from ..transactions import require_atomic, require_table
-from .heads import current_version, raise_head, raise_heads
-from .insert import insert, insert_raising
+from .heads import bump_version, bump_versions, current_version
+from .insert import insert, insert_and_bump
 from .newevent import ANY, NO_STREAM, ExpectedVersion, NewEvent, checked, expected_of
 from .registry import log_alias
 
@@ -149,7 +149,7 @@ def _write_one(
     """Raise the head and insert the row by one statement."""
     at = _number(expected)
     with transaction.atomic(using=using, savepoint=False):
-        written = insert_raising(row, log, expected=at, using=using)
+        written = insert_and_bump(row, log, expected=at, using=using)
     if not written:
         raise _conflict(table, row.stream, expected, using=using)
 
@@ -166,7 +166,7 @@ def _write_all(
     # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
     # rollback: it cannot commit without its events. A conflict is raised between them.
     with transaction.atomic(using=using, savepoint=False):
-        heads = _raise_heads(streams, expectations, table, using=using)
+        heads = _bump_versions(streams, expectations, table, using=using)
     for stream, expected in expectations.items():
         if stream in streams and stream not in heads:
             raise _conflict(table, stream, expected, using=using)
@@ -178,7 +178,7 @@ def _write_all(
         insert(rows, log, using=using)
 
 
-def _raise_heads(
+def _bump_versions(
     streams: Mapping[str, int],
     expectations: Mapping[str, ExpectedVersion],
     table: str,
@@ -187,14 +187,14 @@ def _raise_heads(
 ) -> dict[str, int]:
     """Return the new versions, without those streams that were not where they should be."""
     if all(expectations.get(stream, ANY) is ANY for stream in streams):
-        return raise_heads(table, streams, using=using)
+        return bump_versions(table, streams, using=using)
     heads: dict[str, int] = {}
     # In one order, whatever is expected of them: see log.heads.
     for stream, count in sorted(streams.items()):
         at = _number(expectations.get(stream, ANY))
         if at is None:
-            heads |= raise_heads(table, {stream: count}, using=using)
-        elif raise_head(table, stream, count, expected=at, using=using):
+            heads |= bump_versions(table, {stream: count}, using=using)
+        elif bump_version(table, stream, count, expected=at, using=using):
             heads[stream] = at + count
     return heads
 

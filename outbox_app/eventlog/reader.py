@@ -19,11 +19,11 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..exceptions import ForeignCursor
 from ..models import EventLog
-from .filter import Filter
+from .filter import EventFilter
 from .insert import own_values
 from .record import COLUMNS, RecordedEvent
 from .requirements import require_sound
-from .state import State
+from .state import WindowState
 from .window import TOMBSTONE, Page, Window
 
 WINDOWS = {
@@ -70,19 +70,19 @@ class LogReader:
         log: type[EventLog],
         *,
         using: str,
-        only: Filter | None = None,
+        only: EventFilter | None = None,
         by_time: bool = False,
     ) -> None:
         self.log = log
         self.using = using
-        self.only = only or Filter()
+        self.only = only or EventFilter()
         self.by_time = by_time
         self.table = log._meta.db_table
         self._dirty: Any = None
         #: A row that was there, by position and message id: a log that is emptied has it no more.
         self._known: tuple[Any, ...] | None = None
         #: The state for which the log was found to have been emptied.
-        self._foreign: State | None = None
+        self._foreign: WindowState | None = None
         self._decode = _decoder(log, using)
         conf = settings()
         vendor = connections[using].vendor
@@ -97,12 +97,12 @@ class LogReader:
         )
         self.window.own_values = partial(own_values, log, using=using)
 
-    def load(self, state: str) -> State:
+    def load(self, state: str) -> WindowState:
         """Return the state of a text. Raises ``DamagedCursor``."""
-        loaded: State = self.window.state.load(state)
+        loaded: WindowState = self.window.state.load(state)
         return loaded
 
-    def verify(self, state: State) -> None:
+    def verify(self, state: WindowState) -> None:
         """See that the log can be read exactly, and that the state belongs to it.
 
         Raises:
@@ -116,7 +116,7 @@ class LogReader:
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
-    def read(self, state: State, limit: int) -> Events:
+    def read(self, state: WindowState, limit: int) -> Events:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
         page = self.window.read(state, columns=COLUMNS, limit=limit, only=self.only)
         self._require_known(state)
@@ -127,7 +127,7 @@ class LogReader:
         decode = self._decode
         return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
 
-    def _require_known(self, state: State) -> None:
+    def _require_known(self, state: WindowState) -> None:
         """See that the log was not emptied, and its positions given out again, since the last look.
 
         After the page, whose rows would be of the new log. By the primary key, and not on

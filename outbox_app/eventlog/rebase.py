@@ -18,7 +18,7 @@ from django.db import connections
 from ..exceptions import ForeignCursor, ReadRefused
 from ..models import EventLog
 from .reader import LogReader
-from .state import PostgresState, Snapshot, State
+from .state import PostgresState, Snapshot, WindowState
 
 #: Rows renumbered by one statement.
 BATCH = 50_000
@@ -30,7 +30,7 @@ def highest(log: type[EventLog], *, using: str) -> int:
     return int(top)
 
 
-def is_foreign(reader: LogReader, states: list[State], last: int | None = None) -> bool:
+def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = None) -> bool:
     """Say whether a log, or one of its cursors, is from another cluster or another past.
 
     Where cursors are positions, one beyond ``last`` is, too: its position was given out again.
@@ -50,7 +50,7 @@ def is_foreign(reader: LogReader, states: list[State], last: int | None = None) 
     return any(reader.window.rebase(state, last) != state for state in states)
 
 
-def same_past(states: list[State]) -> bool:
+def same_past(states: list[WindowState]) -> bool:
     """Say whether the states are from one cluster, so that one of them speaks for all."""
     clusters = {state.cluster for state in states if isinstance(state, PostgresState)}
     return len(clusters) < 2
@@ -131,7 +131,7 @@ def renumber(log: type[EventLog], last: int, *, using: str, batch: int = BATCH) 
         yield reached
 
 
-def adopt(reader: LogReader, state: State) -> State:
+def adopt(reader: LogReader, state: WindowState) -> WindowState:
     """Return the state for a cluster that goes on with the transaction ids of the one before.
 
     Raises:

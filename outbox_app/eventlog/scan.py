@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from .state import State
+from .state import WindowState
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=WindowState)
 
 #: A part of a span has at least so many positions: less is not worth a reader.
 MIN_POSITIONS = 1_000

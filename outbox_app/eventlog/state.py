@@ -57,7 +57,7 @@ class Snapshot:
 BEGINNING = f"{NEVER}:{NEVER}:"
 
 
-class State:
+class WindowState:
     """Base of all states."""
 
     #: Of the window that understands it.
@@ -105,7 +105,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresState(State):
+class PostgresState(WindowState):
     """Between two snapshots, and where in between."""
 
     window: ClassVar[str] = "postgresql"
@@ -139,7 +139,7 @@ class PostgresState(State):
 
 
 @dataclass(frozen=True, slots=True)
-class MysqlState(State):
+class MysqlState(WindowState):
     """The highest position seen, and what was missing below it."""
 
     window: ClassVar[str] = "mysql"
@@ -169,7 +169,7 @@ class MysqlState(State):
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteState(State):
+class SqliteState(WindowState):
     """The last position seen: commit order is position order."""
 
     window: ClassVar[str] = "sqlite"

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from .filter import Filter
-from .state import State
+from .filter import EventFilter
+from .state import WindowState
 
 #: Runs a statement in autocommit, with ``%s`` parameters, and returns its rows.
 Run = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=WindowState)
 
 #: A page passes at most about so many positions, whatever is filtered out of it.
 MAX_POSITIONS = 100_000
@@ -95,7 +95,7 @@ class Window(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def read(self, state: S, *, columns: Sequence[str], limit: int, only: Filter) -> Page[S]:
+    def read(self, state: S, *, columns: Sequence[str], limit: int, only: EventFilter) -> Page[S]:
         """Return at most about ``limit`` rows that come next; there may be more without any now.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..exceptions import ArchiveRefused
 from .database import conformed
 from .entry import File
@@ -98,11 +98,11 @@ def _check(work: tuple[str, File]) -> None:
     read_checked(Store(folder), file)
 
 
-def _chooses(only: Filter) -> bool:
+def _chooses(only: EventFilter) -> bool:
     return only.topics is not None or only.types is not None
 
 
-def _wanted(batch: pa.RecordBatch, only: Filter) -> pa.Array:
+def _wanted(batch: pa.RecordBatch, only: EventFilter) -> pa.Array:
     topics, types = batch.column("topic").to_pylist(), batch.column("type").to_pylist()
     pairs = list(zip(topics, types, strict=True))
     wanted = {pair: only.matches(*pair) for pair in set(pairs)}

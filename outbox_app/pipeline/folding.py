@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from .archived import archive_parts, file_batches
 from .database import Database, connect
 from .entry import File
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
 _TOPIC, _TYPE = COLUMNS.index("topic"), COLUMNS.index("type")
 _ARROW = pa.schema([arrow_types(SCHEMA).field(name) for name in COLUMNS])
-_ALL = Filter()
+_ALL = EventFilter()
 
 Row = tuple[Any, ...]
 
@@ -65,7 +65,7 @@ class Part:
     conditions: tuple[str, ...] = ()
     #: A condition on all of them, in SQL, and the same in Python.
     wanted: str = ""
-    only: Filter = _ALL
+    only: EventFilter = _ALL
 
     def rows(self) -> Iterator[Row]:
         """Yield the events."""
@@ -94,7 +94,7 @@ class Plan:
     lowest: int
 
     @classmethod
-    def make(cls, options: Options, only: Filter) -> Plan:
+    def make(cls, options: Options, only: EventFilter) -> Plan:
         """Plan for what is committed by now.
 
         Args:

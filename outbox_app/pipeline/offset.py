@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from .database import Database
 
@@ -143,7 +143,7 @@ class Offsets:
                 f"an earlier time. {_EXPECTED}"
             )
 
-    def state(self, offset: Offset) -> State:
+    def state(self, offset: Offset) -> WindowState:
         """Return the cursor of an offset.
 
         Raises:
@@ -160,10 +160,10 @@ class Offsets:
                 f"The offset was made in database {offset.database}; this is {identity}: another "
                 f"one, or a dump that was restored. {_EXPECTED}"
             )
-        state: State = self.span.state.load(offset.state)
+        state: WindowState = self.span.state.load(offset.state)
         return state
 
-    def _of(self, state: State) -> Offset:
+    def _of(self, state: WindowState) -> Offset:
         options = self.database.options
         offset = Offset(options.log, self.database.identity(), 0, "", state.dump())
         named = self.database.column("message_id")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, Unreachable
 
 #: What can be read: the log, the latest versions of its streams, or the executed jobs.
@@ -145,9 +145,9 @@ class Options:
         return _VENDORS[scheme]
 
     @property
-    def only(self) -> Filter:
+    def only(self) -> EventFilter:
         """Which events, as ``topics`` and ``types`` say."""
-        return Filter(
+        return EventFilter(
             self.topics.split(",") if self.topics else None,
             self.types.split(",") if self.types else None,
         )

@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.record import recorded
 from ..failpoints import failpoint
 from ..models import EventLog
@@ -52,7 +52,7 @@ def receive(
             continue
         if each.fault or using != each.using or sender not in each.logs:
             continue
-        only = Filter(each.topics, each.types)
+        only = EventFilter(each.topics, each.types)
         ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
         if ids and projection.inline:
             View(projection, using=using).apply(list(turns(each, sender, ids)))
@@ -63,7 +63,7 @@ def receive(
 def turns(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> Iterator[Turn]:
     """Read events back, each with the version before it that the subscription asks for."""
     rows = log._default_manager.using(subscriber.using)
-    condition, params = Filter(subscriber.topics, subscriber.types).sql()
+    condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
     earlier = rows.filter(stream=OuterRef("stream"), version__lt=OuterRef("version"))
     if condition:
         # The very SQL of the pull: what "order.*" means must not differ by a letter.

@@ -21,9 +21,9 @@ from django.db import connections, models, transaction
 from django.db.models import F
 
 from ..conf import settings
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
@@ -110,11 +110,11 @@ class Rebuild:
             self.ask(self._close)
             self.thread.shutdown()
 
-    def fill(self) -> list[State]:
+    def fill(self) -> list[WindowState]:
         """Make the new rows; return the states at which they stand."""
         return self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
 
-    def finish(self, states: list[State]) -> int:
+    def finish(self, states: list[WindowState]) -> int:
         """Take over, as often as it has to be tried. Returns the number of rows."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -130,7 +130,7 @@ class Rebuild:
 
     def _reader(self, log: type[EventLog]) -> LogReader:
         return LogReader(
-            log, using=self.using, only=Filter(self.subscriber.topics, self.subscriber.types)
+            log, using=self.using, only=EventFilter(self.subscriber.topics, self.subscriber.types)
         )
 
     def _make_cursors(self) -> None:
@@ -145,7 +145,7 @@ class Rebuild:
         """Return what a function returns on the connection that reads."""
         return self.thread.submit(function, *arguments).result()
 
-    def replay(self, states: list[State]) -> list[State]:
+    def replay(self, states: list[WindowState]) -> list[WindowState]:
         """Apply what comes after the states; return the states at the end of the log."""
         states = list(states)
         for index, reader in enumerate(self.readers):
@@ -165,7 +165,7 @@ class Rebuild:
         if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
             self.write(f"replaying name={self.name} events={self.replayed}")
 
-    def _take_over(self, states: list[State]) -> int:
+    def _take_over(self, states: list[WindowState]) -> int:
         using, replayed = self.using, self.replayed
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
         try:

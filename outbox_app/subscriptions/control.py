@@ -18,7 +18,7 @@ import django.db
 from django.db import connections, transaction
 from django.db.models import F, Max
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_alias, log_named
 from ..exceptions import NotMoved, TransactionEnded
@@ -251,8 +251,8 @@ def _landing(name: str, partitions: int, move: Move, cursors: list[Cursor], usin
     by_part = {each.partition: each for each in cursors if each.log == table}
     asked = reads_of(name, using)
     topics, types = asked.get("topics"), asked.get("types")
-    parts: list[tuple[Cursor | None, Filter]] = [
-        (by_part.get(part), Filter(topics, types, partitions, part))
+    parts: list[tuple[Cursor | None, EventFilter]] = [
+        (by_part.get(part), EventFilter(topics, types, partitions, part))
         for part in range(partitions)
         if part in by_part or (subscriber and subscriber.start == "beginning")
     ]

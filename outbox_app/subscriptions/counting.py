@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import log_named
 from ..eventlog.window import TOMBSTONE, Run
@@ -114,7 +114,9 @@ class _Part:
         self._window.run = run
         state = self._reader.load(cursor.state)
         self._window.verify(state)
-        wanted, self._params = Filter(**reads, parts=cursor.partitions, part=cursor.partition).sql()
+        wanted, self._params = EventFilter(
+            **reads, parts=cursor.partitions, part=cursor.partition
+        ).sql()
         self._passed = f"NOT {self._window.unread(state)} AND type <> '{TOMBSTONE}'"
         self._passed += wanted and f" AND {wanted}"
         key = cursor.log, cursor.partition

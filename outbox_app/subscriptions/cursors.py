@@ -15,7 +15,7 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import settings
 from ..eventlog.reader import LogReader
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..models import Cursor, DatabaseNow, Subscription
 from ..process.backoff import described
@@ -96,7 +96,7 @@ def _begin(subscriber: Subscriber, reader: LogReader) -> None:
 
 def advance(
     cursor: Cursor,
-    state: State,
+    state: WindowState,
     *,
     handled: int,
     position: int,
@@ -145,7 +145,7 @@ def is_in_hand(cursor: Cursor, *, using: str) -> bool:
     return False
 
 
-def advanced(cursor: Cursor, state: State, *, position: int) -> None:
+def advanced(cursor: Cursor, state: WindowState, *, position: int) -> None:
     """Note in memory what ``advance`` wrote, once it is committed."""
     cursor.state = state.dump()
     cursor.position = max(cursor.position, position)

@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 
 from django.db import connections
 
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..eventlog.windows.time import TimeState
 from ..models import DeliveredVersion
 
 
 def noted(
-    subscription: str, log: str, state: State, streams: Collection[str], *, using: str
+    subscription: str, log: str, state: WindowState, streams: Collection[str], *, using: str
 ) -> dict[str, int]:
     """Return the highest version handled, of those streams of which it was noted."""
     if not isinstance(state, TimeState) or not streams:
@@ -29,7 +29,7 @@ def noted(
 
 
 def note(
-    subscription: str, log: str, state: State, versions: Mapping[str, int], *, using: str
+    subscription: str, log: str, state: WindowState, versions: Mapping[str, int], *, using: str
 ) -> None:
     """Write how far streams were handled, in the open transaction of the effects."""
     if not isinstance(state, TimeState) or not versions:

@@ -16,7 +16,7 @@ from django.db.models import Q
 
 from ..conf import settings
 from ..eventlog.reader import LogReader
-from ..eventlog.state import MysqlState, State
+from ..eventlog.state import MysqlState, WindowState
 from ..eventlog.window import TOMBSTONE
 from ..models import DatabaseNow, Gap
 from .subscriber import Subscriber
@@ -67,7 +67,7 @@ class IdGaps:
         for row in rows.order_by("first"):
             self._open.setdefault(row.log, []).append(row)
 
-    def look(self, reader: LogReader, state: State) -> None:
+    def look(self, reader: LogReader, state: WindowState) -> None:
         """Bring the rows of a log up to date with the cursor's state, where it is time."""
         if not isinstance(state, MysqlState):
             return

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..eventlog.completeness import Checked
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..eventlog.window import Page
 from ..exceptions import TransactionEnded
 from ..models import Cursor
@@ -32,7 +32,7 @@ class Feed:
 
     reader: LogReader
     cursor: Cursor
-    state: State
+    state: WindowState
     stored_at: float
 
 

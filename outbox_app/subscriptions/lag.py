@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import Count, QuerySet
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.lag import Behind, Holders, behind, holders
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_alias, log_named
@@ -184,7 +184,7 @@ def _measure(
         except UnknownLog:  # the project has it no more
             continue
         reader = LogReader(log, using=alias, by_time=by_time)
-        readable: list[tuple[CursorLag, tuple[Any, Filter]]] = []
+        readable: list[tuple[CursorLag, tuple[Any, EventFilter]]] = []
         for each in group:
             try:
                 state = reader.load(each.cursor.state)
@@ -199,9 +199,9 @@ def _measure(
             each.seconds = ages.get(measured.first, 0.0)
 
 
-def _filter(cursor: Cursor, reads: dict[str, Any]) -> Filter:
+def _filter(cursor: Cursor, reads: dict[str, Any]) -> EventFilter:
     asked = reads.get(cursor.subscription) or {}
-    return Filter(asked.get("topics"), asked.get("types"), cursor.partitions, cursor.partition)
+    return EventFilter(asked.get("topics"), asked.get("types"), cursor.partitions, cursor.partition)
 
 
 def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:

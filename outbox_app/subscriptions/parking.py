@@ -17,7 +17,7 @@ from django.db.models import F, Q
 
 from ..eventlog.reader import LogReader
 from ..eventlog.record import COLUMNS, RecordedEvent
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
@@ -144,7 +144,7 @@ class Parking:
         )
 
     def missed(
-        self, parked: ParkedStream, reader: LogReader, state: State, limit: int
+        self, parked: ParkedStream, reader: LogReader, state: WindowState, limit: int
     ) -> list[RecordedEvent]:
         """Return the stream's events that the cursor has passed without handling them."""
         condition, params = reader.only.sql()

@@ -25,7 +25,7 @@ from ..conf import settings
 from ..enclosure import SwallowedError, enclosed
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, OutboxError, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
@@ -306,7 +306,7 @@ class Partition:
                 seconds=seconds,
             )
 
-    def _is_stale(self, feed: Feed, state: State) -> bool:
+    def _is_stale(self, feed: Feed, state: WindowState) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
         return bool(feed.cursor.failures or feed.cursor.failed_event) or (
             state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS

@@ -19,7 +19,7 @@ from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.moments import position_before
 from ..eventlog.reader import LogReader
 from ..eventlog.window import TOMBSTONE, Run
@@ -100,7 +100,7 @@ class Landing:
 
 
 def landing(
-    reader: LogReader, after: int | None, cursors: Sequence[tuple[Cursor | None, Filter]]
+    reader: LogReader, after: int | None, cursors: Sequence[tuple[Cursor | None, EventFilter]]
 ) -> Landing:
     """Return the state behind a position, and what these cursors would pass over on the way there.
 

@@ -22,7 +22,7 @@ from django.db.models.functions import Least
 from ..eventlog import rebase as rows
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..exceptions import DamagedCursor, ReadRefused, UnknownLog
 from ..jobs.staging.insert import outbox_alias
 from ..models import Cursor, EventLog
@@ -109,7 +109,7 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
     cursors = [c for c in _cursors(table, using) if not reads_by_time(c.state)]
     plan = Plan(log, rows.highest(log, using=using) if last_id is None else last_id, cursors)
     reader = LogReader(log, using=using)
-    states: dict[int, State] = {}
+    states: dict[int, WindowState] = {}
     for cursor in cursors:
         try:
             states[cursor.pk] = reader.load(cursor.state)
@@ -127,8 +127,13 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
 
 
 def _rebased(
-    reader: LogReader, states: dict[int, State], plan: Plan, last_id: int | None, *, using: str
-) -> dict[int, State]:
+    reader: LogReader,
+    states: dict[int, WindowState],
+    plan: Plan,
+    last_id: int | None,
+    *,
+    using: str,
+) -> dict[int, WindowState]:
     if not rows.same_past(list(states.values())):
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
         raise ReadRefused(

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from celery.app.task import Task
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.record import RecordedEvent
 from ..eventlog.registry import log_alias, log_named
 from ..exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
@@ -90,15 +90,15 @@ class Subscriber:
             return str(error)
         return ""
 
-    def only(self, part: int) -> Filter:
+    def only(self, part: int) -> EventFilter:
         """Return which rows one of its partitions handles."""
-        return Filter(self.topics, self.types, self.partitions, part)
+        return EventFilter(self.topics, self.types, self.partitions, part)
 
-    def read(self, part: int) -> Filter:
+    def read(self, part: int) -> EventFilter:
         """Return which rows one of its partitions reads: to miss none, it has to see them all."""
         if self.on_gap == "off":
             return self.only(part)
-        return Filter(parts=self.partitions, part=part)
+        return EventFilter(parts=self.partitions, part=part)
 
 
 _subscribers: dict[str, Subscriber] = {}

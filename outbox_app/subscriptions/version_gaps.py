@@ -18,7 +18,7 @@ from django.db import transaction
 from ..eventlog.completeness import Checked, Completeness, Hole
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
-from ..eventlog.state import State
+from ..eventlog.state import WindowState
 from ..eventlog.windows.time import TOP
 from ..models import DatabaseNow, Gap, ParkedStream
 from ..signals import stream_parked
@@ -86,7 +86,7 @@ class Gaps:
                 if key in held
             }
 
-    def check(self, reader: LogReader, state: State, events: list[RecordedEvent]) -> Checked:
+    def check(self, reader: LogReader, state: WindowState, events: list[RecordedEvent]) -> Checked:
         """Return what of a page is to be handled, and the streams that have to wait."""
         if not self.active:
             return Checked(self.parking.without(events), [])
@@ -109,7 +109,7 @@ class Gaps:
     def passed(
         self,
         reader: LogReader,
-        state: State,
+        state: WindowState,
         events: Sequence[RecordedEvent],
         holes: Sequence[Hole],
     ) -> None:
@@ -138,7 +138,7 @@ class Gaps:
         return found
 
     def following(
-        self, reader: LogReader, state: State, parked: ParkedStream, limit: int
+        self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int
     ) -> tuple[list[RecordedEvent], Hole | None, bool]:
         """Return what can be handled of a parked stream, what is missing then, and if more is."""
         if self.active:
@@ -173,7 +173,7 @@ class Gaps:
     def made_up(
         self,
         parked: ParkedStream,
-        state: State,
+        state: WindowState,
         events: Sequence[RecordedEvent],
         hole: Hole | None,
     ) -> None:

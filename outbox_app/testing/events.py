@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..eventlog.filter import Filter
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.record import COLUMNS, RecordedEvent, recorded
 from ..eventlog.registry import log_alias
@@ -128,7 +128,7 @@ def _handle(subscriber: Subscriber, reader: LogReader) -> int:
         log=reader.table,
         defaults={"state": SqliteState().dump()},
     )
-    condition, params = Filter(subscriber.topics, subscriber.types).sql()
+    condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
     table = connections[using].ops.quote_name(reader.table)
     with transaction.atomic(using=using):
         with connections[using].cursor() as statement:

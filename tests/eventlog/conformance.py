@@ -14,7 +14,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app import NewEvent, publish, publish_many
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.models import Event, StreamHead
@@ -26,8 +26,8 @@ concurrent = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=
 
 @contextmanager
 def reading(alias: str, **options: Any) -> Iterator[LogReader]:
-    """A reader that ends with the block; options are ``Filter``'s."""
-    reader = LogReader(Event, using=alias, only=Filter(**options))
+    """A reader that ends with the block; options are ``EventFilter``'s."""
+    reader = LogReader(Event, using=alias, only=EventFilter(**options))
     try:
         yield reader
     finally:
@@ -64,7 +64,7 @@ def read_all(reader: LogReader, state: Any, limit: int = 100) -> tuple[list[str]
         again, _ = reader.read(before, limit)
         assert names(again) == names(events)
         assert len(events) <= limit * reader.only.parts
-        if reader.only == Filter():
+        if reader.only == EventFilter():
             assert set(names(events)) <= left
             assert unread(reader, page.state) == left - set(names(events))
         result += names(events)

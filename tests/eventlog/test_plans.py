@@ -12,7 +12,7 @@ import re
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.state import BEGINNING, MysqlState, PostgresState
 from outbox_app.eventlog.windows.mysql import MysqlWindow
 from outbox_app.eventlog.windows.postgres import PostgresWindow
@@ -80,7 +80,7 @@ def read_postgres(state, *, now=HI, count=1, most, **only):
     window = Explained(now)
     ids = []
     for _ in range(count):
-        page = window.read(state, columns=COLUMNS, limit=LIMIT, only=Filter(**only))
+        page = window.read(state, columns=COLUMNS, limit=LIMIT, only=EventFilter(**only))
         ids += [row[0] for row in page.rows]
         state = page.state
     for buffers, plan in window.costs:
@@ -140,7 +140,7 @@ class TestPostgres:
         running = ",".join(map(str, range(300, LONG + 1)))
         state = PostgresState("1", f"300:{END - 100}:{running}")
         window = Explained(HI)
-        page = window.read(state, columns=COLUMNS, limit=LIMIT, only=Filter())
+        page = window.read(state, columns=COLUMNS, limit=LIMIT, only=EventFilter())
         assert [row[0] for row in page.rows] == [400 * i for i in range(1, LIMIT + 1)]
         assert len(window.costs) == 2
         for buffers, plan in window.costs:
@@ -173,7 +173,7 @@ def test_a_page_of_a_small_log_is_an_index_range(alias, parts):
     window = Explained(HI)
     window.source = "small"
     state = PostgresState("1", BEGINNING, HI, 0, 1, 20_000)
-    page = window.read(state, columns=COLUMNS, limit=LIMIT, only=Filter(parts=parts, part=0))
+    page = window.read(state, columns=COLUMNS, limit=LIMIT, only=EventFilter(parts=parts, part=0))
     assert len(page.rows) == LIMIT
     ((buffers, plan),) = window.costs
     assert "Index Scan" in plan, plan
@@ -218,7 +218,7 @@ class Counted(MysqlWindow):
 
 def read_mariadb(state, *, most, **only):
     window = Counted()
-    page = window.read(state, columns=COLUMNS, limit=LIMIT, only=Filter(**only))
+    page = window.read(state, columns=COLUMNS, limit=LIMIT, only=EventFilter(**only))
     for touched, sql in window.costs:
         assert touched <= most, f"{touched} rows touched by {sql[:1000]}"
     return [row[0] for row in page.rows], page.state

@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.state import SqliteState
 from outbox_app.eventlog.windows.mysql import MysqlWindow
 from outbox_app.eventlog.windows.postgres import PostgresWindow
@@ -42,7 +42,7 @@ def test_a_standby_and_another_cluster():
         state = window.start(0)
         window.verify(state)
         one.execute("INSERT INTO outbox_event (type) VALUES ('a'), ('b')")
-        opened = window.read(state, columns=columns, limit=1, only=Filter()).state
+        opened = window.read(state, columns=columns, limit=1, only=EventFilter()).state
         with Standby(primary) as standby, psycopg.connect(standby.url, autocommit=True) as two:
             eventually(lambda: two.execute("SELECT max(id) FROM outbox_event").fetchone() == (2,))
             there = PostgresWindow("outbox_event", runner(two))
@@ -50,17 +50,17 @@ def test_a_standby_and_another_cluster():
                 lambda: there.start(0),
                 lambda: there.start(None),
                 lambda: there.verify(state),
-                lambda: there.read(state, columns=columns, limit=9, only=Filter()),
-                lambda: there.read(opened, columns=columns, limit=9, only=Filter()),
+                lambda: there.read(state, columns=columns, limit=9, only=EventFilter()),
+                lambda: there.read(opened, columns=columns, limit=9, only=EventFilter()),
             ):
                 with pytest.raises(UnsafeLog, match="standby"):
                     refused()
             # Promoted, it is the same cluster, and goes on where the primary ended.
             two.execute("SELECT pg_promote()")
             two.execute("INSERT INTO outbox_event (type) VALUES ('c')")
-            found = there.read(opened, columns=columns, limit=9, only=Filter())
+            found = there.read(opened, columns=columns, limit=9, only=EventFilter())
             assert [row[1] for row in found.rows] == ["b"]
-            found = there.read(found.state, columns=columns, limit=9, only=Filter())
+            found = there.read(found.state, columns=columns, limit=9, only=EventFilter())
             assert [row[1] for row in found.rows] == ["c"]
 
 
@@ -71,7 +71,7 @@ def test_a_dump_that_was_restored_elsewhere():
             one.execute(TABLE)
             one.execute("INSERT INTO outbox_event (type) VALUES ('a'), ('b'), ('c')")
             window = PostgresWindow("outbox_event", runner(one))
-            page = window.read(window.start(0), columns=columns, limit=1, only=Filter())
+            page = window.read(window.start(0), columns=columns, limit=1, only=EventFilter())
             rows = one.execute("SELECT id, txid, type FROM outbox_event").fetchall()
         with psycopg.connect(new.url, autocommit=True) as two:
             two.execute(TABLE)
@@ -80,13 +80,13 @@ def test_a_dump_that_was_restored_elsewhere():
             )
             window = PostgresWindow("outbox_event", runner(two))
             with pytest.raises(ForeignCursor, match="outbox_rebase"):
-                window.read(page.state, columns=columns, limit=9, only=Filter())
+                window.read(page.state, columns=columns, limit=9, only=EventFilter())
             two.execute("UPDATE outbox_event SET txid = -txid WHERE txid > 0")
             state = window.rebase(page.state)
             two.execute("INSERT INTO outbox_event (type) VALUES ('d')")
             found = []
             for _ in range(4):
-                page = window.read(state, columns=columns, limit=9, only=Filter())
+                page = window.read(state, columns=columns, limit=9, only=EventFilter())
                 found += [row[1] for row in page.rows]
                 state = page.state
             assert found == ["b", "c", "d"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import InvalidOption, Unreachable
 from outbox_app.pipeline.options import Options
 
@@ -88,8 +88,8 @@ def test_files_of_sqlite():
 
 
 def test_topics_and_types():
-    assert options().only == Filter()
-    assert options(topics="eu,us", types="order.*").only == Filter(["eu", "us"], ["order.*"])
+    assert options().only == EventFilter()
+    assert options(topics="eu,us", types="order.*").only == EventFilter(["eu", "us"], ["order.*"])
 
 
 def test_secrets(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from django.core.management import CommandError
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
@@ -76,7 +76,7 @@ def test_events_are_those_of_the_log(alias, options):
     reader = LogReader(Event, using=alias)
     logged = reader.read(reader.window.start(0), 1000).events
     fold = ViewFold(View(declare(StatusOf, "status")(), using=alias), "outbox_event")
-    parts = Plan.make(options, Filter()).parts
+    parts = Plan.make(options, EventFilter()).parts
     events = [fold._event(row) for part in parts for row in part.rows()]
     assert sorted(events, key=lambda each: each.id) == logged
     assert [*map(type, events[0])] == [*map(type, logged[0])]

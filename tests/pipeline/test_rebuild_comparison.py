@@ -9,7 +9,7 @@ from django.db.models import DateTimeField
 from django.db.models.functions import Upper
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import PipelineError
 from outbox_app.models import Cursor, Event
 from outbox_app.pipeline.driver import rebuild as spark_rebuild
@@ -179,7 +179,7 @@ class TestRefused:
 
     def test_another_database(self, alias, options):
         work(alias, 2)
-        end = Plan.make(options, Filter()).end
+        end = Plan.make(options, EventFilter()).end
         require_same_database(Event, end, using=alias)
         Event.objects.using(alias).filter(pk=end.position).delete()
         with pytest.raises(PipelineError, match="here there is none: it has read another"):

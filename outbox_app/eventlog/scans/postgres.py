@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...exceptions import ForeignCursor
-from ..filter import Filter
+from ..filter import EventFilter
 from ..scan import Span, dealt, ranges
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..windows.postgres import PostgresWindow, array, not_running
@@ -63,7 +63,7 @@ class PostgresSpan(PostgresWindow, Span[PostgresState]):
             if not opened.hi:
                 return reached
             sql, params = self._page(
-                opened, opened.last, columns=("id",), limit=limit or 1, only=Filter()
+                opened, opened.last, columns=("id",), limit=limit or 1, only=EventFilter()
             )
             [(rows, last)] = self.run(f"SELECT count(*), max(id) FROM ({sql}) page", params)
             if limit and rows == limit:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...exceptions import ForeignCursor, TooManyGaps, UnsafeLog
-from ..filter import Filter
+from ..filter import EventFilter
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
@@ -65,7 +65,7 @@ class MysqlWindow(Window[MysqlState]):
         return MysqlState(high, near)
 
     def read(
-        self, state: MysqlState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: MysqlState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[MysqlState]:
         """See ``Window``."""
         known: Runs = list(state.missing)
@@ -143,7 +143,7 @@ class MysqlWindow(Window[MysqlState]):
         return max(int(used), int(top))
 
     def _rows(
-        self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: Filter
+        self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> list[tuple[Any, ...]]:
         """Return the first ``limit`` rows of the runs, and beyond ``high``, by one statement.
 

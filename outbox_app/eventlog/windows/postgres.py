@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...exceptions import ForeignCursor, UnsafeLog
-from ..filter import Filter
+from ..filter import EventFilter
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..window import MAX_POSITIONS, Page, Window
 
@@ -38,7 +38,7 @@ class PostgresWindow(Window[PostgresState]):
         return self._opened(PostgresState(cluster, BEGINNING), now, pos=after)
 
     def read(
-        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
         """See ``Window``."""
         now, cluster = self._snapshot()
@@ -116,7 +116,7 @@ class PostgresWindow(Window[PostgresState]):
         return replace(state, hi=now.text, pos=pos, first=first or pos + 1, last=last or 0)
 
     def _read_window(
-        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
         # However little of it is wanted, a page passes so many positions only.
         reach = max(state.pos, state.first - 1) + MAX_POSITIONS
@@ -142,7 +142,7 @@ class PostgresWindow(Window[PostgresState]):
         *,
         columns: Sequence[str],
         limit: int,
-        only: Filter,
+        only: EventFilter,
     ) -> tuple[str, list[Any]]:
         """Return the SQL of a page: transactions begun since ``lo``, and those it saw running.
 
@@ -175,7 +175,7 @@ class PostgresWindow(Window[PostgresState]):
         )
 
     def _read_rebased(
-        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
         condition, params = only.sql()
         rows = self.run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...exceptions import ForeignCursor, UnsafeLog
-from ..filter import Filter
+from ..filter import EventFilter
 from ..state import SqliteState
 from ..window import MAX_POSITIONS, Page, Window
 
@@ -25,7 +25,7 @@ class SqliteWindow(Window[SqliteState]):
         return SqliteState(self._top() if after is None else after)
 
     def read(
-        self, state: SqliteState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: SqliteState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[SqliteState]:
         """See ``Window``."""
         top = self._top()

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from uuid import uuid4
 
-from ..filter import Filter
-from ..state import State
+from ..filter import EventFilter
+from ..state import WindowState
 from ..window import Page, Window
 
 #: Above every position.
@@ -26,7 +26,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class TimeState(State):
+class TimeState(WindowState):
     """The last row read, by time and position. Times are texts of the database, or empty."""
 
     window: ClassVar[str] = "time"
@@ -79,7 +79,7 @@ class TimeWindow(Window[TimeState]):
         return TimeState(at, id, since_at=at, since_id=id, run=run)
 
     def read(
-        self, state: TimeState, *, columns: Sequence[str], limit: int, only: Filter
+        self, state: TimeState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[TimeState]:
         """See ``Window``.
 

@@ -23,7 +23,7 @@ from django.db import IntegrityError, models, transaction
 
 from ...conf import settings
 from ...eventlog.reader import LogReader
-from ...eventlog.state import State
+from ...eventlog.state import WindowState
 from ...exceptions import PipelineError, ReadRefused, TooManyGaps
 from ...failpoints import failpoint
 from ...models import Cursor, EventLog
@@ -145,14 +145,14 @@ class SparkRebuild(Rebuild):
         self.plan = plan
         self.compare_only = compare_only
 
-    def fill(self) -> list[State]:
+    def fill(self) -> list[WindowState]:
         """Load what Spark makes of all events up to an offset, and catch up from there."""
         with self._folded() as (folded, events):
             failpoint("rebuild_folded")
             self._load(folded, events)
         return self._caught_up()
 
-    def finish(self, states: list[State]) -> int:
+    def finish(self, states: list[WindowState]) -> int:
         """Compare, and take over."""
         differing = self._compare(states)
         failpoint("rebuild_compared")
@@ -220,7 +220,7 @@ class SparkRebuild(Rebuild):
             if not isinstance(each, int):
                 yield self.beside.from_db(self.using, names, each)
 
-    def _caught_up(self) -> list[State]:
+    def _caught_up(self) -> list[WindowState]:
         [reader] = self.readers
         end = self.plan.end
         require_same_database(reader.log, end, using=self.using)
@@ -234,7 +234,7 @@ class SparkRebuild(Rebuild):
             time.sleep(0.1)
         return self.replay([state])
 
-    def _compare(self, states: list[State]) -> int:
+    def _compare(self, states: list[WindowState]) -> int:
         """Say what would change. Returns how many rows."""
         cursors = self.ask(list, Cursor.objects.using(self.using).filter(subscription=self.name))
         try:
@@ -258,7 +258,7 @@ class SparkRebuild(Rebuild):
             self.write(f"  {line}")
         return found.counts.differing
 
-    def _unsettled(self, states: list[State], cursors: list[Cursor]) -> set[Any]:
+    def _unsettled(self, states: list[WindowState], cursors: list[Cursor]) -> set[Any]:
         """Return the keys of the events after any of these places."""
         keys: set[Any] = set()
         seen, limit = 0, settings().PAGE_SIZE
@@ -277,8 +277,8 @@ class SparkRebuild(Rebuild):
         return keys
 
     def _places(
-        self, states: list[State], cursors: list[Cursor]
-    ) -> Iterator[tuple[LogReader, State]]:
+        self, states: list[WindowState], cursors: list[Cursor]
+    ) -> Iterator[tuple[LogReader, WindowState]]:
         [own], [state] = self.readers, states
         yield own, state
         for cursor in cursors:
@@ -294,7 +294,7 @@ class TooFarBehind(PipelineError):
     """A subscription has so much to do that its view cannot be compared."""
 
 
-def _is_readable(reader: LogReader, state: State) -> bool:
+def _is_readable(reader: LogReader, state: WindowState) -> bool:
     try:
         reader.read(state, 1)
     except TooManyGaps:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.core.management.base import CommandError
 
-from ...eventlog.filter import Filter
+from ...eventlog.filter import EventFilter
 from ...exceptions import PipelineError
 from ...models import EventLog
 from ...projections.projection import Projection
@@ -52,7 +52,7 @@ class Source:
         from ..folding import Plan, beginning_missing
 
         subscriber = self.projection.subscriber
-        plan = Plan.make(self.options, Filter(subscriber.topics, subscriber.types))
+        plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
         # After the plan: what goes between the two is missed here, or by whoever asks the plan.
         if not self.options.archive:
             require_whole(subscriber.logs[0], using=subscriber.using)

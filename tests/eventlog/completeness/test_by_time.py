@@ -9,7 +9,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import publish, publish_many, subscriber
-from outbox_app.eventlog.filter import Filter
+from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.newevent import NewEvent
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeState, TimeWindow
@@ -156,7 +156,7 @@ def test_partitions_filters_and_starts(alias, reading, monkeypatch):
         assert [e.stream for e in reader.read(begun, 5).events] == ["b"]
         assert [e.stream for e in reader.read(after, 5).events] == ["b"]
         assert begun.run != after.run
-        none = Filter(parts=1024, part=(Event.objects.using(alias).first().slice + 1) % 1024)
+        none = EventFilter(parts=1024, part=(Event.objects.using(alias).first().slice + 1) % 1024)
         # The time is passed though no row was wanted: it is not looked through for ever.
         page = reader.window.read(after, columns=["id"], limit=5, only=none)
         assert page.rows == []
