@@ -16,7 +16,7 @@ from celery.contrib.django.task import DjangoTask
 from django.apps import apps
 from django.db import connections, transaction
 
-from .jobs.staging.insert import outbox_alias
+from .aliases import outbox_alias
 from .jobs.staging.sending import StagingMixin, celery_app
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]

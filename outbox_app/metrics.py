@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .jobs.staging.insert import outbox_alias
+from .aliases import outbox_alias
 from .monitoring.status import DrainerFacts, Facts, outbox_status
 from .text import get_logger
 

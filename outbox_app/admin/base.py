@@ -17,9 +17,8 @@ from django.db import models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from ..eventlog.registry import log_alias
+from ..aliases import log_alias, outbox_alias
 from ..jobs.drain import status
-from ..jobs.staging.insert import outbox_alias
 from ..models import Event
 from ..text import shown
 from .masking import masked_text

@@ -19,12 +19,11 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ..aliases import log_alias, outbox_alias
 from ..eventlog.lag import holders
-from ..eventlog.registry import log_alias
 from ..eventlog.sessions import old_snapshots
 from ..jobs.dead_summary import dead_matrix
 from ..jobs.drain import status
-from ..jobs.staging.insert import outbox_alias
 from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription
 from ..monitoring import series
 from ..subscriptions import lag

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..eventlog.registry import log_alias
+from ..aliases import log_alias
 from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow
 from ..jobs.drain import status
 from ..models import Event

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..eventlog.registry import log_alias
+from ..aliases import log_alias
 from ..exceptions import NotMoved
 from ..jobs.drain.status import LISTED
 from ..models import Event, ParkedStream

@@ -15,9 +15,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
-from ..eventlog.registry import all_logs, log_alias
-from ..jobs.idempotent import inbox_alias
-from ..jobs.staging.insert import outbox_alias
+from ..aliases import inbox_alias, log_alias, outbox_alias
+from ..eventlog.registry import all_logs
 from ..mixin import OutboxMixin
 from ..models import StagedJob
 from .text import listed

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, transaction
 
+from ..aliases import log_alias
 from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
 from ..models import Event, EventLog
 from ..process.wakeup import EVENTS, wake_after_commit
@@ -24,7 +25,6 @@ from ..transactions import require_atomic, require_table
 from .heads import bump_version, bump_versions, current_version
 from .insert import insert, insert_and_bump
 from .newevent import ANY, NO_STREAM, ExpectedVersion, NewEvent, checked, expected_of
-from .registry import log_alias
 
 
 def publish(

@@ -7,9 +7,7 @@ renamed. It lives on one alias, together with the cursors of who reads it.
 from __future__ import annotations
 
 from django.apps import apps
-from django.db import router
 
-from ..conf import settings
 from ..exceptions import ArchiveRefused, UnknownLog
 from ..models import EventLog
 
@@ -55,8 +53,3 @@ def require_archivable(log: type[EventLog]) -> None:
             "their columns: manage.py outbox_prune --events --log "
             f"{log._meta.db_table} --older-than DAYS."
         )
-
-
-def log_alias(log: type[EventLog]) -> str:
-    """Return the alias that a log lives on: the setting DATABASE, else what the routers say."""
-    return settings().DATABASE or router.db_for_write(log)

@@ -26,11 +26,10 @@ from django.db import OperationalError, connections, transaction
 from django.db.models.constants import OnConflict
 from kombu.utils import json
 
-from ..conf import settings
+from ..aliases import inbox_alias
 from ..enclosure import SwallowedError, enclosed
 from ..exceptions import InboxError, TransactionEnded
 from ..text import get_logger
-from .staging.insert import outbox_alias
 
 logger = get_logger("outbox_app.inbox")
 
@@ -76,11 +75,6 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
     if function is None:
         return lambda function: _idempotent(function, using)
     return _idempotent(function, using)
-
-
-def inbox_alias() -> str:
-    """Return the alias that the inbox lives on: the setting, else the alias of the outbox."""
-    return settings().INBOX_DATABASE or outbox_alias()
 
 
 def _idempotent(function: Any, using: str | None) -> Any:

@@ -13,9 +13,8 @@ from datetime import timedelta
 
 from django.db.models import Count, QuerySet
 
-from ..eventlog.registry import log_alias
+from ..aliases import log_alias, outbox_alias
 from ..jobs.drain import status
-from ..jobs.staging.insert import outbox_alias
 from ..models import DatabaseNow, DeadJob, Event, Gap, Incident
 from ..subscriptions import lag
 from ..subscriptions.subscriber import all_subscribers

@@ -21,9 +21,10 @@ from django.core.management.base import CommandError
 from django.db import connections, transaction
 from django.db.models import F
 
+from ..aliases import log_alias
 from ..conf import settings
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, log_alias, log_named, require_archivable
+from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, OutboxError, PipelineError, ReadRefused, UnknownLog
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription

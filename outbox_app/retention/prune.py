@@ -16,9 +16,8 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db.models import Model, QuerySet
 
+from ..aliases import inbox_alias, outbox_alias
 from ..conf import settings
-from ..jobs.idempotent import inbox_alias
-from ..jobs.staging.insert import outbox_alias
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
 from ..process.counter_retention import pruned
 from ..process.tables import require_alias, require_tables

@@ -18,9 +18,10 @@ import django.db
 from django.db import connections, transaction
 from django.db.models import F, Max
 
+from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
-from ..eventlog.registry import log_alias, log_named
+from ..eventlog.registry import log_named
 from ..exceptions import NotMoved, TransactionEnded
 from ..models import Cursor, DatabaseNow, Event, EventLog, Gap, ParkedStream, Subscription
 from .gaps import record_skip

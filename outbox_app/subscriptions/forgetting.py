@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.db import transaction
 
-from ..eventlog.registry import log_alias
+from ..aliases import log_alias
 from ..exceptions import NotMoved, UnknownSubscription
 from ..models import (
     Cursor,

@@ -14,10 +14,11 @@ from typing import Any
 
 from django.db.models import Count, QuerySet
 
+from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.lag import Behind, Holders, behind, holders
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, log_alias, log_named
+from ..eventlog.registry import all_logs, log_named
 from ..exceptions import DamagedCursor, UnknownLog
 from ..jobs.drain import status
 from ..models import Cursor, DatabaseNow, Drainer, EventLog, Gap, ParkedStream, Subscription

@@ -19,12 +19,12 @@ from django.db import connections, transaction
 from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Least
 
+from ..aliases import outbox_alias
 from ..eventlog import rebase as rows
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import WindowState
 from ..exceptions import DamagedCursor, ReadRefused, UnknownLog
-from ..jobs.staging.insert import outbox_alias
 from ..models import Cursor, EventLog
 from ..process.tables import require_alias, require_tables
 from ..text import get_logger

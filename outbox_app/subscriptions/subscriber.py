@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from celery.app.task import Task
 
+from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.record import RecordedEvent
-from ..eventlog.registry import log_alias, log_named
+from ..eventlog.registry import log_named
 from ..exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
 from ..jobs.staging.stage import stage_many
 from ..models import EventLog

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Task
 from django.dispatch import receiver
 
+from ..aliases import outbox_alias
 from ..conf import settings
 from ..jobs.drain.drain import Drain, DrainStats
 from ..jobs.staging import open_results
-from ..jobs.staging.insert import outbox_alias
 from ..jobs.staging.sending import explicitly
 from ..models import StagedJob
 from ..signals import jobs_staged

@@ -11,10 +11,10 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.record import COLUMNS, RecordedEvent, recorded
-from ..eventlog.registry import log_alias
 from ..eventlog.state import SqliteState
 from ..models import Cursor, Event, EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named

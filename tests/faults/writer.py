@@ -16,7 +16,7 @@ def main(name: str) -> None:
     django.setup()
     from django.contrib.auth.models import Group
 
-    from outbox_app.jobs.staging.insert import outbox_alias
+    from outbox_app.aliases import outbox_alias
     from tests.faults.project import apps
 
     using = outbox_alias()

@@ -25,6 +25,7 @@ from django.db import connections
 from django.db.models import Max
 from django.utils import timezone
 
+from ...aliases import outbox_alias
 from ...conf import settings
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
@@ -36,7 +37,6 @@ from ...process.wakeup import LINGER
 from ...process.watchdog import Watchdog
 from ...signals import drainer_started, drainer_stopped, jobs_published
 from ...text import get_logger
-from ..staging.insert import outbox_alias
 from .batch import apps_with_rows
 from .debts import Debts
 from .drain_counters import DrainCounters

@@ -15,13 +15,13 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from ...aliases import outbox_alias
 from ...conf import settings
 from ...exceptions import UnsafeBroker
 from ...process.foreground import bound_waits, in_children
 from ...process.sessions import require_sessions
 from ...process.tables import require_alias, require_tables
 from ...text import get_logger
-from ..staging.insert import outbox_alias
 from .drain import Drain
 from .status import backlog, held
 

@@ -15,10 +15,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 
-from ...conf import SHARDS, settings
+from ...conf import SHARDS
 from ...exceptions import InvalidJob
 from ...process.wakeup import JOBS, wake_after_commit
 from ...signals import jobs_staged
@@ -126,17 +125,6 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
                 table.bulk_create(chunk)
         wake_after_commit(using, JOBS)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
-
-
-def outbox_alias() -> str:
-    """Return the alias that the outbox lives on: the setting, else what the routers say."""
-    if settings().DATABASE:
-        return settings().DATABASE  # type: ignore[return-value]
-    try:
-        from ...models import StagedJob
-    except RuntimeError as error:  # Django's words for it name the model, not the remedy
-        raise ImproperlyConfigured("Add 'outbox_app' to INSTALLED_APPS, and migrate.") from error
-    return router.db_for_write(StagedJob)
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:

@@ -28,11 +28,11 @@ from celery.utils.quorum_queues import detect_quorum_queues
 from django.apps import apps
 from django.db import connections
 
+from ...aliases import outbox_alias
 from ...conf import settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, lacks_autocommit, open_transactions
 from . import open_results, validation
-from .insert import outbox_alias
 from .producer import Postponed, StagingProducer, or_staged
 from .results import put_off_subscriptions
 

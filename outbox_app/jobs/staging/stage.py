@@ -14,9 +14,10 @@ from celery.app.task import Task
 from celery.canvas import Signature
 from django.db import transaction
 
+from ...aliases import outbox_alias
 from ...exceptions import InvalidJob
 from ...transactions import require_atomic
-from .insert import collecting, outbox_alias
+from .insert import collecting
 from .sending import adopt, explicitly
 
 

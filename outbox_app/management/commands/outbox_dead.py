@@ -15,10 +15,10 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from ...aliases import outbox_alias
 from ...exceptions import OutboxError
 from ...jobs import dead
 from ...jobs.drain.status import MANY, dead_groups
-from ...jobs.staging.insert import outbox_alias
 from ...models import DeadJob
 from ...process.tables import require_alias, require_tables
 from ...text import one_line

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...jobs.idempotent import inbox_alias
+from ...aliases import inbox_alias
 from ...pipeline.driver.pipeline import Pipeline, pipeline
 from ...pipeline.driver.pipelines import run_audit, run_statistics
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark

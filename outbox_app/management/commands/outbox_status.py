@@ -14,8 +14,7 @@ import django.db
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from ...eventlog.registry import log_alias
-from ...jobs.staging.insert import outbox_alias
+from ...aliases import log_alias, outbox_alias
 from ...models import Event
 from ...monitoring.diagnosis import Limits, problems
 from ...monitoring.status import outbox_status

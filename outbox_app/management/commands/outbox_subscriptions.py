@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...eventlog.registry import log_alias
+from ...aliases import log_alias
 from ...exceptions import NotMoved, OutboxError
 from ...jobs.drain.status import LISTED
 from ...models import Event

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import F
 
-from ...eventlog.registry import log_alias
+from ...aliases import log_alias
 from ...models import DatabaseNow, EventLog, Gap
 from ..defects import MISSING, Defect, lines
 

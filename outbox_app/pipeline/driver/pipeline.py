@@ -18,8 +18,9 @@ from urllib.parse import quote, urlencode
 from django.core.management.base import CommandError
 from django.db import connections
 
+from ...aliases import log_alias
 from ...conf import settings
-from ...eventlog.registry import log_alias, log_named, require_archivable
+from ...eventlog.registry import log_named, require_archivable
 from ...exceptions import PipelineError, ReadRefused, UnknownLog
 from ...models import Event, EventLog
 

@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 from django.utils import timezone
 
-from ...jobs.staging.insert import outbox_alias
+from ...aliases import outbox_alias
 from ...models import Statistic
 from ...models.statistic import label_of
 from ..statistic_names import COLUMNS, NAMES

@@ -14,8 +14,8 @@ from celery.app.trace import build_tracer
 from django.db import transaction
 
 from outbox_app import idempotent
+from outbox_app.aliases import outbox_alias
 from outbox_app.celery import OutboxCelery
-from outbox_app.jobs.staging.insert import outbox_alias
 
 
 def effect(label: str) -> str:
