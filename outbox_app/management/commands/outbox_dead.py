@@ -25,14 +25,14 @@ from ...text import one_line
 from ..base import TeachingCommand
 
 HELP = """
-Lists, requeues or discards dead jobs: those that the drain has given up on, with the reason.
+Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
 
   list      count them by task and error, with the newest reason of each
-  requeue   stage them again, with the same task id, in the order in which they were staged first.
+  requeue   stage them again, with the same task id, in the order in which they were first staged.
             They may have been published before, so each batch is recorded as an incident
   discard   delete them for good
 
-A job is selected if all of the options hold for it. To requeue or discard, at least one is needed;
+A job is selected if it matches all of the options. requeue and discard need at least one option;
 --all selects every dead job.
 
   manage.py outbox_dead list
@@ -40,7 +40,8 @@ A job is selected if all of the options hold for it. To requeue or discard, at l
   manage.py outbox_dead requeue --task shop.send_receipt --newer-than 3h --because "queue is back"
   manage.py outbox_dead discard --id 17 --id 18
 
-Two people may do this at the same time: a job is requeued once. If a run is stopped, run it again.
+Two people may do this at the same time: each job is requeued once. If the command is
+interrupted, run it again.
 
 Exit codes: 0 done; 1 nothing matched, or it stopped half-way; 2 wrong arguments.
 """
@@ -87,7 +88,11 @@ class Command(TeachingCommand):
             "--queue": {"help": "name of the queue"},
             "--key": {"help": "ordering key"},
             "--app": {"help": "name of the Celery app"},
-            "--older-than": {"type": age, "metavar": "AGE", "help": "died longer ago: 90s, 3h, 2d"},
+            "--older-than": {
+                "type": age,
+                "metavar": "AGE",
+                "help": "died longer ago than this: 90s, 3h, 2d",
+            },
             "--newer-than": {"type": age, "metavar": "AGE", "help": "died less long ago"},
             "--all": {"action": "store_true", "help": "every dead job"},
         }.items():

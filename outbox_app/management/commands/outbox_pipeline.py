@@ -22,17 +22,17 @@ from ..base import TeachingCommand
 HELP = """
 Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
 
-  archive      the log as Parquet files, exactly once, with a manifest
-  audit        is anything missing, doubled, or out of order? In the archive, too
-  rebuild      the view of a projection anew, from the archive and the log
-  statistics   events per minute, type, topic and stream; times until they were handled
+  archive      writes the log to Parquet files, each event exactly once, with a manifest
+  audit        looks for events that are missing, doubled or out of order, in log and archive
+  rebuild      rebuilds the view of a projection from the archive and the log
+  statistics   counts events per minute, type, topic and stream, and how long they took
 
-A pipeline starts a light Spark on all cores of this machine, which needs Java 17 or later. --master
-names a cluster; under spark-submit its session is taken. Interrupting one loses nothing: run it
-again.
+A pipeline starts Spark on this machine, on all its cores; that needs Java 17 or later. --master
+names a cluster instead; under spark-submit the session of spark-submit is used. If a pipeline is
+interrupted, nothing is lost: run it again.
 
-Exit codes: 0 done; 1 the audit has found defects, or a rebuild did not come to its end; 2 it could
-not be done, or wrong arguments; 130 interrupted.
+Exit codes: 0 done; 1 the audit has found defects, or a rebuild has failed; 2 it cannot be done, or
+wrong arguments; 130 interrupted.
 """
 
 
@@ -44,7 +44,7 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the pipelines and their options."""
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
-        archive = pipelines.add_parser("archive", help="the log as Parquet files")
+        archive = pipelines.add_parser("archive", help="write the log to Parquet files")
         archive.add_argument(
             "--to", required=True, metavar="DIR", help="folder of the archive, or its URI"
         )
@@ -52,15 +52,15 @@ class Command(TeachingCommand):
         until.add_argument(
             "--available-now",
             action="store_true",
-            help="archive what is committed by now, and end (default)",
+            help="archive the events committed so far, then stop (default)",
         )
-        until.add_argument("--follow", action="store_true", help="go on until stopped")
+        until.add_argument("--follow", action="store_true", help="archive new events until stopped")
         archive.add_argument(
             "--interval",
             type=float,
             default=10.0,
             metavar="SECONDS",
-            help="with --follow: between two looks (default 10, at most 3600)",
+            help="with --follow: pause between two batches (default 10, at most 3600)",
         )
         archive.add_argument(
             "--max-rows-per-batch",
@@ -68,7 +68,7 @@ class Command(TeachingCommand):
             metavar="N",
             help="most events of a batch (default 500000)",
         )
-        audit = pipelines.add_parser("audit", help="is anything missing, doubled, out of order?")
+        audit = pipelines.add_parser("audit", help="find missing, doubled or unordered events")
         audit.add_argument("--archive", default="", metavar="DIR", help="compare the archive, too")
         audit.add_argument(
             "--pruned",
@@ -78,29 +78,32 @@ class Command(TeachingCommand):
         audit.add_argument(
             "--report", default="", metavar="FILE.html", help="write a report with pictures"
         )
-        rebuild = pipelines.add_parser("rebuild", help="the view of a projection anew")
+        rebuild = pipelines.add_parser("rebuild", help="rebuild the view of a projection")
         rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
         rebuild.add_argument(
-            "--archive", default="", metavar="DIR", help="archive of its log: what was pruned, too"
+            "--archive", default="", metavar="DIR", help="read pruned events from this archive"
         )
         rebuild.add_argument(
             "--compare-only",
             action="store_true",
             help="say how the view would change, and change nothing",
         )
-        statistics = pipelines.add_parser("statistics", help="figures of the log")
+        statistics = pipelines.add_parser("statistics", help="count events and times")
         statistics.add_argument(
-            "--archive", default="", metavar="DIR", help="count what was pruned, too, from there"
+            "--archive", default="", metavar="DIR", help="read pruned events from this archive"
         )
         statistics.add_argument("--to", default="", metavar="DIR", help="write them as Parquet")
         statistics.add_argument(
             "--table", action="store_true", help="put them into the table of the admin"
         )
         statistics.add_argument(
-            "--top", type=int, metavar="N", help="hot streams that are named (default 100)"
+            "--top", type=int, metavar="N", help="number of busiest streams to list (default 100)"
         )
         statistics.add_argument(
-            "--partitions", type=int, metavar="N", help="partitions whose skew is told (default 8)"
+            "--partitions",
+            type=int,
+            metavar="N",
+            help="number of partitions to compute the skew for (default 8)",
         )
         for each in (archive, audit, statistics):
             _add_log(each)

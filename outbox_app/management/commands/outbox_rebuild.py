@@ -13,19 +13,19 @@ from ...projections.rebuild import rebuild
 from ..base import TeachingCommand
 
 HELP = """
-Makes the view of a projection anew from the log, for example when its code has changed.
+Rebuilds the view of a projection from the log, for example after a change of its code.
 
-The log is replayed from the beginning into a table beside the view. Readers are served the old rows
-all the while, and the subscription goes on. At the end the new rows take the place of the old ones
-in one transaction, with the subscription's cursor where they stand: no event is missed or applied
-twice. Pushes and writers of inline events wait for that transaction.
+The log is replayed from the beginning into a shadow table. Meanwhile readers see the old rows, and
+the subscription continues. At the end one transaction replaces the old rows with the new ones and
+moves the subscription's cursor to their position: no event is missed or applied twice. Pushes and
+writers of inline events wait for that transaction.
 
-Deploy the new code first: the processes that run the subscription must not go on with the old one.
+Deploy the new code first, and restart the processes that run the subscription.
 
-Killed or interrupted it has changed nothing; run it again. A second rebuild of the same view ends
-the first.
+If it is killed or interrupted, the view is unchanged: run it again. A second rebuild of the same
+view ends the first.
 
-Exit codes: 0 done; 1 it failed, the view is as it was; 2 wrong arguments, or it cannot be rebuilt.
+Exit codes: 0 done; 1 it failed, the view is unchanged; 2 wrong arguments, or it cannot be rebuilt.
 """
 
 
