@@ -8,7 +8,9 @@
     │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
     │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
     ├── StillStaged             a result was waited for before its job could leave (RuntimeError)
-    ├── NotMigrated             a data migration came before the outbox's own tables
+    ├── InvalidArgument         an argument is out of bounds, or names nothing (also a ValueError)
+    ├── NotMigrated             the outbox's own tables are not there, or not yet
+    ├── UnfitSession            the database's sessions have settings that break statements
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── UnsafeBroker            the broker is configured to lose messages
     ├── LeaseLost               this drainer's shards belong to somebody else by now
@@ -28,6 +30,8 @@
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── NotMoved                a subscription stays where it is; what was asked for cannot be done
     ├── NotSkippable            a gap is none that a person can skip, or none any more
+    ├── RebuildRefused          a view cannot be rebuilt, or not from here; nothing was written
+    ├── RebuildFailed           a rebuild has ended with an error; the view is as it was
     ├── ReadRefused             a log cannot be read exactly from here; nothing is advanced
     │   ├── DamagedCursor       the cursor's state makes no sense
     │   ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
@@ -41,6 +45,7 @@
         └── ArchiveRefused      a folder is no archive of this log, or one that is damaged
 
 What refuses a job or an event is raised before any statement that could break a transaction.
+A command that one of them ends says its message, and exits with its ``returncode``.
 """
 
 from __future__ import annotations
@@ -48,6 +53,9 @@ from __future__ import annotations
 
 class OutboxError(Exception):
     """Base of all errors of outbox_app."""
+
+    #: Exit code of a command that it ends: 2 where nothing was tried, as with wrong arguments.
+    returncode = 1
 
 
 class StagingRefused(OutboxError):
@@ -70,8 +78,22 @@ class StillStaged(OutboxError, RuntimeError):
     """A result was waited for inside the transaction that staged its job."""
 
 
+class InvalidArgument(OutboxError, ValueError):
+    """An argument is out of bounds, or names nothing that there is. Nothing was done."""
+
+    returncode = 2
+
+
 class NotMigrated(OutboxError):
-    """A data migration stages or publishes before the outbox's own tables exist."""
+    """The outbox's own tables do not exist, or not yet where a data migration needs them."""
+
+    returncode = 2
+
+
+class UnfitSession(OutboxError):
+    """Sessions of the database have settings under which the outbox's statements fail."""
+
+    returncode = 2
 
 
 class BrokerUnavailable(OutboxError):
@@ -125,6 +147,8 @@ class InvalidEvent(PublishRefused, ValueError):
 class UnknownLog(PublishRefused, LookupError):
     """What was given as ``log`` is no concrete model derived from ``EventLog``."""
 
+    returncode = 2
+
 
 class VersionConflict(PublishRefused):
     """The stream is not at the expected version.
@@ -148,9 +172,13 @@ class MessageIdConflict(PublishRefused):
 class InvalidSubscriber(OutboxError):
     """A subscription is declared in a way that cannot work."""
 
+    returncode = 2
+
 
 class UnknownSubscription(OutboxError, LookupError):
     """No subscription of this name is declared in this process."""
+
+    returncode = 2
 
 
 class NotMoved(OutboxError):
@@ -161,8 +189,20 @@ class NotSkippable(OutboxError):
     """The gap is not open, or the subscription does not fail at the event. Nothing was changed."""
 
 
+class RebuildRefused(OutboxError):
+    """A view cannot be rebuilt, or not from what there is. Nothing was written."""
+
+    returncode = 2
+
+
+class RebuildFailed(OutboxError):
+    """A rebuild has ended with an error. The view and its subscription are as they were."""
+
+
 class ReadRefused(OutboxError):
     """A log cannot be read exactly from here. Nothing was delivered, no cursor was moved."""
+
+    returncode = 2
 
 
 class DamagedCursor(ReadRefused):
@@ -183,6 +223,8 @@ class TooManyGaps(ReadRefused):
 
 class PipelineError(OutboxError):
     """A pipeline on Spark cannot run, or not go on. The log is as it was."""
+
+    returncode = 2
 
 
 class NoSpark(PipelineError):

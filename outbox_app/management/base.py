@@ -18,6 +18,7 @@ from django.core.management.base import (
     SystemCheckError,
 )
 
+from ..exceptions import OutboxError
 from ..text import escaped, storable
 
 
@@ -40,7 +41,7 @@ class TeachingCommand(BaseCommand):
             return name
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; escape the error that ends it. Django colours it afterwards."""
+        """Run the command; say an ``OutboxError`` as Django says a ``CommandError``, escaped."""
         try:
             _require_storable(options)
             return super().execute(*args, **options)
@@ -48,6 +49,12 @@ class TeachingCommand(BaseCommand):
             if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
                 error.args = (escaped(error),)
             raise
+        except OutboxError as error:
+            raise CommandError(escaped(error), returncode=self.exit_code(error)) from error
+
+    def exit_code(self, error: OutboxError) -> int:
+        """Return the exit code of an error of the library."""
+        return error.returncode
 
     def write(self, line: str) -> None:
         """Write a line, escaped, at once: a log collector reads a pipe."""

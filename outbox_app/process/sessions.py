@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import django.db
-from django.core.management.base import CommandError
 from django.db import connections
+
+from ..exceptions import UnfitSession
 
 #: What several processes on one SQLite file need.
 SQLITE_OPTIONS = (
@@ -77,7 +78,7 @@ def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
     A database that is away is no answer, as in ``tables``.
 
     Raises:
-        CommandError: What is wrong, and what to do.
+        UnfitSession: What is wrong, and what to do.
     """
     try:
         wrong = session_faults(using)
@@ -85,10 +86,9 @@ def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
         connections[using].close()
         return
     if wrong:
-        raise CommandError(
+        raise UnfitSession(
             f"Sessions of {using!r} cannot be used: {'; '.join(wrong)}. Set them right for this "
-            "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\".",
-            returncode=2,
+            "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\"."
         )
     if fault := sqlite_fault(using):
         write(f"warning: {fault}. Set {SQLITE_OPTIONS}")

@@ -6,9 +6,9 @@ A database that is away is no answer: drainers wait for it, and other commands f
 from __future__ import annotations
 
 import django.db
-from django.core.management.base import CommandError
 from django.db import connections
 
+from ..exceptions import InvalidArgument, NotMigrated
 from ..models import StagedJob
 
 
@@ -16,18 +16,18 @@ def require_alias(using: str) -> None:
     """Check that the project has an alias.
 
     Raises:
-        CommandError: It has not; exit code 2.
+        InvalidArgument: It has not.
     """
     if using not in connections:
         known = ", ".join(connections)
-        raise CommandError(f"--database {using!r}: no such alias. Known: {known}.", returncode=2)
+        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
 
 
 def require_tables(using: str) -> None:
     """Check that the outbox's tables exist on an alias.
 
     Raises:
-        CommandError: They do not; exit code 2.
+        NotMigrated: They do not.
     """
     connection = connections[using]
     try:
@@ -36,8 +36,7 @@ def require_tables(using: str) -> None:
         connection.close()
         return
     if StagedJob._meta.db_table not in tables:
-        raise CommandError(
+        raise NotMigrated(
             f"Database {using!r} has no table {StagedJob._meta.db_table}. Run: "
-            f"manage.py migrate outbox_app --database {using}",
-            returncode=2,
+            f"manage.py migrate outbox_app --database {using}"
         )

@@ -55,8 +55,9 @@ def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
         How many rows the view has now.
 
     Raises:
-        CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
-            its subscription are as they were.
+        RebuildRefused: It cannot be rebuilt.
+        RebuildFailed: It did not come to the takeover. The live view and its subscription are as
+            they were.
     """
     projection, using = rebuildable(name)
     for log in projection.subscriber.logs:

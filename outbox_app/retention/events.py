@@ -17,7 +17,6 @@ from datetime import timedelta
 from itertools import takewhile
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db import connections, transaction
 from django.db.models import F
 
@@ -26,7 +25,7 @@ from ..conf import settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
-from ..exceptions import ArchiveRefused, OutboxError, PipelineError, ReadRefused, UnknownLog
+from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
 from ..pipeline.driver.archived_rows import ArchivedRows
 from ..process.tables import require_tables
@@ -75,24 +74,22 @@ def prune_events(
         How many were removed.
 
     Raises:
-        CommandError: An argument makes no sense, or it cannot be told what was passed or archived.
+        InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
+        ReadRefused: It is not known what a subscription has passed. Nothing was removed.
+        ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
     days = settings().EVENT_RETENTION_DAYS if older_than is None else older_than
     if days is None:
-        raise CommandError(
+        raise InvalidArgument(
             "Events are kept for ever: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
-            "--older-than.",
-            returncode=2,
+            "--older-than."
         )
-    try:
-        if archive and not log:
-            log = Event._meta.db_table
-        chosen = [log_named(log)] if log else all_logs()
-        if archive:
-            require_archivable(chosen[0])
-        archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
-    except (UnknownLog, PipelineError) as error:
-        raise CommandError(str(error), returncode=2) from error
+    if archive and not log:
+        log = Event._meta.db_table
+    chosen = [log_named(log)] if log else all_logs()
+    if archive:
+        require_archivable(chosen[0])
+    archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
     removed = 0
     for each in chosen:
         alias = using or log_alias(each)
@@ -165,9 +162,8 @@ def _prune(
     try:
         holds(log, using=using)
     except ReadRefused as error:
-        raise CommandError(
-            f"Nothing of {table} was removed, as it cannot be told what was passed: {error}",
-            returncode=2,
+        raise ReadRefused(
+            f"Nothing of {table} was removed, as it cannot be told what was passed: {error}"
         ) from error
     started = told = time.monotonic()
     removed, holder = 0, ""
@@ -181,9 +177,7 @@ def _prune(
                 rate = removed / (now - started)
                 write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
     except ArchiveRefused as error:
-        raise CommandError(
-            f"{removed} rows of {table} were removed, then: {error}", returncode=2
-        ) from error
+        raise ArchiveRefused(f"{removed} rows of {table} were removed, then: {error}") from error
     if holder and holder != TOO_YOUNG:
         write(f"held log={table} by={holder}")
     write(

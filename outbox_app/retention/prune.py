@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db.models import Model, QuerySet
 
 from ..aliases import inbox_alias, outbox_alias
 from ..conf import settings
+from ..exceptions import InvalidArgument
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
 from ..process.counter_retention import pruned
 from ..process.tables import require_alias, require_tables
@@ -51,7 +51,8 @@ def prune_inbox(
         How many were removed.
 
     Raises:
-        CommandError: An argument makes no sense.
+        InvalidArgument: An argument is out of bounds, or the alias is unknown.
+        NotMigrated: The tables are not there.
     """
     days = settings().INBOX_RETENTION_DAYS if older_than is None else older_than
     using = using or inbox_alias()
@@ -81,7 +82,8 @@ def prune_incidents(
         How many were removed.
 
     Raises:
-        CommandError: An argument makes no sense.
+        InvalidArgument: An argument is out of bounds, or the alias is unknown.
+        NotMigrated: The tables are not there.
     """
     days = settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
     using = using or outbox_alias()
@@ -113,7 +115,8 @@ def prune_counters(
         How many were removed.
 
     Raises:
-        CommandError: An argument makes no sense.
+        InvalidArgument: An argument is out of bounds, or the alias is unknown.
+        NotMigrated: The tables are not there.
     """
     using = using or outbox_alias()
     check_arguments(using, 1 if older_than is None else older_than, batch_size)
@@ -188,11 +191,9 @@ def outcome(what: str, count: int, *, dry_run: bool) -> str:
 
 
 def check_arguments(using: str, days: int, batch_size: int) -> None:
-    """Raise ``CommandError`` where one of them makes no sense."""
+    """Raise ``InvalidArgument`` where one of them is out of bounds."""
     require_alias(using)
     if days < 1:
-        raise CommandError(f"--older-than must be at least 1 day; got {days}.", returncode=2)
+        raise InvalidArgument(f"--older-than must be at least 1 day; got {days}.")
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise CommandError(
-            f"--batch-size must be from 1 to {MAX_BATCH_SIZE}; got {batch_size}.", returncode=2
-        )
+        raise InvalidArgument(f"--batch-size must be from 1 to {MAX_BATCH_SIZE}; got {batch_size}.")

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db import connections, transaction
 from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Least
@@ -24,7 +23,7 @@ from ..eventlog import rebase as rows
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import WindowState
-from ..exceptions import DamagedCursor, ReadRefused, UnknownLog
+from ..exceptions import DamagedCursor, InvalidArgument, NotMoved, ReadRefused
 from ..models import Cursor, EventLog
 from ..process.tables import require_alias, require_tables
 from ..text import get_logger
@@ -71,17 +70,15 @@ def rebase_outbox(
         An exit code: 0; 1 where a cursor is damaged and was left as it is.
 
     Raises:
-        CommandError: An argument makes no sense, or it cannot be told what was passed. Nothing of
-            the log in hand was changed.
+        InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
+        ReadRefused: It is not known what a cursor has passed. Nothing was changed.
+        NotMoved: A cursor was moved meanwhile. Nothing of its log was changed.
     """
     using = using or outbox_alias()
     _check(using, log, last_id)
     require_tables(using)
-    try:
-        logs = [log_named(log)] if log else _logs_on(using)
-        plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
-    except (ReadRefused, UnknownLog) as error:
-        raise CommandError(str(error), returncode=2) from error
+    logs = [log_named(log)] if log else _logs_on(using)
+    plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
     if any(plan.foreign for plan in plans):  # a log without cursors tells nothing
         for plan in plans:
             plan.foreign |= not plan.cursors
@@ -93,9 +90,8 @@ def rebase_outbox(
 def _check(using: str, log: str | None, last_id: int | None) -> None:
     require_alias(using)
     if last_id is not None and (log is None or last_id < 0):
-        raise CommandError(
-            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too.",
-            returncode=2,
+        raise InvalidArgument(
+            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
         )
 
 
@@ -192,7 +188,7 @@ def _lock(plan: Plan, *, using: str) -> None:
     found = _cursors(plan.log._meta.db_table, using).select_for_update()
     now = {(c.pk, c.state) for c in found if not reads_by_time(c.state)}
     if now != {(c.pk, c.state) for c in plan.cursors}:
-        raise CommandError(
+        raise NotMoved(
             f"A cursor of {plan.log._meta.db_table} was moved meanwhile; nothing was changed. Stop "
             "run_subscriptions, and run this again."
         )

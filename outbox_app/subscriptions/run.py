@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from ..conf import settings
-from ..exceptions import OutboxError
+from ..exceptions import InvalidArgument, UnknownSubscription
 from ..process.foreground import bound_waits, in_children
 from ..process.sessions import require_sessions
 from ..process.tables import require_tables
@@ -54,7 +52,10 @@ def run(
         cannot run.
 
     Raises:
-        CommandError: An argument makes no sense, or there is nothing to run.
+        InvalidArgument: An argument is out of bounds, or they are on several aliases.
+        InvalidSubscriber, UnknownSubscription: One cannot run, or there is none.
+        NotMigrated: The tables are not there.
+        UnfitSession: The database's sessions cannot be used.
     """
     for name, value, least in (
         ("--batch-size", batch_size, 1),
@@ -62,7 +63,7 @@ def run(
         ("--interval", interval, 0.01),
     ):
         if value is not None and not value >= least:  # NaN too
-            raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
+            raise InvalidArgument(f"{name} must be at least {least}; got {value}.")
     chosen = choose(names, using)
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
@@ -83,31 +84,27 @@ def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
     """Return the subscriptions of these names on one alias; by default those that can run.
 
     Raises:
-        CommandError: There is none, one is unknown or cannot run, or they are on several aliases.
+        InvalidArgument: They are on several aliases.
+        InvalidSubscriber, UnknownSubscription: One cannot run, or there is none.
     """
-    try:
-        chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
-        if not names:  # one that is wrong stops no other
-            chosen = [each for each in chosen if not each.fault] or chosen
-        by_alias: dict[str, list[Subscriber]] = {}
-        for each in chosen:
-            by_alias.setdefault(each.using, []).append(each)
-    except OutboxError as error:
-        raise CommandError(str(error), returncode=2) from error
+    chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
+    if not names:  # one that is wrong stops no other
+        chosen = [each for each in chosen if not each.fault] or chosen
+    by_alias: dict[str, list[Subscriber]] = {}
+    for each in chosen:
+        by_alias.setdefault(each.using, []).append(each)
     if using is not None:
         by_alias = {using: by_alias.get(using, [])}
     if len(by_alias) > 1:
-        raise CommandError(
+        raise InvalidArgument(
             f"The subscriptions are on several databases: {', '.join(sorted(by_alias))}. Run one "
-            "process for each, with --database.",
-            returncode=2,
+            "process for each, with --database."
         )
     found = [each for subscribers in by_alias.values() for each in subscribers]
     if not found:
-        raise CommandError(
+        raise UnknownSubscription(
             "There is no subscription to run. Declare one with @subscriber in a module named "
-            "subscribers of an installed app.",
-            returncode=2,
+            "subscribers of an installed app."
         )
     return found
 

@@ -7,12 +7,12 @@ import sys
 import threading
 
 import pytest
-from django.core.management import CommandError
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.exceptions import RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
@@ -208,9 +208,9 @@ class TestArchive:
         run(name)
         expected = rows(alias, name)
         damage(alias, name)
-        with pytest.raises(CommandError, match="has no version 1 of"):
+        with pytest.raises(RebuildRefused, match="has no version 1 of"):
             rebuild(name)
-        with pytest.raises(CommandError, match="has no version 1 of"):
+        with pytest.raises(RebuildRefused, match="has no version 1 of"):
             spark_rebuilds(name)
         # What is left in the log is in the archive, too, or behind it.
         spark_rebuilds(name, session=spark, archive=archive)
@@ -233,7 +233,7 @@ class TestArchive:
         with transaction.atomic(using=alias):
             publish_many([NewEvent("new", "other"), NewEvent("new", "other")])
         Event.objects.using(alias).filter(stream="new", version=1).delete()
-        with pytest.raises(CommandError, match="has version 1 of 'new'") as caught:
+        with pytest.raises(RebuildRefused, match="has version 1 of 'new'") as caught:
             spark_rebuilds("spark_sold", session=spark, archive=archive)
         assert caught.value.returncode == 2
         assert not Sold.objects.using(alias).exists()

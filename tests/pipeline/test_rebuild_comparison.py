@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import CommandError
 from django.db import transaction
 from django.db.models import DateTimeField
 from django.db.models.functions import Upper
 
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.eventlog.filter import EventFilter
-from outbox_app.exceptions import PipelineError
+from outbox_app.exceptions import PipelineError, RebuildFailed, RebuildRefused
 from outbox_app.models import Cursor, Event
 from outbox_app.pipeline.driver import rebuild as spark_rebuild
 from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark
@@ -116,7 +115,7 @@ class TestComparison:
         projection("spark_sold")
         monkeypatch.setattr(spark_rebuild, "MAX_UNSETTLED", 5)
         work(alias, 10)
-        with pytest.raises(CommandError, match="more than 5 events behind"):
+        with pytest.raises(RebuildFailed, match="more than 5 events behind"):
             spark_rebuilds("spark_sold", compare_only=True)
         lines = spark_rebuilds("spark_sold")
         assert lines[3].startswith("not compared name=spark_sold: the subscription is more than")
@@ -134,7 +133,7 @@ class TestRefused:
         with transaction.atomic(using=alias):
             publish_many([NewEvent("a", "made"), NewEvent("b", "made"), NewEvent("b", "bad")])
         before = rows(alias, "spark_status")
-        with pytest.raises(CommandError) as caught:
+        with pytest.raises(RebuildFailed) as caught:
             spark_rebuilds("spark_status", session=spark)
         position = Event.objects.using(alias).get(type="bad").pk
         text = str(caught.value)
@@ -153,7 +152,8 @@ class TestRefused:
         projection("spark_status")
         with transaction.atomic(using=alias):
             publish_many([NewEvent("a", "made"), NewEvent("A", "made")])
-        with pytest.raises(CommandError, match=r"compare_bytes\(\) of outbox_app.models.collation"):
+        text = r"compare_bytes\(\) of outbox_app.models.collation"
+        with pytest.raises(RebuildFailed, match=text):
             spark_rebuilds("spark_status")
 
     @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ class TestRefused:
         declare(StatusOf, "pointed", model=Pointed)
         declare(StatusOf, "two", logs=[Event, Ledger])
         declare(StatusOf, "ledger", logs=[Ledger])
-        with pytest.raises(CommandError, match=text) as caught:
+        with pytest.raises(RebuildRefused, match=text) as caught:
             rebuild_on_spark(Here(), options, name)
         assert caught.value.returncode == 2
 
@@ -195,6 +195,6 @@ class TestRefused:
         monkeypatch.setattr(
             SparkRebuild, "_load", lambda self, rows, events: load(self, rows, events + 1)
         )
-        with pytest.raises(CommandError, match="an executor was lost, and the log pruned"):
+        with pytest.raises(RebuildFailed, match="an executor was lost, and the log pruned"):
             spark_rebuilds("spark_sold")
         assert rows(alias, "spark_sold") == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import CommandError
 from py4j.protocol import Py4JNetworkError
 
+from outbox_app.exceptions import PipelineError
 from outbox_app.pipeline import session
 from outbox_app.pipeline.driver.pipeline import pipeline
 
@@ -31,6 +31,6 @@ def test_what_was_done_is_done() -> None:
 
 @pytest.mark.django_db
 def test_what_failed_is_no_finding_of_an_audit() -> None:
-    with pytest.raises(CommandError, match="Answer from Java") as ended, pipeline():
+    with pytest.raises(PipelineError, match="Answer from Java") as ended, pipeline():
         raise Py4JNetworkError("Answer from Java side is empty")
     assert ended.value.returncode == 2

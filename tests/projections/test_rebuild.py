@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
+from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.projections.rebuild import rebuild
@@ -212,7 +213,7 @@ def test_events_that_cannot_be_replayed_leave_the_view(alias, published, run, st
         run("status")
         Cursor.objects.using(alias).update(retry_at=None)
     assert ParkedStream.objects.using(alias).count() == 1
-    with pytest.raises(CommandError, match="ended with ValueError: b@2"):
+    with pytest.raises(RebuildFailed, match="ended with ValueError: b@2"):
         rebuild("status")
     assert tables_left(alias) == []
     assert {s: path for s, (path, _) in status().items()} == {"a": "1", "b": "1"}
@@ -262,7 +263,7 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
     thread = in_thread(reader_with_a_lock)
     assert locked.wait(40)
     lines = []
-    with pytest.raises(CommandError, match="The view and its subscription are as they were"):
+    with pytest.raises(RebuildFailed, match="The view and its subscription are as they were"):
         rebuild("sold", write=lines.append)
     assert [line.split(" error=")[0] for line in lines[1:]] == ["takeover tried again name=sold"]
     go.set()
@@ -287,7 +288,7 @@ def test_a_second_rebuild_ends_the_first(alias, sold, run, in_thread):
             thread.join(40)
 
     set_failpoint("rebuild_page", second)
-    with pytest.raises(CommandError, match="The rebuild of 'sold' ended"):
+    with pytest.raises(RebuildFailed, match="The rebuild of 'sold' ended"):
         rebuild("sold")
     assert sold() == expected_sold(alias)
 
@@ -297,7 +298,7 @@ def test_a_log_without_its_beginning_is_refused(alias, published, run, status):
     published("a", "b", "b")
     run("status")
     Event.objects.using(alias).filter(stream="b", version=1).delete()
-    with pytest.raises(CommandError, match="has no version 1 of 'b' any more"):
+    with pytest.raises(RebuildRefused, match="has no version 1 of 'b' any more"):
         rebuild("status")
     assert {stream: path for stream, (path, _) in status().items()} == {"a": "1", "b": "1 2"}
 

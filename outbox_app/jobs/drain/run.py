@@ -13,11 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from ...aliases import outbox_alias
 from ...conf import settings
-from ...exceptions import UnsafeBroker
+from ...exceptions import InvalidArgument, UnsafeBroker
 from ...process.foreground import bound_waits, in_children
 from ...process.sessions import require_sessions
 from ...process.tables import require_alias, require_tables
@@ -55,7 +53,9 @@ def drain_outbox(
         An exit code: 0, 1 where a drainer process died, 3 where the broker is unsafe.
 
     Raises:
-        CommandError: An argument makes no sense.
+        InvalidArgument: An argument is out of bounds, or the alias is unknown.
+        NotMigrated: The tables are not there.
+        UnfitSession: The database's sessions cannot be used.
     """
     for name, value, least in (
         ("--batch-size", batch_size, 1),
@@ -64,7 +64,7 @@ def drain_outbox(
         ("--interval", interval, 0.01),
     ):
         if value is not None and not value >= least:  # NaN too
-            raise CommandError(f"{name} must be at least {least}; got {value}.", returncode=2)
+            raise InvalidArgument(f"{name} must be at least {least}; got {value}.")
     using = using or outbox_alias()
     require_alias(using)
     bound_waits(using)

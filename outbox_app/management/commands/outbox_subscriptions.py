@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias
-from ...exceptions import NotMoved, OutboxError
+from ...exceptions import InvalidSubscriber, NotMoved, OutboxError, ReadRefused
 from ...jobs.drain.status import LISTED
 from ...models import Event
 from ...process.tables import require_alias, require_tables
@@ -143,12 +143,13 @@ class Command(TeachingCommand):
             raise _usage(f"{action} needs --{needed} and --reason.")
         using = using or (control.alias_of(name) if name else log_alias(Event))
         require_tables(using)
-        try:
-            getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
-        except LookupError as error:  # UnknownSubscription, UnknownLog
-            raise _usage(str(error)) from error
-        except OutboxError as error:
-            raise CommandError(str(error), returncode=EXIT_REFUSED) from error
+        getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
+
+    def exit_code(self, error: OutboxError) -> int:
+        """Return 1 also where a log cannot be read or a subscription not run: nothing moved."""
+        if isinstance(error, ReadRefused | InvalidSubscriber):
+            return EXIT_REFUSED
+        return error.returncode
 
     def _list(self, name: str | None, *, using: str, **options: Any) -> None:
         found = lags(using=using, names=[name] if name else None)

@@ -15,13 +15,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from django.core.management.base import CommandError
 from django.db import connections
 
 from ...aliases import log_alias
 from ...conf import settings
 from ...eventlog.registry import log_named, require_archivable
-from ...exceptions import PipelineError, ReadRefused, UnknownLog
+from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
 
 if TYPE_CHECKING:
@@ -88,37 +87,34 @@ def pipeline(
         password_env: Which variable holds it in every process.
 
     Raises:
-        CommandError: What cannot be done, in one message; exit code 2.
+        PipelineError, ReadRefused, UnknownLog: What cannot be done, in one message. What Spark
+            raises becomes a ``PipelineError``.
     """
-    try:
-        from ..session import is_local, is_running, spark_session
+    from ..session import is_local, is_running, spark_session
 
-        model = log_named(log or Event._meta.db_table)
-        if archives:
-            require_archivable(model)
-        alias = using or log_alias(model)
-        given = {"password_file": password_file, "password_env": password_env}
-        borrowed = is_running()
-        # Only processes that are started from now on inherit this one's environment.
-        inherited = is_local(master) and not borrowed
-        if not any(given.values()) and _has_password(alias):
-            if not inherited:
-                raise CommandError(
-                    f"Spark's processes do not know the password of {alias!r}. Name a file that "
-                    "holds it for each of them (--password-file) or an environment variable "
-                    "(--password-env).",
-                    returncode=2,
-                )
-            given["password_env"] = _password_variable(alias)
-        if inherited:
-            for each in connections:
-                if _has_password(each):
-                    password = connections[each].settings_dict["PASSWORD"]
-                    os.environ[_password_variable(each)] = str(password)
-        session = spark_session(master=master, settings=conf)
-        options = log_options(model, using=alias, **given)
-    except (PipelineError, UnknownLog) as error:
-        raise CommandError(str(error), returncode=2) from error
+    model = log_named(log or Event._meta.db_table)
+    if archives:
+        require_archivable(model)
+    alias = using or log_alias(model)
+    given = {"password_file": password_file, "password_env": password_env}
+    borrowed = is_running()
+    # Only processes that are started from now on inherit this one's environment.
+    inherited = is_local(master) and not borrowed
+    if not any(given.values()) and _has_password(alias):
+        if not inherited:
+            raise InvalidOption(
+                f"Spark's processes do not know the password of {alias!r}. Name a file that "
+                "holds it for each of them (--password-file) or an environment variable "
+                "(--password-env)."
+            )
+        given["password_env"] = _password_variable(alias)
+    if inherited:
+        for each in connections:
+            if _has_password(each):
+                password = connections[each].settings_dict["PASSWORD"]
+                os.environ[_password_variable(each)] = str(password)
+    session = spark_session(master=master, settings=conf)
+    options = log_options(model, using=alias, **given)
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -127,10 +123,8 @@ def pipeline(
     connections[alias].close()  # it may be long before it is needed again
     try:
         yield Pipeline(session, options, model, alias)
-    except (PipelineError, ReadRefused, UnknownLog) as error:
-        raise CommandError(str(error), returncode=2) from error
     except (PySparkException, Py4JError, OSError) as error:
-        raise CommandError(reason(error), returncode=2) from error
+        raise PipelineError(reason(error)) from error
     finally:
         if not borrowed:
             # It may be gone: killed, or told to end by the signal that this process was sent, too.

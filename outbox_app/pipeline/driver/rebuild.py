@@ -18,13 +18,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import CommandError
 from django.db import IntegrityError, models, transaction
 
 from ...conf import settings
 from ...eventlog.reader import LogReader
 from ...eventlog.state import WindowState
-from ...exceptions import PipelineError, ReadRefused, TooManyGaps
+from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
 from ...models import Cursor, EventLog
 from ...projections.comparison import compare
@@ -62,16 +61,15 @@ def log_of(name: str) -> tuple[type[EventLog], str]:
         name: The projection's.
 
     Raises:
-        CommandError: It cannot be rebuilt on Spark; exit code 2.
+        RebuildRefused: It cannot be rebuilt on Spark.
     """
     projection, using = rebuildable(name)
     logs = projection.subscriber.logs
     if len(logs) > 1:
         tables = ", ".join(log._meta.db_table for log in logs)
-        raise CommandError(
+        raise RebuildRefused(
             f"Projection {name!r} reads {len(logs)} logs ({tables}), of which no archive and no "
-            f"offset is one. Rebuild it without Spark: manage.py outbox_rebuild {name}.",
-            returncode=2,
+            f"offset is one. Rebuild it without Spark: manage.py outbox_rebuild {name}."
         )
     return logs[0], using
 
@@ -99,15 +97,15 @@ def rebuild_on_spark(
         How many rows the view has now; with ``compare_only`` how many would change.
 
     Raises:
-        CommandError: It cannot be rebuilt, or it did not come to the takeover. The live view and
-            its subscription are as they were.
+        RebuildRefused: It cannot be rebuilt.
+        RebuildFailed: It did not come to the takeover. The live view and its subscription are as
+            they were.
     """
     log, using = log_of(name)
     projection, _ = rebuildable(name)
     if options.log != log._meta.db_table:
-        raise CommandError(
-            f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}.",
-            returncode=2,
+        raise RebuildRefused(
+            f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}."
         )
     source = Source(session, replace(options, archive=archive or ""), projection)
     with told(name, say=reason):

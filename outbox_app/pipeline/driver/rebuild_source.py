@@ -11,10 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.core.management.base import CommandError
-
 from ...eventlog.filter import EventFilter
-from ...exceptions import PipelineError
+from ...exceptions import PipelineError, RebuildRefused
 from ...models import EventLog
 from ...projections.projection import Projection
 from ...projections.rebuildable import require_whole
@@ -47,7 +45,7 @@ class Source:
         """Plan for all events that are committed by now.
 
         Raises:
-            CommandError: Some were removed, and the archive has not got them; exit code 2.
+            RebuildRefused: Some were removed, and the archive has not got them.
         """
         from ..folding import Plan, beginning_missing
 
@@ -57,11 +55,10 @@ class Source:
         if not self.options.archive:
             require_whole(subscriber.logs[0], using=subscriber.using)
         elif stream := beginning_missing(self.session, self.options):
-            raise CommandError(
+            raise RebuildRefused(
                 f"Neither {self.options.log} nor the archive {self.options.archive} has version 1 "
                 f"of {stream!r}: events were removed that are not archived. The view knows them, "
-                "and a rebuild would not. Put them back, or leave the view.",
-                returncode=2,
+                "and a rebuild would not. Put them back, or leave the view."
             )
         return plan
 
