@@ -1,10 +1,10 @@
-"""The contract of a span: the rows between two states of a window, for readers side by side.
+"""The contract of a scan: the rows between two states of a window, for several readers at once.
 
-A window gives one reader page after page. Here a reader asks only how far it may go (``end``) and
-reads what lies between two states in several parts at once (``parts``), from other processes, later
-and as often as it must: the rows between two states are the same every time (on MySQL as far as a
-missing position that was given up was really never used). One suite holds every span to it
-(tests/eventlog/test_spans.py). Imports no Django: Spark's executors use it.
+A window gives one reader page after page. A scan says how far a reader may go (``end``) and cuts
+the rows between two states into ``parts``, which other processes read, at any time and as often as
+they must: the rows between two states are the same every time (on MySQL as far as a missing
+position that was given up was really never used). One suite holds every scan to it
+(tests/eventlog/test_scans.py). Imports no Django: Spark's executors use it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from .state import WindowState
+#: A state of a window, or something that holds one.
+S = TypeVar("S")
 
-S = TypeVar("S", bound=WindowState)
-
-#: A part of a span has at least so many positions: less is not worth a reader.
+#: Positions of one part, at least: fewer are not worth a reader of their own.
 MIN_POSITIONS = 1_000
 
 
-class Span(ABC, Generic[S]):
-    """What a window is given besides, to be read by several at once."""
+class LogScan(ABC, Generic[S]):
+    """Adds to a window what several readers at once need."""
 
     @abstractmethod
     def beginning(self) -> S:
@@ -73,7 +72,7 @@ def ranges(after: int, upto: int, count: int) -> list[tuple[int, int]]:
 
 
 def dealt(count: int, *lists: list[list[str]]) -> list[list[str]]:
-    """Deal the parts of several spans out to at most ``count`` parts."""
+    """Deal several lists of parts out to at most ``count`` parts."""
     parts: list[list[str]] = []
     for each in lists:
         for n, conditions in enumerate(each):

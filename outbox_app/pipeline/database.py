@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..eventlog.scan import Span
+from ..eventlog.scan import LogScan
 from ..eventlog.window import Window
 from ..exceptions import Unreachable
 from .options import Options
@@ -47,8 +47,8 @@ class Database(ABC):
         options: Where it is.
     """
 
-    #: Reads spans of its log.
-    span: ClassVar[type[Span[Any]]]
+    #: Scans its log.
+    scan: ClassVar[type[LogScan[Any]]]
     #: What is raised where a statement fails, or the connection is lost.
     errors: ClassVar[tuple[type[Exception], ...]]
     #: Whether its times are compared as times, and not as texts.
@@ -96,8 +96,8 @@ class Database(ABC):
         return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
 
     def log(self) -> Any:
-        """Return the span of the log that options name, which is also its window."""
-        kind: Any = self.span
+        """Return the scan of the log that options name; it is also its window."""
+        kind: Any = self.scan
         assert issubclass(kind, Window)
         options = self.options
         return kind(

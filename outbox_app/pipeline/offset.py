@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..eventlog.scan import LogScan
 from ..eventlog.state import WindowState
 from ..exceptions import DamagedCursor, ForeignCursor, UnknownLog
 from .database import Database
@@ -24,7 +25,7 @@ _EXPECTED = "A checkpoint has to be of this log and this database: take another 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a reader stands."""
+    """The place of a reader."""
 
     log: str
     #: See ``Database.identity``.
@@ -66,15 +67,8 @@ class Offset:
         return offset
 
 
-class Offsets:
-    """The offsets of one log.
-
-    Args:
-        database: Where it is.
-
-    Raises:
-        UnknownLog: There is no such table.
-    """
+class Offsets(LogScan[Offset]):
+    """Scans one log from offset to offset. Raises ``UnknownLog`` where there is no such table."""
 
     def __init__(self, database: Database) -> None:
         options = database.options
@@ -84,56 +78,41 @@ class Offsets:
                 "of a log, outbox_event by default."
             )
         self.database = database
-        self.span = database.log()
+        self.scan = database.log()
 
     def beginning(self) -> Offset:
-        """Return the offset before the first event."""
-        return self._of(self.span.beginning())
+        return self._of(self.scan.beginning())
 
     def latest(self) -> Offset:
-        """Return what is committed by now: a bound, and nothing to read from."""
-        return self._of(self.span.latest())
+        return self._of(self.scan.latest())
 
-    def end(
-        self, start: Offset, limit: int | None = None, *, bound: Offset | None = None
-    ) -> Offset:
-        """Return the offset after the events that come next; ``start`` where none have come.
-
-        Args:
-            start: Where the reader stands.
-            limit: About so many events. Default: all.
-            bound: What ``latest`` returned: nothing beyond. Default: all that is committed by now.
-
-        Raises:
-            ReadRefused: The log cannot be read exactly from here.
-        """
-        state = self.state(start)
-        after = self.span.end(state, limit, self.state(bound) if bound else None)
-        return start if after == state else self._of(after)
+    def end(self, state: Offset, limit: int | None = None, bound: Offset | None = None) -> Offset:
+        start = self.state(state)
+        end = self.scan.end(start, limit, self.state(bound) if bound else None)
+        return state if end == start else self._of(end)
 
     def parts(self, start: Offset, end: Offset, count: int) -> list[list[str]]:
-        """Return the conditions of the parts between two offsets. See ``Span``."""
-        parts: list[list[str]] = self.span.parts(self.state(start), self.state(end), count)
+        parts: list[list[str]] = self.scan.parts(self.state(start), self.state(end), count)
         return parts
 
     def verify(self, offset: Offset) -> None:
-        """See that an offset belongs to this log as it is now.
+        """Check that an offset belongs to this log as it is now.
 
         Raises:
             ReadRefused: It does not.
         """
         state = self.state(offset)
-        self.span.verify(state)
+        self.scan.verify(state)
         if not offset.position:
             return
-        source = self.span.source
+        source = self.scan.source
         named = self.database.column("message_id")
         found = self.database.run(
             f"SELECT {named} FROM {source} WHERE id = {offset.position}", []
         ) or self.database.run(
             # Pruned, and then everything before it is, but for what has come since.
             f"SELECT 1 FROM {source} WHERE id < {offset.position} "
-            f"AND NOT {self.span.unread(state)} LIMIT 1",
+            f"AND NOT {self.scan.unread(state)} LIMIT 1",
             [],
         )
         if found and _hex(found[0][0]) != _hex(offset.message_id):
@@ -147,7 +126,7 @@ class Offsets:
         """Return the cursor of an offset.
 
         Raises:
-            ReadRefused: It is one of another log or database, or makes no sense.
+            ReadRefused: It is one of another log or database, or is invalid.
         """
         identity = self.database.identity()
         if offset.log != self.database.options.log:
@@ -160,7 +139,7 @@ class Offsets:
                 f"The offset was made in database {offset.database}; this is {identity}: another "
                 f"one, or a dump that was restored. {_EXPECTED}"
             )
-        state: WindowState = self.span.state.load(offset.state)
+        state: WindowState = self.scan.state.load(offset.state)
         return state
 
     def _of(self, state: WindowState) -> Offset:
@@ -168,7 +147,7 @@ class Offsets:
         offset = Offset(options.log, self.database.identity(), 0, "", state.dump())
         named = self.database.column("message_id")
         newest = self.database.run(
-            f"SELECT id, {named} FROM {self.span.source} ORDER BY id DESC LIMIT 1", []
+            f"SELECT id, {named} FROM {self.scan.source} ORDER BY id DESC LIMIT 1", []
         )
         for position, message_id in newest:
             offset = replace(offset, position=int(position), message_id=str(message_id))

@@ -1,4 +1,4 @@
-"""Fixtures for spans: a reader of the test's log, and its span."""
+"""Fixtures for scans: a reader of the test's log, and its scan."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from outbox_app.models import Event
 
 from .sessions import truncate
 
-SPANS = {
-    "postgresql": "outbox_app.eventlog.scans.postgres.PostgresSpan",
-    "mysql": "outbox_app.eventlog.scans.mysql.MysqlSpan",
-    "sqlite": "outbox_app.eventlog.scans.sqlite.SqliteSpan",
+SCANS = {
+    "postgresql": "outbox_app.eventlog.scans.postgres.PostgresScan",
+    "mysql": "outbox_app.eventlog.scans.mysql.MysqlScan",
+    "sqlite": "outbox_app.eventlog.scans.sqlite.SqliteScan",
 }
 
 
 @pytest.fixture
 def reader(alias, settings, monkeypatch):
-    """A reader whose window is the span. Parts are worth it however small they are."""
-    settings.OUTBOX = {**settings.OUTBOX, "WINDOWS": SPANS}
+    """A reader whose window is the scan. Parts are worth it however small they are."""
+    settings.OUTBOX = {**settings.OUTBOX, "WINDOWS": SCANS}
     monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 1)
     truncate(alias)
     reader = LogReader(Event, using=alias)
@@ -28,5 +28,5 @@ def reader(alias, settings, monkeypatch):
 
 
 @pytest.fixture
-def span(reader):
+def scan(reader):
     return reader.window

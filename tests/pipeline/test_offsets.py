@@ -31,7 +31,7 @@ def offsets(alias, source_options):
 
 
 def ids(offsets, start, end, count=2):
-    source = offsets.span.source
+    source = offsets.scan.source
     return sorted(
         id
         for part in offsets.parts(start, end, count)

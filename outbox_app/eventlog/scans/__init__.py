@@ -1,1 +1,1 @@
-"""Spans, one a database vendor: what ``windows`` reads page by page, for readers side by side."""
+"""Scans, one for each vendor: what ``windows`` reads page by page, for several readers at once."""

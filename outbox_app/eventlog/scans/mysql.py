@@ -1,15 +1,15 @@
 """MySQL and MariaDB: the positions up to one state that were not there before another.
 
 Which positions are missing is found without reading the rows: blocks of positions are counted, and
-only those that are not full are looked at. A position that appears later is in the span of the
-state that has seen it. No tombstones are written: whoever reads may have no right to.
+only those that are not full are looked at. A position that appears later belongs to the first
+state that has seen it. No tombstones are written: the reader may have no right to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..scan import Span, dealt, ranges
+from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
 from ..window import TOMBSTONE
 from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, any_between, chunks, left, within
@@ -20,21 +20,19 @@ BLOCK = 1_000
 Interval = tuple[int, int]
 
 
-class MysqlSpan(MysqlWindow, Span[MysqlState]):
-    """Spans by what was missing."""
+class MysqlScan(MysqlWindow, LogScan[MysqlState]):
+    """Scans by what was missing below each state."""
 
     def beginning(self) -> MysqlState:
-        """See ``Span``."""
         return MysqlState()
 
     def latest(self) -> MysqlState:
-        """See ``Span``."""
         return MysqlState(self._top())
 
     def end(
         self, state: MysqlState, limit: int | None = None, bound: MysqlState | None = None
     ) -> MysqlState:
-        """See ``Span``. What was missing below the bound may come after it was made."""
+        """What was missing below the bound may come after it was made."""
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
         high = state.high if crowded else self._reach(state.high, limit)
@@ -59,7 +57,6 @@ class MysqlSpan(MysqlWindow, Span[MysqlState]):
         return after
 
     def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
-        """See ``Span``."""
         missing = [(first, last) for first, last, _ in end.missing]
         late = _without([(first, last) for first, last, _ in start.missing], missing)
         new = [

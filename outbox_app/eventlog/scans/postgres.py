@@ -1,6 +1,6 @@
-"""PostgreSQL: between two snapshots the rows are fixed for ever, so a span is exact.
+"""PostgreSQL: between two snapshots the rows are fixed for ever, so a scan is exact.
 
-A batch that is read again after any crash is the same batch, whoever reads it and however it is cut
+A batch that is read again after any crash is the same batch, in any process and however it is cut
 into parts.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ...exceptions import ForeignCursor
 from ..filter import EventFilter
-from ..scan import Span, dealt, ranges
+from ..scan import LogScan, dealt, ranges
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..windows.postgres import PostgresWindow, array, not_running
 
@@ -30,23 +30,21 @@ class Segment:
     known: PostgresState | None = None
 
 
-class PostgresSpan(PostgresWindow, Span[PostgresState]):
-    """Spans between two snapshots."""
+class PostgresScan(PostgresWindow, LogScan[PostgresState]):
+    """Scans between two snapshots."""
 
     def beginning(self) -> PostgresState:
-        """See ``Span``."""
         _, cluster = self._snapshot()
         return PostgresState(cluster, BEGINNING)
 
     def latest(self) -> PostgresState:
-        """See ``Span``."""
         now, cluster = self._snapshot()
         return PostgresState(cluster, now.text)
 
     def end(
         self, state: PostgresState, limit: int | None = None, bound: PostgresState | None = None
     ) -> PostgresState:
-        """See ``Span``. A limited one ends with its window."""
+        """A limited one ends with its window."""
         now, cluster = self._snapshot()
         self._require_own(state, now, cluster)
         reached = self._reach(state, Snapshot.parse(bound.lo) if bound else now, limit)
@@ -75,7 +73,6 @@ class PostgresSpan(PostgresWindow, Span[PostgresState]):
                     return reached
 
     def parts(self, start: PostgresState, end: PostgresState, count: int) -> list[list[str]]:
-        """See ``Span``."""
         if start.cluster != end.cluster:
             raise ForeignCursor(
                 f"Between two database clusters, {start.cluster} and {end.cluster}, there are no "
@@ -85,12 +82,12 @@ class PostgresSpan(PostgresWindow, Span[PostgresState]):
         return dealt(count, *segments)
 
     def _outlast_a_crash(self) -> None:
-        """Have everything on the server's disk that the snapshots of a state rest on.
+        """Flush to the server's disk all that the snapshots of a state rest on.
 
         A snapshot counts transactions, too, whose end is not on disk yet: rolled back, or committed
         asynchronously. After a crash of the server their ids are given out again, and a state that
         is kept elsewhere, in an archive or a checkpoint, would take new rows for old ones. A commit
-        that is waited for brings all before it to disk; nothing but a message to nobody is written.
+        that is waited for brings all before it to disk; all it writes is a message without receiver.
         """
         self.run(
             "SELECT set_config('synchronous_commit', 'local', true), "

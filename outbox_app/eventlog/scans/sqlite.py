@@ -1,30 +1,27 @@
-"""SQLite: commit order is position order, so a span is a range of positions.
+"""SQLite: commit order is position order, so a scan is a range of positions.
 
-It never changes: whatever is committed later has a higher position.
+It never changes: what is committed later has a higher position.
 """
 
 from __future__ import annotations
 
-from ..scan import Span, ranges
+from ..scan import LogScan, ranges
 from ..state import SqliteState
 from ..windows.sqlite import SqliteWindow
 
 
-class SqliteSpan(SqliteWindow, Span[SqliteState]):
-    """Spans of positions."""
+class SqliteScan(SqliteWindow, LogScan[SqliteState]):
+    """Scans of positions."""
 
     def beginning(self) -> SqliteState:
-        """See ``Span``."""
         return SqliteState()
 
     def latest(self) -> SqliteState:
-        """See ``Span``."""
         return SqliteState(self._top())
 
     def end(
         self, state: SqliteState, limit: int | None = None, bound: SqliteState | None = None
     ) -> SqliteState:
-        """See ``Span``."""
         self.verify(state)
         upto = f"AND id <= {bound.pos}" if bound is not None else ""
         some = f"ORDER BY id LIMIT {limit}" if limit else ""
@@ -36,5 +33,4 @@ class SqliteSpan(SqliteWindow, Span[SqliteState]):
         return state if last is None else SqliteState(last)
 
     def parts(self, start: SqliteState, end: SqliteState, count: int) -> list[list[str]]:
-        """See ``Span``."""
         return [[f"id > {a} AND id <= {b}"] for a, b in ranges(start.pos, end.pos, count)]

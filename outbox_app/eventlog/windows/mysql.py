@@ -70,13 +70,13 @@ class MysqlWindow(Window[MysqlState]):
         """See ``Window``."""
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
-        span = limit
+        most = limit
         if only.sql()[0]:  # some are not wanted
-            span = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
+            most = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
         high = None if crowded else state.high
-        rows = self._rows(high, known, columns=columns, limit=span, only=only)
+        rows = self._rows(high, known, columns=columns, limit=most, only=only)
         while True:
-            rows, full = _page_of(rows, limit, span)
+            rows, full = _page_of(rows, limit, most)
             high, runs = _passed(state, known, [row[0] for row in rows])
             seen, now = self._look(runs)
             if not rows:
@@ -85,7 +85,7 @@ class MysqlWindow(Window[MysqlState]):
             # seen now. If it was missing in a view that is no cut, this finds it.
             reach = rows[-1][0] if full else high
             there = [run for run in _clipped(runs, reach) if any_between(seen, run[0], run[1])]
-            late = self._rows(None, there, columns=columns, limit=span, only=only)
+            late = self._rows(None, there, columns=columns, limit=most, only=only)
             if not late:
                 break
             rows = sorted(rows + late, key=itemgetter(0))
@@ -243,14 +243,14 @@ class MysqlWindow(Window[MysqlState]):
         )
 
 
-def _page_of(rows: list[Any], limit: int, span: int) -> tuple[list[Any], bool]:
+def _page_of(rows: list[Any], limit: int, most: int) -> tuple[list[Any], bool]:
     """Return the rows up to the last of ``limit`` that are wanted, and whether more may follow."""
     wanted = 0
-    for count, row in enumerate(rows[:span], 1):
+    for count, row in enumerate(rows[:most], 1):
         wanted += bool(row[1])
         if wanted == limit:
             return rows[:count], True
-    return rows[:span], len(rows) >= span
+    return rows[:most], len(rows) >= most
 
 
 def _passed(state: MysqlState, runs: Runs, positions: list[int]) -> tuple[int, Runs]:

@@ -14,7 +14,7 @@ import MySQLdb
 import MySQLdb.cursors
 import pyarrow as pa
 
-from ...eventlog.scans.mysql import MysqlSpan
+from ...eventlog.scans.mysql import MysqlScan
 from ..database import Database, conformed, connected
 from ..options import Options
 
@@ -32,7 +32,7 @@ _REFUSED = {1044, 1045, 1049, 1698}
 class Mysql(Database):
     """A connection for statements, one for dirty reads, one for rows, as they are needed."""
 
-    span = MysqlSpan
+    scan = MysqlScan
     errors = (MySQLdb.Error,)
     quote: ClassVar[str] = "`"
 

@@ -15,7 +15,7 @@ import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from ...eventlog.scans.postgres import PostgresSpan
+from ...eventlog.scans.postgres import PostgresScan
 from ..database import Database, conformed, connected
 from ..options import Options
 
@@ -33,7 +33,7 @@ _REFUSED = re.compile("password|does not exist|pg_hba|URI")
 class Postgres(Database):
     """One connection."""
 
-    span = PostgresSpan
+    scan = PostgresScan
     errors = (adbc_driver_manager.Error,)
 
     def __init__(self, options: Options, connection: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...eventlog.scans.sqlite import SqliteSpan
+from ...eventlog.scans.sqlite import SqliteScan
 from ...exceptions import Unreachable
 from ..database import Database, conformed
 from ..options import Options
@@ -24,7 +24,7 @@ ROWS = 10_000
 class Sqlite(Database):
     """One connection, which can only read."""
 
-    span = SqliteSpan
+    scan = SqliteScan
     compares_times = False
     errors = (sqlite3.Error,)
 

@@ -81,7 +81,7 @@ def run_audit(
         if archived_to:
             until = json.dumps(archived_to.dump())
             archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
-        lowest = partial(_lowest, database, offsets.span.source)
+        lowest = partial(_lowest, database, offsets.scan.source)
         result = audit(
             run.read(EVENTS_SCHEMA, end=end),
             log=run.options.log,

@@ -1,4 +1,4 @@
-"""Spans of one database: snapshots, missing positions, and a log that was restored."""
+"""Scans of one database: snapshots, missing positions, and a log that was restored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from outbox_app.models import Event
 from tests.faults.tools import on
 
 from .conformance import commit
+from .scans import batch, batches, names, read_all, rows
 from .sessions import Session, execute, foreign_transaction
-from .spans import batch, batches, names, read_all, rows
 from .test_window_postgres import other_states
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,48 +29,48 @@ class TestPostgres:
     """Snapshots."""
 
     @pytest.mark.parametrize("limit", [2, None])
-    def test_a_transaction_that_was_prepared(self, alias, span, limit):
+    def test_a_transaction_that_was_prepared(self, alias, scan, limit):
         name = connections[alias].settings_dict["NAME"]
         with Session(alias) as session:
             session.begin().publish("a", 3)
-            session.sql(f"PREPARE TRANSACTION '{name}-span'")
+            session.sql(f"PREPARE TRANSACTION '{name}-scan'")
             session.commit()
         try:
             commit(alias, "c")
-            result, state = read_all(span, span.beginning(), limit)
+            result, state = read_all(scan, scan.beginning(), limit)
             assert result == ["c1"]
         finally:
-            execute(alias, f"COMMIT PREPARED '{name}-span'")
-        assert read_all(span, state, limit)[0] == ["a1", "a2", "a3"]
+            execute(alias, f"COMMIT PREPARED '{name}-scan'")
+        assert read_all(scan, state, limit)[0] == ["a1", "a2", "a3"]
 
-    def test_a_foreign_transaction_holds_nothing_up(self, alias, span):
-        state = span.beginning()
+    def test_a_foreign_transaction_holds_nothing_up(self, alias, scan):
+        state = scan.beginning()
         with foreign_transaction():
             commit(alias, "a")
-            result, state = read_all(span, state)
+            result, state = read_all(scan, state)
             assert result == ["a1"]
-        assert span.end(state) == state
+        assert scan.end(state) == state
 
-    def test_a_batch_is_the_same_when_it_is_cut_later(self, alias, span):
+    def test_a_batch_is_the_same_when_it_is_cut_later(self, alias, scan):
         """The log goes on, and the cuts may lie elsewhere; the rows do not."""
-        state = span.beginning()
+        state = scan.beginning()
         commit(alias, *"abcdefgh")
-        ends = [span.end(state, 3), span.end(state)]
-        before = [rows(span, state, end, 2) for end in ends]
+        ends = [scan.end(state, 3), scan.end(state)]
+        before = [rows(scan, state, end, 2) for end in ends]
         commit(alias, *"abcdefghijkl")
-        assert [rows(span, state, end, 2) for end in ends] == before
+        assert [rows(scan, state, end, 2) for end in ends] == before
 
-    def test_the_past_or_another_cluster(self, alias, span):
+    def test_the_past_or_another_cluster(self, alias, scan):
         commit(alias, "a")
-        now = span.latest()
+        now = scan.latest()
         for state, says in other_states(now):
             with pytest.raises(ForeignCursor, match=says):
-                span.end(state)
+                scan.end(state)
         with pytest.raises(ForeignCursor, match="two database clusters"):
-            span.parts(replace(now, cluster="1"), now, 2)
+            scan.parts(replace(now, cluster="1"), now, 2)
 
-    def test_a_standby(self, alias, span):
-        run = span.run
+    def test_a_standby(self, alias, scan):
+        run = scan.run
 
         def standby(sql, params):
             found = run(sql, params)
@@ -78,9 +78,9 @@ class TestPostgres:
                 found = [(row[0], row[1], True, row[3]) for row in found]
             return found
 
-        state = span.beginning()
-        span.run = standby
-        for refused in (span.beginning, span.latest, lambda: span.end(state)):
+        state = scan.beginning()
+        scan.run = standby
+        for refused in (scan.beginning, scan.latest, lambda: scan.end(state)):
             with pytest.raises(UnsafeLog, match="standby"):
                 refused()
 
@@ -101,11 +101,11 @@ class TestMysql:
         rows.update(recorded_at=F("recorded_at") - timedelta(minutes=1))
 
     @pytest.mark.parametrize("limit", [700, None])
-    def test_thousands_of_holes(self, alias, span, limit):
+    def test_thousands_of_holes(self, alias, scan, limit):
         self.holes(alias, 5000)
-        assert len(set(read_all(span, span.beginning(), limit)[0])) == 2500
+        assert len(set(read_all(scan, scan.beginning(), limit)[0])) == 2500
 
-    def test_what_is_missing_far_back_was_never_used(self, alias, span, monkeypatch):
+    def test_what_is_missing_far_back_was_never_used(self, alias, scan, monkeypatch):
         """Rows above it are older than the settle time: there is nothing to wait for."""
         monkeypatch.setattr("outbox_app.eventlog.windows.mysql.MAX_RUNS", 10)
         monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 10)
@@ -114,88 +114,88 @@ class TestMysql:
             self.holes(alias, 5000, after=late)
             self.aged(alias, after=late)
             commit(alias, "a")
-            result, states = batches(span, span.beginning(), 1000)
+            result, states = batches(scan, scan.beginning(), 1000)
             assert len(set(result)) == 2501
             assert len(states) == 4
             assert states[1].missing[0][:2] == (late, late + 1)
             slow.commit()
-        assert read_all(span, states[-1])[0] == ["slow1"]
+        assert read_all(scan, states[-1])[0] == ["slow1"]
 
-    def test_tombstones_are_waited_for_however_far_back(self, alias, span):
-        span.settle = float("inf")
+    def test_tombstones_are_waited_for_however_far_back(self, alias, scan):
+        scan.settle = float("inf")
         self.holes(alias, 3000)
         self.aged(alias)
         commit(alias, "a")
-        assert len(read_all(span, span.beginning())[1].missing) == 1500
+        assert len(read_all(scan, scan.beginning())[1].missing) == 1500
 
-    def test_what_is_missing_near_the_end_may_come(self, alias, span):
+    def test_what_is_missing_near_the_end_may_come(self, alias, scan):
         self.holes(alias, 3000)
         self.aged(alias, upto=2500)  # a block is as old as its newest row
-        state = read_all(span, span.beginning())[1]
+        state = read_all(scan, scan.beginning())[1]
         assert state.missing[0][0] == 2000
 
-    def test_a_gap_is_closed_after_the_settle_time(self, alias, span):
-        span.settle = 3600
+    def test_a_gap_is_closed_after_the_settle_time(self, alias, scan):
+        scan.settle = 3600
         with Session(alias) as session:
             session.begin().publish("gone", 3)
             session.rollback()
         commit(alias, "a")
-        state = span.end(span.beginning())
+        state = scan.end(scan.beginning())
         assert [run[:2] for run in state.missing] == [(1, 3)]
         commit(alias, "b")
-        assert [run[:2] for run in span.end(state).missing] == [(1, 3)]
-        span.settle = 0
-        assert span.end(state).missing == ()
+        assert [run[:2] for run in scan.end(state).missing] == [(1, 3)]
+        scan.settle = 0
+        assert scan.end(state).missing == ()
 
-    def test_a_jump(self, alias, span):
+    def test_a_jump(self, alias, scan):
         commit(alias, "a", "b")
         execute(alias, "ALTER TABLE outbox_event AUTO_INCREMENT = 1000000000000")
         commit(alias, "c", "d")
         for limit in (1, 3, None):
-            assert read_all(span, span.beginning(), limit)[0] == ["a1", "b1", "c1", "d1"]
+            assert read_all(scan, scan.beginning(), limit)[0] == ["a1", "b1", "c1", "d1"]
 
-    def test_tombstones(self, alias, reader, span):
-        span.tombstones, span.settle = True, 0
+    def test_tombstones(self, alias, reader, scan):
+        scan.tombstones, scan.settle = True, 0
         with Session(alias) as session:
             session.begin().publish("gone", 3)
             session.rollback()
         commit(alias, "a")
-        page = reader.read(span.beginning(), 10).page
+        page = reader.read(scan.beginning(), 10).page
         assert reader.read(page.state, 10).page.sealed
         assert Event.objects.using(alias).filter(type="$tombstone").count() == 3
-        state = span.end(span.beginning())
-        assert (names(batch(span, span.beginning(), state)), state.missing) == (["a1"], ())
+        state = scan.end(scan.beginning())
+        assert (names(batch(scan, scan.beginning(), state)), state.missing) == (["a1"], ())
 
     @pytest.mark.parametrize("end", ["commit", "rollback"])
-    def test_too_many_gaps(self, alias, span, monkeypatch, end):
+    def test_too_many_gaps(self, alias, scan, monkeypatch, end):
         """It stands still, and goes on by itself."""
         monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
-        span.settle = 0
+        scan.settle = 0
         with Session(alias) as slow:
             slow.begin()
             for _ in range(6):
                 slow.publish("slow")
                 commit(alias, "a")
-            result, state = names(rows(span, span.beginning(), span.end(span.beginning()))), None
+            result, state = names(rows(scan, scan.beginning(), scan.end(scan.beginning()))), None
             assert result == [f"a{n}" for n in range(1, 7)]
-            state = span.end(span.beginning())
+            state = scan.end(scan.beginning())
             assert len(state.missing) == 6
             commit(alias, "b")
             for _ in range(2):
                 with pytest.raises(TooManyGaps, match="6 runs"):
-                    span.end(state)
+                    scan.end(state)
             getattr(slow, end)()
         found = []
         for _ in range(4):
-            after = span.end(state)
-            found += names(batch(span, state, after))
+            after = scan.end(state)
+            found += names(batch(scan, state, after))
             state = after
         assert found == [*(f"slow{n}" for n in range(1, 7) if end == "commit"), "b1"]
 
-    def test_a_view_that_is_no_cut(self, alias, span):
+    def test_a_view_that_is_no_cut(self, alias, scan):
         """MariaDB shows version 2 without version 1, once in a while: here, the first time."""
         commit(alias, *"abab")
-        run, hidden = span.run, {1, 3}
+        run, hidden = scan.run, {1, 3}
 
         def view(sql, params):
             found = run(sql, params)
@@ -206,20 +206,20 @@ class TestMysql:
                 hidden.clear()
             return found
 
-        span.run = view
-        state = span.end(span.beginning(), 3)
+        scan.run = view
+        state = scan.end(scan.beginning(), 3)
         assert not hidden
         assert state.missing == ()
 
 
 @pytest.mark.parametrize("alias", ["default"], ids=["sqlite"], indirect=True)
-def test_sqlite_that_was_restored(alias, span):
+def test_sqlite_that_was_restored(alias, scan):
     commit(alias, "a", "b")
-    state = span.end(span.beginning())
+    state = scan.end(scan.beginning())
     Event.objects.using(alias).all().delete()
     execute(alias, "DELETE FROM sqlite_sequence")
     with pytest.raises(ForeignCursor, match="restored"):
-        span.end(state)
+        scan.end(state)
 
 
 def test_intervals_without_holes():

@@ -1,8 +1,8 @@
-"""Spans: batch after batch, cut into any number of parts, read again at any time: the same rows.
+"""Scans: batch after batch, cut into any number of parts, read again at any time: the same rows.
 
 One suite for the three databases, and a stress, in which the usual way to read in batches,
 ``id > last``, is caught losing rows. What is a matter of one database is in
-``test_span_vendors``.
+``test_scan_vendors``.
 """
 
 from __future__ import annotations
@@ -20,164 +20,164 @@ from outbox_app.models import Event
 
 from .conformance import commit, concurrent
 from .harness import Row, stress
+from .scans import EVERYTHING, batch, batches, names, read_all, rows
 from .sessions import Session, execute, truncate
-from .spans import EVERYTHING, batch, batches, names, read_all, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class TestSpans:
+class TestScans:
     """What holds on each database."""
 
-    def test_an_empty_log(self, alias, span):
+    def test_an_empty_log(self, alias, scan):
         for _ in range(2):
-            state = span.beginning()
-            assert span.end(state) == span.end(state, 5) == state
-            assert span.parts(state, state, 4) == []
-            assert span.end(state, None, span.latest()) == state
+            state = scan.beginning()
+            assert scan.end(state) == scan.end(state, 5) == state
+            assert scan.parts(state, state, 4) == []
+            assert scan.end(state, None, scan.latest()) == state
             commit(alias, "a")
-            assert read_all(span, state)[0] == ["a1"]
+            assert read_all(scan, state)[0] == ["a1"]
             Event.objects.using(alias).all().delete()
             truncate(alias)
             execute(alias, "DELETE FROM outbox_stream")
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100, None])
-    def test_batches_of_every_size(self, alias, span, limit):
-        start = span.beginning()
+    def test_batches_of_every_size(self, alias, scan, limit):
+        start = scan.beginning()
         commit(alias, *"abacbad")
-        result, states = batches(span, start, limit)
+        result, states = batches(scan, start, limit)
         assert result == ["a1", "b1", "a2", "c1", "b2", "a3", "d1"]
         assert len(states) == 1 + -(-7 // (limit or 7))
         commit(alias, "d")
-        assert read_all(span, states[-1], limit)[0] == ["d2"]
+        assert read_all(scan, states[-1], limit)[0] == ["d2"]
 
     @pytest.mark.parametrize("limit", [1, 2, 100, None])
-    def test_between_any_two_states_are_the_batches_between_them(self, alias, span, limit):
-        start = span.beginning()
+    def test_between_any_two_states_are_the_batches_between_them(self, alias, scan, limit):
+        start = scan.beginning()
         commit(alias, *"abc")
-        result, states = batches(span, start, limit)
+        result, states = batches(scan, start, limit)
         commit(alias, *"abd")
-        more, later = batches(span, states[-1], limit)
+        more, later = batches(scan, states[-1], limit)
         states, result = [*states, *later[1:]], result + more
-        before = [len(names(rows(span, start, state))) for state in states]
+        before = [len(names(rows(scan, start, state))) for state in states]
         assert before[-1] == len(result) == 6
         for i, a in enumerate(states):
             for j, b in enumerate(states[i:], i):
-                assert names(batch(span, a, b)) == result[before[i] : before[j]]
+                assert names(batch(scan, a, b)) == result[before[i] : before[j]]
 
     @pytest.mark.parametrize("limit", [1, 2, 100])
-    def test_everything_from_the_middle_on(self, alias, span, limit):
+    def test_everything_from_the_middle_on(self, alias, scan, limit):
         """Without a limit all comes that is committed by now, from wherever it is read."""
         commit(alias, *"abcd")
-        state = span.end(span.beginning(), limit)
-        left = 4 - len(rows(span, span.beginning(), state))
-        assert span.end(state) == state or left
+        state = scan.end(scan.beginning(), limit)
+        left = 4 - len(rows(scan, scan.beginning(), state))
+        assert scan.end(state) == state or left
         commit(alias, *"efg")
-        end = span.end(state)
-        assert len(batch(span, state, end)) == left + 3
-        assert span.end(end) == end
+        end = scan.end(state)
+        assert len(batch(scan, state, end)) == left + 3
+        assert scan.end(end) == end
 
-    def test_a_bound_is_an_end(self, alias, span):
+    def test_a_bound_is_an_end(self, alias, scan):
         commit(alias, *"abc")
-        bound = span.latest()
+        bound = scan.latest()
         commit(alias, *"de")
-        result, state = read_all(span, span.beginning(), 2, bound)
+        result, state = read_all(scan, scan.beginning(), 2, bound)
         assert result == ["a1", "b1", "c1"]
         commit(alias, "f")
-        assert span.end(state, 2, bound) == span.end(state, None, bound) == state
-        assert read_all(span, state, 2)[0] == ["d1", "e1", "f1"]
+        assert scan.end(state, 2, bound) == scan.end(state, None, bound) == state
+        assert read_all(scan, state, 2)[0] == ["d1", "e1", "f1"]
 
-    def test_nothing_comes_before_it_is_committed_or_when_it_is_not(self, alias, span):
-        state = span.beginning()
+    def test_nothing_comes_before_it_is_committed_or_when_it_is_not(self, alias, scan):
+        state = scan.beginning()
         with Session(alias) as session:
             session.begin().publish("a")
             session.begin().publish("gone")
             session.rollback()
             session.begin().publish("b")
             session.commit()
-            assert span.end(state) == state
+            assert scan.end(state) == state
             session.commit()
             session.begin().publish("gone", 5)
             session.rollback()
         commit(alias, "c")
-        result, state = read_all(span, state, 2)
+        result, state = read_all(scan, state, 2)
         assert result == ["a1", "b1", "c1"]
-        assert span.end(state) == state
+        assert scan.end(state) == state
 
     @concurrent
     @pytest.mark.parametrize("limit", [1, 2, 100, None])
-    def test_a_lower_position_that_commits_later(self, alias, span, limit):
-        state = span.beginning()
+    def test_a_lower_position_that_commits_later(self, alias, scan, limit):
+        state = scan.beginning()
         with Session(alias) as slow, Session(alias) as other:
             slow.begin().publish("slow", 2)
             other.begin().publish("other")
             commit(alias, "a", "b")
-            result, states = batches(span, state, limit)
+            result, states = batches(scan, state, limit)
             assert result == ["a1", "b1"]
             other.commit()
             slow.publish("slow")
             commit(alias, "c")
-            result, later = batches(span, states[-1], limit)
+            result, later = batches(scan, states[-1], limit)
             assert sorted(result) == ["c1", "other1"]
             slow.commit()
             commit(alias, "slow")
-            result, last = batches(span, later[-1], limit)
+            result, last = batches(scan, later[-1], limit)
             assert result == ["slow1", "slow2", "slow3", "slow4"]
-        assert span.end(last[-1], limit) == last[-1]
+        assert scan.end(last[-1], limit) == last[-1]
         # Read again after all that, each batch is as it was.
-        assert names(batch(span, state, states[-1])) == ["a1", "b1"]
-        assert sorted(names(batch(span, later[0], later[-1]))) == ["c1", "other1"]
-        assert len(batch(span, state, last[-1])) == 8
+        assert names(batch(scan, state, states[-1])) == ["a1", "b1"]
+        assert sorted(names(batch(scan, later[0], later[-1]))) == ["c1", "other1"]
+        assert len(batch(scan, state, last[-1])) == 8
 
     @concurrent
-    def test_a_late_commit_between_two_batches(self, alias, span):
-        state = span.beginning()
+    def test_a_late_commit_between_two_batches(self, alias, scan):
+        state = scan.beginning()
         with Session(alias) as slow:
             slow.begin().publish("slow", 3)
             commit(alias, *"abcd")
-            middle = span.end(state, 2)
-            assert names(batch(span, state, middle)) == ["a1", "b1"]
+            middle = scan.end(state, 2)
+            assert names(batch(scan, state, middle)) == ["a1", "b1"]
             slow.commit()
         commit(alias, "slow")
-        assert names(batch(span, state, middle)) == ["a1", "b1"]
-        result, end = read_all(span, middle, 2)
+        assert names(batch(scan, state, middle)) == ["a1", "b1"]
+        result, end = read_all(scan, middle, 2)
         assert sorted(result) == ["c1", "d1", "slow1", "slow2", "slow3", "slow4"]
         versions = [name for name in result if name.startswith("slow")]
         assert versions == sorted(versions)
-        assert names(batch(span, middle, end)) == names(rows(span, middle, end))
+        assert names(batch(scan, middle, end)) == names(rows(scan, middle, end))
 
     @concurrent
-    def test_more_late_rows_than_a_batch_holds(self, alias, span):
+    def test_more_late_rows_than_a_batch_holds(self, alias, scan):
         """Later versions of their stream must not come before them."""
-        state = span.beginning()
+        state = scan.beginning()
         with Session(alias) as slow:
             slow.begin().publish("s", 10)
             commit(alias, "a", "b")
-            result, state = read_all(span, state)
+            result, state = read_all(scan, state)
             assert result == ["a1", "b1"]
             slow.commit()
         commit(alias, "s", "s")
-        result, _ = batches(span, state, 3)
+        result, _ = batches(scan, state, 3)
         assert result == [f"s{n}" for n in range(1, 13)]
 
     @concurrent
-    def test_a_late_commit_below_a_bound(self, alias, span):
+    def test_a_late_commit_below_a_bound(self, alias, scan):
         with Session(alias) as slow:
             slow.begin().publish("slow", 2)
             commit(alias, "a", "b")
-            bound = span.latest()
-            result, state = read_all(span, span.beginning(), 1, bound)
+            bound = scan.latest()
+            result, state = read_all(scan, scan.beginning(), 1, bound)
             assert result == ["a1", "b1"]
             slow.commit()
         commit(alias, "c")
-        result, state = read_all(span, state, 1, bound)
+        result, state = read_all(scan, state, 1, bound)
         assert "c1" not in result
-        result += read_all(span, state)[0]
+        result += read_all(scan, state)[0]
         assert sorted(result) == ["c1", "slow1", "slow2"]
 
     @concurrent
-    def test_rows_come_in_the_order_their_writers_saw(self, alias, span):
-        state = span.beginning()
+    def test_rows_come_in_the_order_their_writers_saw(self, alias, scan):
+        state = scan.beginning()
         with Session(alias) as first, Session(alias) as second:
             second.begin().assign_xid()
             first.begin().assign_xid()
@@ -187,63 +187,63 @@ class TestSpans:
             second.publish("b")
             second.publish("a")
             second.commit()
-        assert read_all(span, state, 1)[0] == ["a1", "b1", "a2"]
+        assert read_all(scan, state, 1)[0] == ["a1", "b1", "a2"]
 
-    def test_a_transaction_that_spans_several_batches(self, alias, span):
-        state = span.beginning()
+    def test_a_transaction_that_spans_several_batches(self, alias, scan):
+        state = scan.beginning()
         with Session(alias) as session:
             session.begin()
             events = [NewEvent(f"s{n % 7}-", "made") for n in range(1500)]
             session.do(lambda: len(publish_many(events, using=alias)))
-            assert span.end(state) == state
+            assert scan.end(state) == state
             session.commit()
-        result, states = batches(span, state, 400)
+        result, states = batches(scan, state, 400)
         assert len(result) == len(set(result)) == 1500
         assert len(states) == 5
         assert [name for name in result if name.startswith("s3-")][:2] == ["s3-1", "s3-2"]
 
-    def test_parts_are_worth_a_reader(self, alias, span, monkeypatch):
+    def test_parts_are_worth_a_reader(self, alias, scan, monkeypatch):
         commit(alias, *"abcdefgh")
-        end = span.end(span.beginning())
-        assert [len(span.parts(span.beginning(), end, n)) for n in (1, 2, 7)] == [1, 2, 7]
+        end = scan.end(scan.beginning())
+        assert [len(scan.parts(scan.beginning(), end, n)) for n in (1, 2, 7)] == [1, 2, 7]
         monkeypatch.setattr("outbox_app.eventlog.scan.MIN_POSITIONS", 10**9)
-        assert len(span.parts(span.beginning(), end, 7)) == 1
+        assert len(scan.parts(scan.beginning(), end, 7)) == 1
 
 
-def test_a_state_of_another_database(alias, span):
+def test_a_state_of_another_database(alias, scan):
     other = next(text for text in (MysqlState().dump(), '{"window":"sqlite","pos":0}')
-                 if span.state.window not in text)  # fmt: skip
+                 if scan.state.window not in text)  # fmt: skip
     with pytest.raises(DamagedCursor, match="another kind"):
-        span.state.load(other)
+        scan.state.load(other)
 
 
-class SpanReader:
-    """Batches of spans under stress: each is read in parts, and read again at the end.
+class ScanReader:
+    """Batches of scans under stress: each is read in parts, and read again at the end.
 
     Args:
-        reader: Whose window is a span.
+        reader: Whose window is a scan.
         seed: Of how many parts.
     """
 
     def __init__(self, reader, *, seed):
-        self.span = reader.window
+        self.scan = reader.window
         self.dice = random.Random(seed)
         self.batches = []
         self.close = reader.close
 
     def start(self):
-        return self.span.beginning().dump()
+        return self.scan.beginning().dump()
 
     def read(self, state, limit):
-        start = self.span.state.load(state)
-        end = self.span.end(start, self.dice.choice([limit, limit, None]))
-        found = rows(self.span, start, end, self.dice.choice([1, 2, 7]))
+        start = self.scan.state.load(state)
+        end = self.scan.end(start, self.dice.choice([limit, limit, None]))
+        found = rows(self.scan, start, end, self.dice.choice([1, 2, 7]))
         self.batches.append((start, end, found))
         return found, end.dump(), end != start
 
     def assert_same_again(self):
         for start, end, found in self.batches:
-            assert rows(self.span, start, end, 3) == found
+            assert rows(self.scan, start, end, 3) == found
         there = [(a, b, found) for a, b, found in self.batches if a != b]
         for _ in range(20):
             a, b = sorted(self.dice.sample(range(len(there)), 2))
@@ -251,16 +251,16 @@ class SpanReader:
             for start, end, found in there[a : b + 1]:
                 if start == at:  # otherwise a batch that was read after a crash, and later again
                     chain, at = chain + found, end
-            assert rows(self.span, there[a][0], at, 2) == sorted(chain)
+            assert rows(self.scan, there[a][0], at, 2) == sorted(chain)
 
 
 def test_a_span_is_exact(alias, reader):
-    spans = SpanReader(reader, seed=11)
-    spans.close = lambda: None
-    verdict = stress(alias, spans, count=20, seed=11)
+    scans = ScanReader(reader, seed=11)
+    scans.close = lambda: None
+    verdict = stress(alias, scans, count=20, seed=11)
     assert verdict.committed > 50
     assert verdict.exact, verdict
-    spans.assert_same_again()
+    scans.assert_same_again()
 
 
 class NaiveBatches:
