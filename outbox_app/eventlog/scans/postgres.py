@@ -87,7 +87,8 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         A snapshot counts transactions, too, whose end is not on disk yet: rolled back, or committed
         asynchronously. After a crash of the server their ids are given out again, and a state that
         is kept elsewhere, in an archive or a checkpoint, would take new rows for old ones. A commit
-        that is waited for brings all before it to disk; all it writes is a message without receiver.
+        that is waited for brings all before it to disk; all it writes is a message that
+        has no receiver.
         """
         self.run(
             "SELECT set_config('synchronous_commit', 'local', true), "
