@@ -9,17 +9,17 @@ from django.contrib import admin
 
 from ..models import (
     DeadJob,
-    Drainer,
     Event,
     Gap,
     Incident,
     ParkedStream,
+    Process,
     StagedJob,
     Statistic,
     Subscription,
 )
 from .dead import DeadJobAdmin
-from .drainer import DrainerAdmin, IncidentAdmin
+from .drainer import IncidentAdmin, ProcessAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
 from .staged import StagedJobAdmin
@@ -28,11 +28,11 @@ from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
 __all__ = [
     "DeadJobAdmin",
-    "DrainerAdmin",
     "EventAdmin",
     "GapAdmin",
     "IncidentAdmin",
     "ParkedStreamAdmin",
+    "ProcessAdmin",
     "StagedJobAdmin",
     "StatisticAdmin",
     "SubscriptionAdmin",
@@ -40,7 +40,7 @@ __all__ = [
 
 admin.site.register(StagedJob, StagedJobAdmin)
 admin.site.register(DeadJob, DeadJobAdmin)
-admin.site.register(Drainer, DrainerAdmin)
+admin.site.register(Process, ProcessAdmin)
 admin.site.register(Incident, IncidentAdmin)
 admin.site.register(Event, EventAdmin)
 admin.site.register(Subscription, SubscriptionAdmin)

@@ -57,7 +57,7 @@ def blocking(request: HttpRequest, seen: Seen) -> list[Blocker]:
 
 def may_read_queries(request: HttpRequest) -> bool:
     """Say whether this person may see the queries of other sessions."""
-    return request.user.has_perm("outbox_app.view_query_drainer")
+    return request.user.has_perm("outbox_app.view_query_process")
 
 
 def _drainers(seen: Seen) -> Iterator[Blocker]:

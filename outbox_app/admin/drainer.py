@@ -1,7 +1,7 @@
-"""Drainers and incidents, read-only, and the overview.
+"""Processes and incidents, read-only, and the overview.
 
 The overview needs an address in the admin without a change to the project's AdminSite, so it lives
-below the drainers' list; the app's index and every list of ours link to it.
+below the list of processes; the app's index and every list of ours link to it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .filters import column_filter
 from .overview import overview
 
 
-class DrainerAdmin(OutboxAdmin):
-    """Running drainers."""
+class ProcessAdmin(OutboxAdmin):
+    """Running drainers and subscriptions."""
 
     list_display = [
         "__str__",
         "resource",
         "started_at",
         "heartbeat_at",
-        "published",
+        "done",
         "dead",
         "trouble",
     ]

@@ -41,7 +41,7 @@ def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
             "",
             "",
         )
-    yield _("Published a minute"), number(seen.published), _("last minute"), "drainer", ""
+    yield _("Published a minute"), number(seen.published), _("last minute"), "process", ""
     if seen.dead:
         yield _("Dead"), status.shown_count(seen.dead.total), "", "deadjob", ""
     if seen.lags is not None:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..jobs import staged
 from ..jobs.bulk import Slice
-from ..models import DatabaseNow, Drainer, Lease, StagedJob
+from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import shown
 from .asking import Decision, RequiredReason, Steps
 from .durations import duration
@@ -160,7 +160,7 @@ def hindrance(job: StagedJob) -> str:
         return gettext("It is held until %(moment)s.") % {"moment": moment}
     lease = Lease.objects.using(using).filter(resource="jobs", part=job.shard)
     owners = lease.exclude(owner=None).values("owner")
-    drainers = Drainer.objects.using(using).filter(id__in=owners)
+    drainers = Process.objects.using(using).filter(id__in=owners)
     row = drainers.annotate(now=DatabaseNow()).first()
     if row is None:
         return gettext("No drainer owns its shard, %(shard)d.") % {"shard": job.shard}

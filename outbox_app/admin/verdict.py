@@ -119,7 +119,7 @@ def _of_drainers(seen: Seen) -> Iterator[Problem]:
             "%d shards have no owner: their jobs do not leave until a drainer takes them.",
             len(seen.unowned),
         )
-        yield Problem("bad", text % len(seen.unowned), _list("drainer"))
+        yield Problem("bad", text % len(seen.unowned), _list("process"))
     for row in seen.drainers:
         name = one_line(row.drainer, 100)
         if row.is_silent:
@@ -127,13 +127,13 @@ def _of_drainers(seen: Seen) -> Iterator[Problem]:
                 "%(drainer)s is silent beyond its lease: its jobs wait until another drainer takes "
                 "its shards. Start one, or this one again."
             ) % {"drainer": name}
-            yield Problem("bad", text, _list("drainer"))
+            yield Problem("bad", text, _list("process"))
         if row.drainer.trouble:
             text = _("%(drainer)s is in trouble: %(trouble)s") % {
                 "drainer": name,
                 "trouble": words(row.drainer.trouble, 300),
             }
-            yield Problem("bad", text, _list("drainer"))
+            yield Problem("bad", text, _list("process"))
 
 
 def _of_subscriptions(lags: list[lag.SubscriptionLag]) -> Iterator[Problem]:

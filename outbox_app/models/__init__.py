@@ -2,12 +2,12 @@
 
 from .clock import DatabaseNow
 from .collation import compare_bytes
-from .drainer import Drainer, Lease
 from .event import Event, EventLog, StreamHead
 from .gap import Gap
 from .inbox import InboxEntry
 from .incident import Incident
 from .job import DeadJob, StagedJob
+from .process import Lease, Process
 from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
 from .transaction import CurrentTransaction
@@ -18,7 +18,6 @@ __all__ = [
     "DatabaseNow",
     "DeadJob",
     "DeliveredVersion",
-    "Drainer",
     "Event",
     "EventLog",
     "Gap",
@@ -26,6 +25,7 @@ __all__ = [
     "Incident",
     "Lease",
     "ParkedStream",
+    "Process",
     "StagedJob",
     "Statistic",
     "StreamHead",

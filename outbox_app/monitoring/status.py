@@ -185,7 +185,7 @@ def _drainers(rows: list[status.DrainerStatus], *, using: str) -> list[DrainerFa
             lease_seconds=row.drainer.lease_seconds,
             silent_seconds=row.silent_seconds,
             silent=row.is_silent,
-            published=row.drainer.published,
+            published=row.drainer.done,
             dead=row.drainer.dead,
             per_minute=rates.get(str(row.drainer.pk), 0.0),
             trouble=row.drainer.trouble,

@@ -24,7 +24,7 @@ from django.db.models import QuerySet
 
 from ..conf import SHARDS
 from ..exceptions import LeaseLost
-from ..models import DatabaseNow, Drainer, Lease
+from ..models import DatabaseNow, Lease, Process
 
 #: Heartbeats in one lease.
 BEATS = 5
@@ -81,7 +81,7 @@ class Membership:
         self.owned = frozenset()
         started = self.clock()
         self.id = uuid4()
-        Drainer.objects.using(self.using).create(
+        Process.objects.using(self.using).create(
             id=self.id,
             resource=self.resource,
             host=socket.gethostname()[:255],
@@ -96,7 +96,7 @@ class Membership:
         """Hand the parts back and go. Returns whether they had been ours to the end."""
         self.owned = frozenset()
         self._leases().filter(owner=self.id).update(owner=None)
-        removed, _ = Drainer.objects.using(self.using).filter(id=self.id).delete()
+        removed, _ = Process.objects.using(self.using).filter(id=self.id).delete()
         self.joined = False
         return bool(removed)
 
@@ -115,7 +115,7 @@ class Membership:
             LeaseLost: The row is gone: others have taken the parts.
         """
         started = self.clock()
-        row = Drainer.objects.using(self.using).filter(id=self.id)
+        row = Process.objects.using(self.using).filter(id=self.id)
         if not row.update(heartbeat_at=DatabaseNow(), **columns):
             raise self._removed()
         self._beaten_at = started
@@ -178,7 +178,7 @@ class Membership:
         live = set()
         seen_before, self._seen = self._seen, {}
         asked = self.clock()
-        seen = Drainer.objects.using(self.using).filter(resource=self.resource)
+        seen = Process.objects.using(self.using).filter(resource=self.resource)
         seen = seen.annotate(now=DatabaseNow())
         found = list(seen.values_list("id", "heartbeat_at", "lease_seconds", "now"))
         answered = self.clock()
@@ -193,7 +193,7 @@ class Membership:
                 # clock that was set back. The milliseconds are for SQLite, which compares texts:
                 # "12:00:00.000" comes after "12:00:00".
                 margin = timedelta(milliseconds=1)
-                silent = Drainer.objects.using(self.using).filter(
+                silent = Process.objects.using(self.using).filter(
                     id=id,
                     heartbeat_at__gt=heartbeat_at - margin,
                     heartbeat_at__lt=heartbeat_at + margin,

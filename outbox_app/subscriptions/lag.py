@@ -21,7 +21,7 @@ from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..exceptions import DamagedCursor, UnknownLog
 from ..jobs.drain import status
-from ..models import Cursor, DatabaseNow, Drainer, EventLog, Gap, ParkedStream, Subscription
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Process, Subscription
 from .subscriber import Subscriber, all_subscribers
 
 #: A partition's share of MANY is no less.
@@ -156,7 +156,7 @@ def in_flight(*, using: str) -> dict[str, Holders]:
 def served(names: list[str], using: str) -> set[str]:
     """Return which of these subscriptions a process runs."""
     resources = {f"subscription:{name}": name for name in names}
-    rows = Drainer.objects.using(using).filter(resource__in=list(resources))
+    rows = Process.objects.using(using).filter(resource__in=list(resources))
     beats: list[tuple[str, float, datetime, datetime]] = list(
         rows.annotate(now=DatabaseNow()).values_list(
             "resource", "lease_seconds", "heartbeat_at", "now"

@@ -97,7 +97,7 @@ class Share:
         """Keep the leases, and look after the others where it is time."""
         membership = self.membership
         if membership.joined and membership.beat_is_due():
-            membership.beat(published=self.handled, trouble=self.trouble)
+            membership.beat(done=self.handled, trouble=self.trouble)
         if membership.sharing_is_due() and time.monotonic() >= self._aside_until:
             self._share()
             self._sample_if_due()

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-VIEW = ("view_stagedjob", "view_deadjob", "view_drainer", "view_incident")
+VIEW = ("view_stagedjob", "view_deadjob", "view_process", "view_incident")
 #: What each role may do, besides entering the admin.
 ROLES = {
     "anonymous": None,

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 STAGED = reverse("admin:outbox_app_stagedjob_changelist")
 DEAD = reverse("admin:outbox_app_deadjob_changelist")
-DRAINERS = reverse("admin:outbox_app_drainer_changelist")
+DRAINERS = reverse("admin:outbox_app_process_changelist")
 INCIDENTS = reverse("admin:outbox_app_incident_changelist")
 OVERVIEW = reverse("admin:outbox_app_overview")
 APP = reverse("admin:app_list", args=["outbox_app"])

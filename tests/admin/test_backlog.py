@@ -14,7 +14,7 @@ from outbox_app.jobs.dead import find_dead, requeue_dead
 from outbox_app.jobs.drain import status
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.insert import shard_of
-from outbox_app.models import DatabaseNow, DeadJob, Drainer, Lease, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Lease, Process, StagedJob
 from outbox_app.signals import job_dead
 from tests import tasks
 from tests.jobs.dead.rows import message, staged_jobs
@@ -102,9 +102,9 @@ def test_what_hinders_a_job(alias, superuser):
     lease.owner = row.pk
     lease.save(using=alias)
     assert hindered().startswith("Nothing that is known: ")
-    Drainer.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused")
+    Process.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused")
     assert "is in trouble: BrokerUnavailable: <b>refused" in hindered()
-    Drainer.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(minutes=5))
+    Process.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(minutes=5))
     assert "is silent for 5 min." in hindered()
     hold(alias, job, minutes=5)
     assert hindered().startswith("It is held until 20")

@@ -12,10 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.models import (
     DatabaseNow,
     DeadJob,
-    Drainer,
     Gap,
     Incident,
     Lease,
+    Process,
     StagedJob,
     Statistic,
     Subscription,
@@ -142,7 +142,7 @@ class TestSections:
             assert len(re.findall('class="field-task_id', body(there))) == int(count)
 
     def test_drainers_with_what_they_own(self, alias, superuser):
-        own(alias, drainer(alias, published=1234), shards=100)
+        own(alias, drainer(alias, done=1234), shards=100)
         shown = text(superuser.get(OVERVIEW))
         assert "web-1 7 100 (0-99)" in shown
         assert "1,234" in shown or "1234" in shown
@@ -200,7 +200,7 @@ class TestSections:
     def test_events_published_beside_events_handled(self, alias, superuser):
         Subscription.objects.using(alias).create(name="stock")
         worker = drainer(alias)
-        [minute] = Drainer.objects.using(alias).annotate(now=DatabaseNow()).values_list("now")
+        [minute] = Process.objects.using(alias).annotate(now=DatabaseNow()).values_list("now")
         begins = minute[0].replace(second=0, microsecond=0)
         for ago in range(-1, 30):  # the next one may have begun by now
             for name, kind, label, value in (
@@ -223,7 +223,7 @@ class TestSections:
         worker = drainer(alias)
         own(alias, worker)
         now = DatabaseNow()
-        [(minute,)] = Drainer.objects.using(alias).annotate(now=now).values_list("now")
+        [(minute,)] = Process.objects.using(alias).annotate(now=now).values_list("now")
         minute = minute.replace(second=0, microsecond=0)
         for ago in range(-1, 30):  # the next one may have begun by now
             for name, value in {"published": 120, "dead": 7, "ready": 4321}.items():
@@ -267,7 +267,7 @@ class TestLivePart:
 def test_one_sees_what_one_may_view(log_in):
     staged_jobs(using="default")
     dead_jobs(using="default")
-    alone = text(log_in("staff", permissions=["view_drainer"]).get(OVERVIEW))
+    alone = text(log_in("staff", permissions=["view_process"]).get(OVERVIEW))
     assert "Drainers" in alone
     for words in ("Ready to leave", "Ready jobs", "Dead", "Subscriptions", "gaps", "incidents"):
         assert words not in alone
@@ -277,7 +277,7 @@ def test_one_sees_what_one_may_view(log_in):
 def test_queries_of_others_take_a_permission(log_in, may):
     """A session that writes staged jobs and does not commit, on PostgreSQL."""
     pytest.importorskip("psycopg")
-    permissions = ["view_drainer", "view_stagedjob", *(["view_query_drainer"] if may else [])]
+    permissions = ["view_process", "view_stagedjob", *(["view_query_process"] if may else [])]
     client = log_in("staff", permissions=permissions)
     if "postgres" not in connections:
         pytest.skip("POSTGRES_URL is not set")
@@ -332,7 +332,7 @@ def test_what_errors_quote_is_masked(alias, superuser):
 def test_what_strangers_wrote_is_shown_as_text(alias, superuser):
     evil = "<script>alert(1)</script>\x1b[31m\u202e"
     drainer(alias, trouble=evil)
-    Drainer.objects.using(alias).update(host=evil)
+    Process.objects.using(alias).update(host=evil)
     dead_jobs(using=alias, task=evil, error=evil, reason=evil)
     Incident.objects.using(alias).create(kind="unknown", first_id=1, last_id=2, detail=evil)
     Gap.objects.using(alias).create(kind="version", log="outbox_event", stream=evil, first=2,

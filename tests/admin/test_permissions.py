@@ -8,11 +8,11 @@ from django.urls import get_resolver
 
 from outbox_app.models import (
     DeadJob,
-    Drainer,
     Event,
     Gap,
     Incident,
     ParkedStream,
+    Process,
     StagedJob,
     Statistic,
     Subscription,
@@ -177,7 +177,7 @@ def test_the_matrix_knows_every_address():
         for inner in getattr(outer, "url_patterns", [])
         if (inner.name or "").startswith("outbox_app_")
     }
-    above = (StagedJob, DeadJob, Drainer, Incident)
+    above = (StagedJob, DeadJob, Process, Incident)
     of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")

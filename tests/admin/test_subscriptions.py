@@ -32,7 +32,7 @@ PARKED = reverse("admin:outbox_app_parkedstream_changelist")
 GAPS = reverse("admin:outbox_app_gap_changelist")
 LISTS = (EVENTS, SUBSCRIPTIONS, PARKED, GAPS)
 
-VIEW = ("view_event", "view_subscription", "view_parkedstream", "view_gap", "view_drainer")
+VIEW = ("view_event", "view_subscription", "view_parkedstream", "view_gap", "view_process")
 ACTIONS = {
     "pause_selected": "pause_subscription",
     "resume_selected": "pause_subscription",
@@ -288,7 +288,7 @@ def test_a_subscription_that_nobody_runs_is_warned_of(alias, shop, superuser):
     runner.turn()
     try:
         assert words not in text(superuser.get(OVERVIEW))
-        drainers = reverse("admin:outbox_app_drainer_changelist")
+        drainers = reverse("admin:outbox_app_process_changelist")
         assert "subscription:shop" in text(superuser.get(drainers))
     finally:
         runner._leave()

@@ -17,11 +17,11 @@ from django.utils.timezone import now
 from outbox_app.models import (
     Cursor,
     DeadJob,
-    Drainer,
     Event,
     Gap,
     Incident,
     ParkedStream,
+    Process,
     StagedJob,
     Statistic,
     Subscription,
@@ -51,7 +51,7 @@ def plant() -> dict[str, str]:
         StagedJob(**job, available_at=now() + timedelta(days=9)),
         DeadJob(**job, staged_id=1, died_at=now(), error=short, reason=text),
         # Not one of the drainers that share the shards.
-        Drainer(id=uuid4(), resource=f"subscription:{short}"[:100], host=short, pid=1,
+        Process(id=uuid4(), resource=f"subscription:{short}"[:100], host=short, pid=1,
                 lease_seconds=9999, trouble=text),
         Incident(kind="unknown", first_id=1, last_id=2, drainer=short, detail=text,
                  shards=[MARKUP]),
@@ -78,7 +78,7 @@ def plant() -> dict[str, str]:
 def clean() -> None:
     """Remove what ``plant`` has planted."""
     for model, column in (
-        (StagedJob, "task"), (DeadJob, "task"), (Drainer, "host"), (Incident, "drainer"),
+        (StagedJob, "task"), (DeadJob, "task"), (Process, "host"), (Incident, "drainer"),
         (Event, "stream"), (Subscription, "name"), (Cursor, "subscription"),
         (ParkedStream, "subscription"), (Gap, "subscription"), (Statistic, "source"),
     ):  # fmt: skip

@@ -59,7 +59,7 @@ def prepare() -> None:
 
 def settle() -> None:
     """Wait until all processes are at work, and what must fail has failed."""
-    wait_for("outbox_app.Drainer", resource="jobs")
+    wait_for("outbox_app.Process", resource="jobs")
     wait_for("outbox_app.Cursor", subscription="warehouse-export", failures__gt=0)
     wait_for("outbox_app.Cursor", subscription="loyalty-points", handled__gt=0)
     wait_for("outbox_app.ParkedStream", subscription="invoice-mails", stream=POISON)

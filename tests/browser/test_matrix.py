@@ -19,11 +19,11 @@ from django.utils.timezone import now
 
 from outbox_app.models import (
     DeadJob,
-    Drainer,
     Event,
     Gap,
     Incident,
     ParkedStream,
+    Process,
     StagedJob,
     Statistic,
     Subscription,
@@ -33,7 +33,7 @@ from tests.jobs.dead.test_status import drainer
 
 MODELS = (
     DeadJob,
-    Drainer,
+    Process,
     Event,
     Gap,
     Incident,
@@ -69,7 +69,7 @@ def _rows_of(model: str) -> dict[str, Row]:
 
 MATRIX: dict[str, Row] = {
     **{name: row for model in MODELS for name, row in _rows_of(model._meta.model_name).items()},
-    "outbox_app_overview": Row("view_drainer", METHOD),
+    "outbox_app_overview": Row("view_process", METHOD),
 }
 #: Which permission offers which action of a list.
 ACTIONS = {

@@ -103,7 +103,7 @@ def test_it_says_when_it_cannot_refresh(page: Page) -> None:
 
 
 def test_it_shows_only_what_one_may_see(project: Project, open_page: Any) -> None:
-    page = open_page(("view_drainer", "view_deadjob"))
+    page = open_page(("view_process", "view_deadjob"))
     opened(page, OVERVIEW)
     expect(page.get_by_role("table", name="Dead jobs")).to_be_visible()
     for name in ("Subscriptions", "Open gaps", "Latest incidents"):

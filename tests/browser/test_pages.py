@@ -16,7 +16,7 @@ from .policy import POLICY
 from .project import Project
 from .survey import Seen
 
-OVERVIEW = "/admin/outbox_app/drainer/overview/"
+OVERVIEW = "/admin/outbox_app/process/overview/"
 
 
 def opened(page: Page, address: str) -> Page:

@@ -98,7 +98,7 @@ class TestMySQL:
 
     @pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
     def test_collation(self, alias, run, charset):
-        run(f"ALTER TABLE outbox_drainer CONVERT TO CHARACTER SET {charset}")
+        run(f"ALTER TABLE outbox_process CONVERT TO CHARACTER SET {charset}")
         try:
             [message] = check_databases(databases=[alias])
         finally:

@@ -18,7 +18,7 @@ from outbox_app.models import StagedJob
 from tests.servers import MariaDB, PostgreSQL, Proxy, RabbitMQ, Redis
 
 from . import project
-from .tools import QUICK, Book, Process
+from .tools import QUICK, Book, Subprocess
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def make_named_app() -> Iterator[Callable[[str], Celery]]:
 
 
 @pytest.fixture
-def start_drainer(environment: Any, tmp_path: Any) -> Iterator[Callable[..., Process]]:
+def start_drainer(environment: Any, tmp_path: Any) -> Iterator[Callable[..., Subprocess]]:
     """``start_drainer(alias, app, *arguments, outbox={}, **environment)``: a real process."""
-    started: list[Process] = []
+    started: list[Subprocess] = []
 
     def start(
         alias: str,
@@ -57,11 +57,11 @@ def start_drainer(environment: Any, tmp_path: Any) -> Iterator[Callable[..., Pro
         outbox: Any = None,
         wrap: Any = (),
         **variables: str,
-    ) -> Process:
+    ) -> Subprocess:
         apps = [a for a in apps_and_arguments if isinstance(a, Celery)]
         arguments = [a for a in apps_and_arguments if not isinstance(a, Celery)]
         brokers = {app.main: app.conf.broker_url for app in apps}
-        process = Process(
+        process = Subprocess(
             *arguments,
             environment={
                 **environment(alias),

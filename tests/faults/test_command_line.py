@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from outbox_app.models import Drainer, StagedJob
+from outbox_app.models import Process, StagedJob
 
 from .tools import assert_handed_back, eventually, on
 
@@ -51,7 +51,7 @@ def test_a_drainer_process_that_is_killed_is_replaced(
     drainer = start_drainer(alias, app, "--processes", "2")
 
     def pids():
-        return set(Drainer.objects.using(alias).values_list("pid", flat=True))
+        return set(Process.objects.using(alias).values_list("pid", flat=True))
 
     first = eventually(lambda: len(pids()) == 2 and pids(), "two drainers")
     assert drainer.pid not in first

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from outbox_app.models import Drainer, Incident, StagedJob
+from outbox_app.models import Incident, Process, StagedJob
 
 from .tools import assert_handed_back, drain, eventually, on
 
@@ -27,7 +27,7 @@ def test_black_hole(
     app, jobs = make_named_app(redis_url), book(alias)
     where = {} if failpoint == "idle" else {"OUTBOX_FAILPOINT": f"{failpoint}=stop"}
     drainer = start_drainer(alias, app, **{variable: url}, **where)
-    eventually(Drainer.objects.using(alias).exists, "it runs")
+    eventually(Process.objects.using(alias).exists, "it runs")
     if where:
         jobs.stage(app, 100)
         eventually(lambda: is_stopped(drainer.pid), "in the middle of a batch")

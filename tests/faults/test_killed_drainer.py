@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from outbox_app.models import Drainer, Incident, Lease, StagedJob
+from outbox_app.models import Incident, Lease, Process, StagedJob
 
 from .tools import drain, eventually, on
 
@@ -35,7 +35,7 @@ def test_killed_at_a_batch(alias, failpoint, redis_url, make_named_app, start_dr
     assert killed.wait() == -signal.SIGKILL
     left = StagedJob.objects.using(alias).count()
     assert 0 < left < 300
-    assert Lease.objects.using(alias).filter(owner=Drainer.objects.using(alias).get().id).exists()
+    assert Lease.objects.using(alias).filter(owner=Process.objects.using(alias).get().id).exists()
 
     drain(alias)
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from django.db import connections, transaction
 
-from outbox_app.models import Drainer, Lease, StagedJob
+from outbox_app.models import Lease, Process, StagedJob
 
 from .tools import PATIENCE, DrainThread, assert_handed_back, draining, eventually, on
 
@@ -20,7 +20,7 @@ SHARDS = 128
 
 def shares(alias):
     """How many shards each live drainer owns."""
-    live = set(Drainer.objects.using(alias).values_list("id", flat=True))
+    live = set(Process.objects.using(alias).values_list("id", flat=True))
     owners = Lease.objects.using(alias).values_list("owner", flat=True)
     return sorted(Counter(owner for owner in owners if owner in live).values())
 
@@ -110,7 +110,7 @@ def test_each_key_keeps_its_order(
     count = Counter()
     writers = [threading.Thread(target=write, args=(i,)) for i in range(4)]
     victim = start_drainer(alias, app, OUTBOX_FAILPOINT="published_not_deleted=kill")
-    eventually(Drainer.objects.using(alias).exists, "the one that will die runs")
+    eventually(Process.objects.using(alias).exists, "the one that will die runs")
     with draining(alias, batch_size=20):
         for writer in writers:
             writer.start()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connections
 
-from outbox_app.models import Drainer, StagedJob
+from outbox_app.models import Process, StagedJob
 from tests.servers import free_port, processes
 from tests.servers.install import find_program
 from tests.servers.ports import make_folder
@@ -81,7 +81,7 @@ def test_everything_works(
     app, jobs = make_named_app(redis_url), book(alias)
     # More drainers, each with a listener, than the pooler has connections.
     drainers = [start_drainer(alias, app, POSTGRES_URL=url) for _ in range(2)]
-    eventually(lambda: Drainer.objects.using(alias).count() == 2, "both run")
+    eventually(lambda: Process.objects.using(alias).count() == 2, "both run")
     for drainer in drainers:
         drainer.says("LISTEN does not work, polling instead")
         assert "is there a pooler in transaction mode?" in drainer.output

@@ -11,7 +11,7 @@ import threading
 import pytest
 from django.db import connections
 
-from outbox_app.models import Drainer, StagedJob
+from outbox_app.models import Process, StagedJob
 
 from .tools import PATIENCE, Book, assert_handed_back, drain, eventually, on
 
@@ -51,7 +51,7 @@ def test_under_load(alias, number, redis_url, make_named_app, start_drainer, boo
 @on("postgres")
 def test_twice(alias, redis_url, make_named_app, start_drainer):
     drainer = start_drainer(alias, make_named_app(redis_url))
-    eventually(Drainer.objects.using(alias).exists, "it runs")
+    eventually(Process.objects.using(alias).exists, "it runs")
     drainer.signal(signal.SIGTERM)
     drainer.signal(signal.SIGTERM)
     assert drainer.wait() == 0
@@ -61,7 +61,7 @@ def test_twice(alias, redis_url, make_named_app, start_drainer):
 @on("postgres")
 def test_several_processes(alias, redis_url, make_named_app, start_drainer):
     """The parent passes it on; where the parent is killed, nobody could, so they end as well."""
-    drainers = Drainer.objects.using(alias)
+    drainers = Process.objects.using(alias)
     parent = start_drainer(alias, make_named_app(redis_url), "--processes", "2")
     eventually(lambda: drainers.count() == 2, "both run")
     assert parent.stop() == 0

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from outbox_app.models import Drainer, Incident, StagedJob
+from outbox_app.models import Incident, Process, StagedJob
 from tests.servers import processes
 
 from .tools import QUICK, assert_handed_back, draining, eventually, on
@@ -46,7 +46,7 @@ def test_frozen_for_twice_the_lease(
         eventually(lambda: not StagedJob.objects.using(alias).exists(), "and the new ones")
         processes.continue_tree(frozen.pid)
         frozen.says("others have removed it")
-        eventually(lambda: Drainer.objects.using(alias).count() == 2, "it is back")
+        eventually(lambda: Process.objects.using(alias).count() == 2, "it is back")
         assert frozen.stop() == 0
 
     jobs.receive(app)
@@ -72,13 +72,13 @@ def test_frozen_without_anybody_to_take_over(alias, redis_url, make_named_app, s
         *(alias, app, "--batch-size", str(BATCH)), OUTBOX_FAILPOINT="claimed=stop@2"
     )
     eventually(lambda: is_frozen(frozen.pid), "it froze")
-    drainer = Drainer.objects.using(alias).get()
+    drainer = Process.objects.using(alias).get()
     silence = QUICK["LEASE_SECONDS"]
     eventually(lambda: age(alias) > silence, "its lease ran out")
 
     frozen.signal(signal.SIGCONT)
     eventually(lambda: not StagedJob.objects.using(alias).exists(), "it goes on")
-    assert Drainer.objects.using(alias).get().id == drainer.id
+    assert Process.objects.using(alias).get().id == drainer.id
     assert frozen.stop() == 0
     jobs.receive(app)
     jobs.assert_exact()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import Drainer, StagedJob
+from outbox_app.models import Process, StagedJob
 
 from .tools import draining, eventually, on
 
@@ -24,7 +24,7 @@ def test_said_once_and_shown_with_the_drainer(
     link.mode = "refuse"
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 10)
-    shown = Drainer.objects.using(alias).values_list("trouble", flat=True)
+    shown = Process.objects.using(alias).values_list("trouble", flat=True)
     with draining(alias):
         eventually(lambda: "cannot be reached" in "".join(shown.all()), "it is in the table")
         eventually(lambda: link.accepted > 4, "it has tried more often than once")

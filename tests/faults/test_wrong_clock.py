@@ -10,7 +10,7 @@ import glob
 
 import pytest
 
-from outbox_app.models import DatabaseNow, Drainer, Incident, StagedJob
+from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
 
 from .tools import QUICK, draining, eventually, on
 
@@ -63,7 +63,7 @@ def test_leases(alias, wrong_clock, redis_url, make_named_app, start_drainer, qu
     """Neither takes the other for dead."""
     with draining(alias) as right:
         wrong = start_drainer(alias, make_named_app(redis_url), **wrong_clock)
-        drainers = Drainer.objects.using(alias)
+        drainers = Process.objects.using(alias)
         eventually(lambda: drainers.count() == 2, "both run")
         ids = set(drainers.values_list("id", flat=True))
         beats = {id: set() for id in ids}

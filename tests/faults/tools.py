@@ -25,7 +25,7 @@ from django.db import connections, transaction
 
 from outbox_app import stage_many
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from tests.servers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ def _take_from_redis(queue: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def assert_handed_back(using: str) -> None:
     """No drainer is left, and no shard has an owner."""
-    assert not Drainer.objects.using(using).exists()
+    assert not Process.objects.using(using).exists()
     assert not Lease.objects.using(using).filter(owner__isnull=False).exists()
 
 
@@ -178,7 +178,7 @@ def draining(using: str, **options: Any) -> Iterator[Drain]:
     assert thread.error is None, repr(thread.error)
 
 
-class Process:
+class Subprocess:
     """``manage.py drain_outbox`` as a real process."""
 
     def __init__(

@@ -21,7 +21,7 @@ from uuid import UUID
 from django.db.models import F
 from django.test import override_settings
 
-from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.process import lease
 
 from .brokers import Broker
@@ -67,7 +67,7 @@ class World:
         self.passed = 0.0
         Broker.current = self.broker = Broker(self.model.accepted)
         stage.reset_broker(True)
-        for model in (StagedJob, DeadJob, Incident, Drainer):
+        for model in (StagedJob, DeadJob, Incident, Process):
             model.objects.using(self.using).all().delete()
         Lease.objects.using(self.using).update(owner=None)
         set_failpoints(on=True)
@@ -106,7 +106,7 @@ class World:
         """Let time pass for everybody."""
         self.passed += seconds
         ago = timedelta(seconds=seconds)
-        Drainer.objects.using(self.using).update(heartbeat_at=F("heartbeat_at") - ago)
+        Process.objects.using(self.using).update(heartbeat_at=F("heartbeat_at") - ago)
         # One by one: on MariaDB an UPDATE that scans would wait for rows of the late transaction.
         held = StagedJob.objects.using(self.using).held()
         for id in list(held.values_list("id", flat=True)):

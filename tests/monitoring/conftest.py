@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from outbox_app.models import DatabaseNow, Drainer, Lease, StagedJob
+from outbox_app.models import DatabaseNow, Lease, Process, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.subscriptions.conftest import published, run
 from tests.subscriptions.control.conftest import seen_by
@@ -23,13 +23,13 @@ SECRET = "password=hunter2"
 
 
 @pytest.fixture
-def drainer(alias: str) -> Callable[..., Drainer]:
+def drainer(alias: str) -> Callable[..., Process]:
     """``drainer(silent=0.0, shards=0, **columns)``: a row of one, with shards of its own."""
 
-    def make(*, silent: float = 0.0, shards: int = 0, **columns: Any) -> Drainer:
+    def make(*, silent: float = 0.0, shards: int = 0, **columns: Any) -> Process:
         values = {"host": "web-1", "pid": 7, "lease_seconds": 10, **columns}
-        row = Drainer.objects.using(alias).create(id=uuid4(), **values)
-        rows = Drainer.objects.using(alias).filter(pk=row.pk)
+        row = Process.objects.using(alias).create(id=uuid4(), **values)
+        rows = Process.objects.using(alias).filter(pk=row.pk)
         rows.update(heartbeat_at=DatabaseNow() - timedelta(seconds=silent))
         first = Lease.objects.using(alias).count()
         Lease.objects.using(alias).bulk_create(

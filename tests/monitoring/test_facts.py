@@ -85,7 +85,7 @@ def test_of_jobs(alias, staged, died):
 
 def test_of_drainers(alias, drainer, monkeypatch):
     monkeypatch.setattr(series, "_now", lambda using: NOW)
-    one = drainer(shards=100, published=9, dead=1, trouble="broker is away")
+    one = drainer(shards=100, done=9, dead=1, trouble="broker is away")
     drainer(pid=8, shards=8, silent=900)
     figure(alias, counters.PUBLISHED, 90, source=str(one.pk))
 

@@ -37,7 +37,7 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     published("a", "b")
     staged(3, age=50)
     died(2, error=HOSTILE)
-    drainer(shards=100, published=9, dead=1)
+    drainer(shards=100, done=9, dead=1)
     Lease.objects.using(alias).bulk_create(  # the oldest job is looked for in shards that have one
         (Lease(resource="jobs", part=part) for part in range(SHARDS)), ignore_conflicts=True
     )
@@ -128,8 +128,8 @@ def test_lint(alias, lively):
 
 def test_two_drainers_of_one_host_and_pid_are_one_series(alias, drainer):
     """The row of a container that was killed, and that of the one which came after it."""
-    drainer(host="pod-1", pid=1, silent=5, published=1000)
-    drainer(host="pod-1", pid=1, published=3)
+    drainer(host="pod-1", pid=1, silent=5, done=1000)
+    drainer(host="pod-1", pid=1, done=3)
     found = scraped()
     assert value(found, "outbox_published_jobs_total", host="pod-1", pid="1") == 3
     assert value(found, "outbox_drainers") == 2

@@ -127,7 +127,7 @@ def test_exit_codes_of_limits(alias, status, staged, died, drainer):
 def test_json_says_all_of_it_and_its_keys_are_documented(alias, status, staged, died, drainer):
     staged(1, age=5)
     died(1, error="E")
-    drainer(trouble="away", published=7)
+    drainer(trouble="away", done=7)
     code, text = status("--json", "--max-dead", "0")
     told = json.loads(text)
     assert code == 1

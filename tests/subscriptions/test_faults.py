@@ -14,7 +14,7 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Drainer, InboxEntry, Incident, Subscription
+from outbox_app.models import Cursor, InboxEntry, Incident, Process, Subscription
 from outbox_app.subscriptions.cursors import Overtaken
 from outbox_app.subscriptions.partition import Partition, SwallowedError
 from outbox_app.subscriptions.runner import Runner
@@ -28,7 +28,7 @@ POINTS = ["page_read", "advanced", "handled", "committed"]
 STREAMS = ["a", "b", "c"]
 
 
-class Process:
+class Subprocess:
     """``manage.py run_subscriptions`` as a real process, with the subscription ``noted``."""
 
     def __init__(self, *arguments: str, environment: dict[str, str], log: Any, **declared: Any):
@@ -60,14 +60,14 @@ class Process:
 @pytest.fixture
 def start(alias, environment, tmp_path):
     """``start(…)``: a process; those that are left are killed with the test."""
-    started: list[Process] = []
+    started: list[Subprocess] = []
 
-    def make(*arguments: str, failpoint: str = "", **declared: Any) -> Process:
+    def make(*arguments: str, failpoint: str = "", **declared: Any) -> Subprocess:
         variables = environment(alias)
         if failpoint:
             variables["OUTBOX_FAILPOINT"] = failpoint
         log = tmp_path / f"process{len(started)}.log"
-        started.append(Process(*arguments, environment=variables, log=log, **declared))
+        started.append(Subprocess(*arguments, environment=variables, log=log, **declared))
         return started[-1]
 
     yield make
@@ -120,9 +120,9 @@ def test_frozen_anywhere(alias, published, start, point):
 @on("postgres")
 def test_the_second_one_waits_and_takes_over(alias, published, start):
     first = start()
-    eventually(lambda: Drainer.objects.using(alias).count() == 1, "the first one runs")
+    eventually(lambda: Process.objects.using(alias).count() == 1, "the first one runs")
     second = start()
-    eventually(lambda: Drainer.objects.using(alias).count() == 2, "the second one runs")
+    eventually(lambda: Process.objects.using(alias).count() == 2, "the second one runs")
     published(*STREAMS)
     eventually(lambda: len(noted(alias)) >= 3, "handled")
     first.kill()
@@ -142,7 +142,7 @@ def test_a_stop_finishes_the_page_and_hands_back(alias, published, start):
     eventually(lambda: len(noted(alias)) >= 30, "handled")
     process.popen.send_signal(signal.SIGTERM)
     assert process.wait() == 0
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
     assert "subscriptions stopped handled=30" in process.log.read_text()
 
 

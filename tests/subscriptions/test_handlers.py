@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, transaction
 from outbox_app import subscriber
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeWindow
-from outbox_app.models import Cursor, Drainer, Incident, ParkedStream
+from outbox_app.models import Cursor, Incident, ParkedStream, Process
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
@@ -361,7 +361,7 @@ def test_older_code_beside_newer_code(alias, published, run):
     published(*"abcdefgh")
     new.shares[0].membership._shared_at = -1e9
     eventually(lambda: new.turn() or len(seen) == 16)
-    assert Drainer.objects.using(alias).count() == 1
+    assert Process.objects.using(alias).count() == 1
     old._leave()
     new._leave()
 

@@ -10,10 +10,10 @@ from outbox_app import subscriber
 from outbox_app.exceptions import NotMoved
 from outbox_app.models import (
     Cursor,
-    Drainer,
     Event,
     InboxEntry,
     ParkedStream,
+    Process,
     StagedJob,
     Subscription,
 )
@@ -44,7 +44,7 @@ def test_every_event_once_in_order(alias, published, run):
     published("a")
     assert run("all") == 1
     assert seen[3:] == [("a", 3)]
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
 
 
 def test_pages_and_filters(alias, published, run):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outbox_app import stage
-from outbox_app.models import DeadJob, Drainer, Lease, StagedJob
+from outbox_app.models import DeadJob, Lease, Process, StagedJob
 from outbox_app.testing import drain_inline
 
 pytestmark = pytest.mark.usefixtures("in_atomic")
@@ -22,7 +22,7 @@ def test_jobs_reach_the_broker(alias, app, add):
 
     assert (tally.published, tally.dead) == (3, 0)
     assert StagedJob.objects.using(alias).get().available_at is not None
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
     assert not Lease.objects.using(alias).exclude(owner=None).exists()
     with app.connection_for_read() as connection:
         queue = app.amqp.queues[app.main](connection.default_channel)

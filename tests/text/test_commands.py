@@ -21,11 +21,11 @@ from outbox_app.models import (
     Cursor,
     DatabaseNow,
     DeadJob,
-    Drainer,
     Event,
     Gap,
     Incident,
     ParkedStream,
+    Process,
     StagedJob,
     Subscription,
 )
@@ -73,7 +73,7 @@ def rows(alias: str) -> None:
         publish(HOSTILE, HOSTILE, topic=HOSTILE)
     state = LogReader(Event, using=alias).window.start(0)
     for row in (
-        Drainer(id=uuid4(), host=HOSTILE, pid=7, lease_seconds=10, trouble=HOSTILE),
+        Process(id=uuid4(), host=HOSTILE, pid=7, lease_seconds=10, trouble=HOSTILE),
         Incident(kind="unknown", first_id=1, last_id=1, drainer=HOSTILE, detail=HOSTILE),
         Subscription(name=HOSTILE),
         Cursor(**subscription, partition=0, state=state.dump(), error=HOSTILE, failures=1),

@@ -201,7 +201,7 @@ class Drain:
         if not self.membership.joined or not (at_once or self.membership.beat_is_due()):
             return
         tally = self.tally
-        self.membership.beat(published=tally.published, dead=tally.dead, trouble=self.trouble)
+        self.membership.beat(done=tally.published, dead=tally.dead, trouble=self.trouble)
         self._debts.note_heartbeat()
 
     def _pay(self) -> None:

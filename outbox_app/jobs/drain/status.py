@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import Count, Max, QuerySet
 
 from ...conf import SHARDS
-from ...models import DatabaseNow, DeadJob, Drainer, Incident, Lease, StagedJob
+from ...models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
 from . import backlog as waiting
 from .batch import apps_with_rows
 
@@ -59,7 +59,7 @@ class Held:
 class DrainerStatus:
     """One drainer, by the database's clock."""
 
-    drainer: Drainer
+    drainer: Process
     #: Numbers of the shards that it owns, in their order.
     owned: list[int]
     silent_seconds: float
@@ -133,7 +133,7 @@ def drainers(*, using: str) -> list[DrainerStatus]:
     for owner, part in leases.order_by("part").values_list("owner", "part"):
         owned.setdefault(owner, []).append(part)
     rows = (
-        Drainer.objects.using(using)
+        Process.objects.using(using)
         .filter(resource="jobs")
         .annotate(now=DatabaseNow())
         .order_by("host", "pid", "id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_app.models import DeadJob, Drainer, StagedJob
+from outbox_app.models import DeadJob, Process, StagedJob
 from tests.faults.tools import draining, eventually, on
 
 pytestmark = [
@@ -54,7 +54,7 @@ def test_lease_is_renewed_within_a_batch(alias, way, make_named_app, book, drain
     stage_large(app, jobs, 120, size=30_000)
     slow.bytes_per_second = 1_000_000
     with draining(alias) as one, draining(alias) as two:
-        eventually(lambda: Drainer.objects.using(alias).count() == 2, "both run")
+        eventually(lambda: Process.objects.using(alias).count() == 2, "both run")
         drained(alias)
         assert one.tally.published + two.tally.published == 120
 

@@ -10,7 +10,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.jobs.drain import status
-from outbox_app.models import DatabaseNow, DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.text import one_line, shown
 
 from .rows import dead_jobs, staged_jobs
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.django_db
 
 
 def drainer(alias, *, silent=0.0, **columns):
-    row = Drainer.objects.using(alias).create(
+    row = Process.objects.using(alias).create(
         id=uuid4(), host="web-1", pid=7, lease_seconds=10, **columns
     )
     heartbeat = DatabaseNow() - timedelta(seconds=silent)
-    Drainer.objects.using(alias).filter(pk=row.pk).update(heartbeat_at=heartbeat)
+    Process.objects.using(alias).filter(pk=row.pk).update(heartbeat_at=heartbeat)
     return row
 
 

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import Drainer, Lease, StagedJob
+from outbox_app.models import Lease, Process, StagedJob
 from tests import tasks
 
 from .test_main_path import received
@@ -75,7 +75,7 @@ def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, mak
     busy._may_send = slow_send
     other.membership.join()
     assert not other.membership.owned
-    assert Drainer.objects.using(alias).count() == 2
+    assert Process.objects.using(alias).count() == 2
 
     for _ in range(3):
         busy.turn()

@@ -7,7 +7,7 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import Drainer, Incident, Lease, StagedJob
+from outbox_app.models import Incident, Lease, Process, StagedJob
 from tests import tasks
 
 from .test_main_path import received
@@ -87,7 +87,7 @@ def test_shards_are_not_handed_back_with_debts(alias, staged):
     finally:
         set_failpoint("published_not_deleted", None)
     assert drain.tally.published
-    assert Drainer.objects.using(alias).exists()
+    assert Process.objects.using(alias).exists()
     assert not Lease.objects.using(alias).filter(owner=None).exists()
 
 
@@ -114,7 +114,7 @@ def test_shards_are_handed_back_at_the_second_attempt(alias, staged):
     finally:
         set_failpoint("deleted", None)
     assert len(failed) == 2
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
 
 
 def test_an_incident_is_owed_until_it_is_written(alias, redis_url, make_app):

@@ -9,7 +9,7 @@ from django.db import OperationalError, connections, transaction
 
 from outbox_app.exceptions import LeaseLost
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Drainer, Lease
+from outbox_app.models import DatabaseNow, Lease, Process
 from outbox_app.process.lease import Membership
 from tests import tasks
 
@@ -41,7 +41,7 @@ def member(alias, clock):
 
 def die(member):
     """As if it had been silent for longer than its lease."""
-    silent = Drainer.objects.using(member.using).filter(id=member.id)
+    silent = Process.objects.using(member.using).filter(id=member.id)
     silent.update(heartbeat_at=DatabaseNow() - timedelta(seconds=11))
 
 
@@ -133,9 +133,9 @@ def test_one_that_comes_back_in_time_is_not_buried(alias, member):
     slow, other = member(), member()
     slow.join()
     die(slow)
-    seen = Drainer.objects.using(alias).get(id=slow.id)
+    seen = Process.objects.using(alias).get(id=slow.id)
     slow.beat()
-    gone = Drainer.objects.using(alias).filter(
+    gone = Process.objects.using(alias).filter(
         id=slow.id, heartbeat_at__lt=seen.heartbeat_at + timedelta(milliseconds=1)
     )
     assert not gone.exists()
@@ -150,12 +150,12 @@ def test_a_heartbeat_at_a_whole_second_is_buried_as_any_other(alias, member):
     whole = datetime(2020, 1, 1, tzinfo=timezone.utc)  # noqa: UP017
     if alias == "default":
         with connections[alias].cursor() as cursor:
-            cursor.execute("UPDATE outbox_drainer SET heartbeat_at = '2020-01-01 00:00:00.000'")
+            cursor.execute("UPDATE outbox_process SET heartbeat_at = '2020-01-01 00:00:00.000'")
     else:
-        Drainer.objects.using(alias).update(heartbeat_at=whole)
+        Process.objects.using(alias).update(heartbeat_at=whole)
     heir.join()
     assert heir.owned == set(range(PARTS))
-    assert Drainer.objects.using(alias).get().id == heir.id
+    assert Process.objects.using(alias).get().id == heir.id
 
 
 def test_it_trusts_itself_for_less_than_its_lease(member, clock):
@@ -183,7 +183,7 @@ def test_its_idea_of_the_database_s_time(alias, member, clock):
     one = member()
     assert one.now() is None
     one.join()
-    asked = Drainer.objects.using(alias).annotate(now=DatabaseNow()).get().now
+    asked = Process.objects.using(alias).annotate(now=DatabaseNow()).get().now
     assert abs((one.now() - asked).total_seconds()) < 5
     clock.now += 3600
     assert 3595 < (one.now() - asked).total_seconds() < 3605

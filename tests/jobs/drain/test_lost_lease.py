@@ -15,7 +15,7 @@ from django.db import OperationalError, connections
 from outbox_app.exceptions import LeaseLost
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Drainer, Incident
+from outbox_app.models import DatabaseNow, Incident, Process
 from outbox_app.process import lease
 from outbox_app.process.lease import Membership
 from tests import tasks
@@ -186,7 +186,7 @@ def watching(alias, clock):
 
 def set_back(alias, seconds):
     """As if the database's clock were set back: what it wrote before lies in the future."""
-    Drainer.objects.using(alias).update(
+    Process.objects.using(alias).update(
         heartbeat_at=DatabaseNow() + timedelta(seconds=seconds),
     )
 
@@ -200,11 +200,11 @@ def test_the_database_s_clock_is_set_back_while_a_drainer_dies(alias, watching, 
         living.beat()
         looks.beat()
         looks.rebalance()
-    ids = set(Drainer.objects.using(alias).values_list("id", flat=True))
+    ids = set(Process.objects.using(alias).values_list("id", flat=True))
     assert ids == {living.id, looks.id}
     with pytest.raises(LeaseLost):
         dead.beat()
-    assert Drainer.objects.using(alias).filter(heartbeat_at__gt=DatabaseNow()).count() == 0
+    assert Process.objects.using(alias).filter(heartbeat_at__gt=DatabaseNow()).count() == 0
 
 
 def test_one_that_comes_back_on_a_clock_that_was_set_back_is_not_buried(
@@ -220,7 +220,7 @@ def test_one_that_comes_back_on_a_clock_that_was_set_back_is_not_buried(
     seen = {"beaten": False}
 
     def beat_meanwhile(execute, sql, *args):
-        if sql.startswith("DELETE") and "outbox_drainer" in sql and not seen["beaten"]:
+        if sql.startswith("DELETE") and "outbox_process" in sql and not seen["beaten"]:
             seen["beaten"] = True
             slow.beat()
         return execute(sql, *args)
@@ -246,7 +246,7 @@ def test_a_slow_answer_is_no_silence(alias, watching, clock):
         looks.rebalance()
     clock.now += 9
     looks.rebalance()
-    assert Drainer.objects.using(alias).count() == 3
+    assert Process.objects.using(alias).count() == 3
 
 
 def test_the_clock_of_a_lease_counts_suspended_time():

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DeadJob, Drainer, Incident, Lease, StagedJob
+from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,7 +55,7 @@ def test_what_is_committed_is_published_and_what_is_rolled_back_is_not(alias, ma
     assert not StagedJob.objects.using(alias).exists()
     assert not DeadJob.objects.using(alias).exists()
     assert not Incident.objects.using(alias).exists()
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
     assert set(Lease.objects.using(alias).values_list("owner", flat=True)) == {None}
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.models import DatabaseNow, Drainer, Incident, StagedJob
+from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
 from outbox_app.process.lease import Membership
 from tests import tasks
 
@@ -61,7 +61,7 @@ def test_leaves_to_a_live_drainer_what_is_in_its_shards(alias, note):
     assert left <= other.owned
     assert 0 < tally.published < 200
     assert not Incident.objects.using(alias).exists()
-    assert Drainer.objects.using(alias).get().id == other.id
+    assert Process.objects.using(alias).get().id == other.id
 
 
 def test_takes_over_from_a_dead_one(alias, note, other):
@@ -69,7 +69,7 @@ def test_takes_over_from_a_dead_one(alias, note, other):
     tally = Drain(using=alias, lease_seconds=LEASE).run(once=True)
     assert tally.published == 200
     assert not StagedJob.objects.using(alias).exists()
-    assert not Drainer.objects.using(alias).exists()
+    assert not Process.objects.using(alias).exists()
 
 
 def test_takes_over_held_jobs_that_are_due(alias, note, other):

@@ -17,10 +17,10 @@ from outbox_app.jobs.drain import status
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
-    Drainer,
     Event,
     Gap,
     ParkedStream,
+    Process,
     Subscription,
 )
 from outbox_app.subscriptions import control, lag
@@ -129,7 +129,7 @@ def test_a_subscription_that_no_process_runs_is_not_running(alias, published, ru
     with running("all"):
         eventually(lambda: one(alias, "all").state == "running")
         # Killed: the row of its process stays, and is silent.
-        drainers = Drainer.objects.using(alias).filter(resource="subscription:all")
+        drainers = Process.objects.using(alias).filter(resource="subscription:all")
         row = drainers.get()
         row.pk = uuid4()
         row.resource = "subscription:other"

@@ -1,9 +1,8 @@
-"""Who works on what: one row a drainer (its heartbeat), one row a shard (its owner).
+"""Who works on what: one row a process (its heartbeat), one row a part of the work (its owner).
 
-A process that runs subscriptions has a row for each, and leases on their partitions.
-
-A drainer that is alive rewrites only its own row; shards are written when they change hands. The
-protocol that keeps one owner a shard is ``process.lease``.
+A drainer has a row and leases on shards; a process that runs subscriptions has a row for each of
+them, and leases on their partitions. A live process rewrites only its own row; leases are written
+when they change hands. The protocol that keeps one owner a part is ``process.lease``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from django.utils.translation import gettext_lazy as _
 from .clock import DatabaseNow
 
 
-class Drainer(models.Model):
-    """A running drainer. The row goes when the drainer stops, or when its lease has run out."""
+class Process(models.Model):
+    """A running process. The row goes when the process stops, or when its lease has run out."""
 
     id = models.UUIDField(primary_key=True)
     #: What it shares with the others: "jobs", or "subscription:" and a name.
@@ -24,21 +23,20 @@ class Drainer(models.Model):
     pid = models.PositiveIntegerField(_("process id"))
     started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
     heartbeat_at = models.DateTimeField(_("last heartbeat"), db_default=DatabaseNow())
-    #: Seconds after the heartbeat at which others may take its shards.
+    #: Seconds after the heartbeat at which others may take over its leases.
     lease_seconds = models.FloatField(_("lease in seconds"))
-    published = models.BigIntegerField(_("published"), default=0)
-    #: No longer counted: drainers of earlier versions write it while they are replaced.
-    expired = models.BigIntegerField(_("dropped as expired"), default=0)
+    #: Jobs published, or events handled.
+    done = models.BigIntegerField(_("done"), default=0)
     dead = models.BigIntegerField(_("moved to dead"), default=0)
     #: What it is waiting for, in the exception's own words; empty when all is well.
     trouble = models.TextField(_("trouble"), blank=True, default="")
 
     class Meta:
-        db_table = "outbox_drainer"
-        verbose_name = _("drainer")
-        verbose_name_plural = _("drainers")
+        db_table = "outbox_process"
+        verbose_name = _("process")
+        verbose_name_plural = _("processes")
         permissions = [
-            ("view_query_drainer", _("Can see the queries of sessions that block work")),
+            ("view_query_process", _("Can see the queries of sessions that block work")),
         ]
 
     def __str__(self) -> str:
@@ -50,7 +48,7 @@ class Lease(models.Model):
 
     resource = models.CharField(_("resource"), max_length=100)
     part = models.PositiveSmallIntegerField(_("part"))
-    #: A Drainer's id. No foreign key: taking over must not wait for a lock on the drainer's row.
+    #: The id of a Process. No foreign key: a takeover must not wait for a lock on its row.
     owner = models.UUIDField(_("owner"), null=True)
 
     class Meta:
