@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 
-from .conf import settings
+from .conf import outbox_settings
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
     from .models import EventLog
@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # a project's celery.py is imported before Django's models ma
 
 def outbox_alias() -> str:
     """Return the alias that the outbox lives on: the setting, else what the routers say."""
-    if settings().DATABASE:
-        return settings().DATABASE  # type: ignore[return-value]
+    if outbox_settings().DATABASE:
+        return outbox_settings().DATABASE  # type: ignore[return-value]
     try:
         from .models import StagedJob
     except RuntimeError as error:  # Django's words for it name the model, not the remedy
@@ -30,9 +30,9 @@ def outbox_alias() -> str:
 
 def inbox_alias() -> str:
     """Return the alias that the inbox lives on: the setting, else the alias of the outbox."""
-    return settings().INBOX_DATABASE or outbox_alias()
+    return outbox_settings().INBOX_DATABASE or outbox_alias()
 
 
 def log_alias(log: type[EventLog]) -> str:
     """Return the alias that a log lives on: the setting DATABASE, else what the routers say."""
-    return settings().DATABASE or router.db_for_write(log)
+    return outbox_settings().DATABASE or router.db_for_write(log)

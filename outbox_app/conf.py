@@ -1,9 +1,9 @@
 """Settings: the dictionary ``OUTBOX`` of the Django project, typed and read when asked for.
 
 Every setting has a default, so the dictionary may be absent. Nothing is read at import.
-``settings()`` raises ``ImproperlyConfigured`` for a key that does not exist; values that make no
-sense together are system checks (``outbox_app.checks``), so that ``manage.py check`` names all of
-them at once.
+``outbox_settings()`` raises ``ImproperlyConfigured`` for a key that does not exist. Values that
+contradict each other are found by the system checks (``outbox_app.checks``), so that ``manage.py
+check`` names all of them at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
-from django.conf import settings as django_settings
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
@@ -107,7 +107,7 @@ NAMES = tuple(each.name for each in fields(OutboxSettings))
 
 
 @lru_cache(maxsize=1)
-def settings() -> OutboxSettings:
+def outbox_settings() -> OutboxSettings:
     """Return the settings in force.
 
     Returns:
@@ -116,7 +116,7 @@ def settings() -> OutboxSettings:
     Raises:
         ImproperlyConfigured: ``OUTBOX`` is not a dictionary or has an unknown key.
     """
-    given: Any = getattr(django_settings, "OUTBOX", {})
+    given: Any = getattr(settings, "OUTBOX", {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(
             f"The setting OUTBOX must be a dictionary; it is {type(given).__name__}."
@@ -130,9 +130,9 @@ def settings() -> OutboxSettings:
     return OutboxSettings(**given)
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
+def _clear_cache(*, setting: str, **kwargs: Any) -> None:
     if setting == "OUTBOX":
-        settings.cache_clear()
+        outbox_settings.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="outbox_app.conf")
+setting_changed.connect(_clear_cache, dispatch_uid="outbox_app.conf")

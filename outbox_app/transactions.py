@@ -15,7 +15,7 @@ from django.db.models import Model
 from django.db.models.signals import post_migrate, pre_migrate
 from django.dispatch import receiver
 
-from .conf import settings
+from .conf import outbox_settings
 from .exceptions import NotAtomic, NotMigrated
 
 
@@ -77,7 +77,7 @@ def require_table(model: type[Model], migration: str, *, using: str) -> None:
 
 def require_atomic(call: str, *, using: str) -> None:
     """Raise ``NotAtomic`` unless ``atomic()`` is open on ``using`` (or the settings open it)."""
-    if settings().OUTSIDE == "stage" or is_atomic(using):
+    if outbox_settings().OUTSIDE == "stage" or is_atomic(using):
         return
     where = "outside a transaction"
     if lacks_autocommit(connections[using]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..text import one_line
 
 #: What is shown instead of a value.
@@ -88,7 +88,7 @@ def words(text: str, limit: int) -> str:
 
 
 def _words() -> list[str]:
-    return [plain for word in settings().SENSITIVE_KEYS if (plain := _plain(word))]
+    return [plain for word in outbox_settings().SENSITIVE_KEYS if (plain := _plain(word))]
 
 
 def _plain(text: str) -> str:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..eventlog.lag import Holders
 from ..jobs.dead_summary import DeadMatrix
 from ..jobs.drain import status
@@ -84,7 +84,7 @@ def verdict(seen: Seen) -> Verdict:
     if not backlog.rows:
         return Verdict("good", _("All staged work has left. Nothing is waiting."))
     waits = {"count": backlog.shown, "age": duration(backlog.oldest_seconds)}
-    if backlog.oldest_seconds <= (settings().INTERVAL or 1.0) * POLLS:
+    if backlog.oldest_seconds <= (outbox_settings().INTERVAL or 1.0) * POLLS:
         return Verdict("good", _("Work is leaving. The oldest ready job waits %(age)s.") % waits)
     if seen.published:
         return Verdict(

@@ -16,7 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable
 from ..jobs.staging.declaration import load_tasks
 from .apps import staging_apps
@@ -140,7 +140,7 @@ def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     if transport.driver_type not in VISIBILITY:
         return
     try:
-        horizon = settings().HOLD_HORIZON
+        horizon = outbox_settings().HOLD_HORIZON
     except ImproperlyConfigured:  # said by the check of the settings
         return
     conf = app.conf

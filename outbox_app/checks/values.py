@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ..conf import OutboxSettings, settings
+from ..conf import OutboxSettings, outbox_settings
 from ..process.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
@@ -27,7 +27,7 @@ LEFT = TRUST - 1 / BEATS
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """Say what is wrong with ``OUTBOX``."""
     try:
-        conf = settings()
+        conf = outbox_settings()
     except ImproperlyConfigured as error:
         hint = "docs/reference/settings.md lists the keys of OUTBOX."
         return [Error(str(error), hint=hint, id="outbox.E001")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import InvalidEvent
 
 MAX_DEPTH = 30
@@ -38,7 +38,7 @@ def canonical(field: str, value: Any) -> Any:
             f"{field} cannot be stored as JSON: {error}. Use strings, numbers, booleans, None, "
             "lists and dictionaries."
         ) from error
-    limit = settings().MAX_EVENT_BYTES
+    limit = outbox_settings().MAX_EVENT_BYTES
     if size > limit:
         raise InvalidEvent(
             f"{field} is {size} bytes of JSON; at most {limit} are possible "

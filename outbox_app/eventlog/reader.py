@@ -16,7 +16,7 @@ from django.db.models import JSONField
 from django.db.models.expressions import Col
 from django.utils.module_loading import import_string
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import ForeignCursor
 from ..models import EventLog
 from .filter import EventFilter
@@ -84,7 +84,7 @@ class LogReader:
         #: The state for which the log was found to have been emptied.
         self._foreign: WindowState | None = None
         self._decode = _decoder(log, using)
-        conf = settings()
+        conf = outbox_settings()
         vendor = connections[using].vendor
         windows = TIME_WINDOWS if by_time else {**WINDOWS, **conf.WINDOWS}
         window: type[Window[Any]] = import_string(windows[vendor])

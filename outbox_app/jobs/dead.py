@@ -19,7 +19,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Max, Min, QuerySet
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob
 from ..text import get_logger
 from . import bulk as slices
@@ -183,7 +183,7 @@ def _requeue_batch(
 ) -> int:
     with transaction.atomic(using=using):
         jobs = list(_locked(asked, using=using).filter(pk__in=ids))
-        if settings().DEAD_KEY == "block":
+        if outbox_settings().DEAD_KEY == "block":
             jobs += _followers(jobs, until=until, asked=asked, using=using)
         if not jobs:
             return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
+from django.conf import settings
 from django.db import connections
 from django.db.models import Max, QuerySet, Sum
 from django.utils import timezone
@@ -277,4 +277,4 @@ def _aware(moment: datetime) -> datetime:
 
 
 def _stored(moment: datetime) -> datetime:
-    return moment if django_settings.USE_TZ else timezone.make_naive(moment)
+    return moment if settings.USE_TZ else timezone.make_naive(moment)

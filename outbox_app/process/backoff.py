@@ -12,7 +12,7 @@ import time
 
 import django.db
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import OutboxError
 from ..text import get_logger, storable
 
@@ -48,7 +48,7 @@ class Trouble:
             self.logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
         self.failures += 1
         self.text = storable(f"{type(error).__name__}: {error}")
-        longest = min(settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
+        longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
     def over(self) -> None:

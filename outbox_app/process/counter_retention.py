@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..models import Statistic
 from .counters import NAMES, NEWEST_ID
 
@@ -29,7 +29,7 @@ def prune_if_worth_it(now: datetime, *, using: str) -> int:
     Returns:
         How many were deleted. What is left of a great many goes in the next minutes.
     """
-    before = now - timedelta(hours=settings().STATISTICS_RETENTION_HOURS)
+    before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
     samples = Statistic.objects.using(using).filter(name=NEWEST_ID)
     if not samples.filter(minute__lt=before - WORTH).exists():
         return 0

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections
 
-from ..conf import settings
+from ..conf import outbox_settings
 
 #: Exit code where a process died of what it was not told to.
 EXIT_DIED = 1
@@ -82,7 +82,7 @@ def in_children(
 
 def bound_waits(using: str) -> None:
     """Bound connecting, and answers where the driver can: its default is to wait for ever."""
-    timeout = max(1, int(settings().LEASE_SECONDS))
+    timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     bounds = {
         "postgresql": ["connect_timeout"],
         "mysql": ["connect_timeout", "read_timeout", "write_timeout"],

@@ -17,7 +17,7 @@ from uuid import uuid4
 import django.db
 from django.db import connections
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..text import get_logger
 from .wakeup import JOBS
 from .watchdog import Watchdog
@@ -178,7 +178,7 @@ def poll_interval(chosen: float | None, *, using: str) -> float:
     """Return what was chosen, in seconds; by default rare polls where commits wake the reader."""
     if chosen is not None:
         return chosen
-    return WOKEN_INTERVAL if settings().WAKE and _listens(using) else POLL_INTERVAL
+    return WOKEN_INTERVAL if outbox_settings().WAKE and _listens(using) else POLL_INTERVAL
 
 
 def waiter(stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> Clock:

@@ -16,7 +16,7 @@ from functools import cache
 
 from django.db import connections, transaction
 
-from ..conf import settings
+from ..conf import outbox_settings
 
 #: Channel of the drainers, and channel of the subscriptions.
 JOBS = "outbox_jobs"
@@ -32,7 +32,7 @@ _last_sent: dict[tuple[str, str], float] = {}
 def wake_after_commit(using: str, channel: str) -> None:
     """Have the readers of ``using`` woken when the open transaction commits."""
     connection = connections[using]
-    if connection.vendor != "postgresql" or not settings().WAKE:
+    if connection.vendor != "postgresql" or not outbox_settings().WAKE:
         return
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
     if any(block._from_testcase for block in connection.atomic_blocks):  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import django.db
 from django.db import connections, models, transaction
 from django.db.models import F
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.state import WindowState
@@ -91,7 +91,7 @@ class Rebuild:
         self.using = using
         self.write = write
         self.view = View(projection, using=using, table=beside)
-        self.limit = projection.batch_size or settings().PAGE_SIZE
+        self.limit = projection.batch_size or outbox_settings().PAGE_SIZE
         self.replayed = 0
         self.readers: list[LogReader] = []
         #: Highest position replayed of each.

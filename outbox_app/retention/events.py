@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from ..aliases import log_alias
-from ..conf import settings
+from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
@@ -78,7 +78,7 @@ def prune_events(
         ReadRefused: It is not known what a subscription has passed. Nothing was removed.
         ArchiveRefused: There is no archive of the log, or a file of it is damaged.
     """
-    days = settings().EVENT_RETENTION_DAYS if older_than is None else older_than
+    days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
     if days is None:
         raise InvalidArgument(
             "Events are kept for ever: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
@@ -172,7 +172,7 @@ def _prune(
         for count, reached, held in batches:
             removed, holder = removed + count, held
             now = time.monotonic()
-            if not dry_run and 0 < settings().PROGRESS_INTERVAL <= now - told:
+            if not dry_run and 0 < outbox_settings().PROGRESS_INTERVAL <= now - told:
                 told = now
                 rate = removed / (now - started)
                 write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")

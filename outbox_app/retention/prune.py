@@ -16,7 +16,7 @@ from typing import Any
 from django.db.models import Model, QuerySet
 
 from ..aliases import inbox_alias, outbox_alias
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
 from ..process.counter_retention import pruned
@@ -54,7 +54,7 @@ def prune_inbox(
         InvalidArgument: An argument is out of bounds, or the alias is unknown.
         NotMigrated: The tables are not there.
     """
-    days = settings().INBOX_RETENTION_DAYS if older_than is None else older_than
+    days = outbox_settings().INBOX_RETENTION_DAYS if older_than is None else older_than
     using = using or inbox_alias()
     return _prune(
         "inbox", InboxEntry, "handled_at", using, days, batch_size, dry_run=dry_run, write=write
@@ -85,7 +85,7 @@ def prune_incidents(
         InvalidArgument: An argument is out of bounds, or the alias is unknown.
         NotMigrated: The tables are not there.
     """
-    days = settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
+    days = outbox_settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
     using = using or outbox_alias()
     return _prune(
         "incidents", Incident, "created_at", using, days, batch_size, dry_run=dry_run, write=write
@@ -121,7 +121,7 @@ def prune_counters(
     using = using or outbox_alias()
     check_arguments(using, 1 if older_than is None else older_than, batch_size)
     require_tables(using)
-    hours = settings().STATISTICS_RETENTION_HOURS if older_than is None else older_than * 24
+    hours = outbox_settings().STATISTICS_RETENTION_HOURS if older_than is None else older_than * 24
     started = time.monotonic()
     rows = Statistic.objects.using(using).annotate(now=DatabaseNow())
     now = rows.values_list("now", flat=True).first()
@@ -155,7 +155,7 @@ def _prune(
     for count, reached in _batches(rows, column, days, batch_size, dry_run=dry_run):
         removed += count
         now = time.monotonic()
-        if not dry_run and 0 < settings().PROGRESS_INTERVAL <= now - told:
+        if not dry_run and 0 < outbox_settings().PROGRESS_INTERVAL <= now - told:
             told = now
             rate = removed / (now - started)
             write(f"pruning {name} removed={removed} rate={rate:.0f}/s reached={reached:%F %T}")

@@ -13,7 +13,7 @@ import django.db
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
 from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
@@ -187,7 +187,7 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
         ):
             return float("inf")
         error.__notes__.pop()  # the move is not there: all of it was rolled back
-    delay: float = min(settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
+    delay: float = min(outbox_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = described(error)
     columns: dict[str, Any] = {
         "error": cursor.error,

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
 from ..eventlog.state import MysqlState, WindowState
 from ..eventlog.window import TOMBSTONE
@@ -89,7 +89,7 @@ class IdGaps:
                 rows.append(gap)
             else:
                 self._settle(reader, gap)
-        patience = 2 * settings().SETTLE_SECONDS
+        patience = 2 * outbox_settings().SETTLE_SECONDS
         for (first, last), at in seen.items():
             known = any(first <= gap.last and gap.first <= last for gap in rows)
             if now - at >= patience and not known and len(rows) < MAX_ROWS:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import django.db
 from django.db import close_old_connections, connections, transaction
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..enclosure import SwallowedError, enclosed
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
@@ -73,7 +73,7 @@ class Partition:
         self.subscriber = subscriber
         self.part = part
         self.using = subscriber.using
-        self.batch_size = batch_size or subscriber.batch_size or settings().PAGE_SIZE
+        self.batch_size = batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
         self.clock = clock
         self.handled = 0
         self._failed = 0
@@ -147,7 +147,7 @@ class Partition:
                 cursor = cursor_of(self.subscriber, self.part, reader)
             except ReadRefused as error:  # it has no row yet to write that on
                 self.error = described(error)
-                self._rest_until = self.clock() + settings().MAX_BACKOFF
+                self._rest_until = self.clock() + outbox_settings().MAX_BACKOFF
                 return
             if is_stopped(cursor):
                 self.error, self._rest_until = cursor.error, float("inf")

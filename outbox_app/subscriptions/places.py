@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from django.conf import settings as django_settings
+from django.conf import settings
 from django.db import connections
 from django.db.models import Max
 from django.utils import timezone
@@ -65,7 +65,7 @@ def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
     if place == "beginning":
         return 0
     if isinstance(place, datetime):
-        if timezone.is_naive(place) and django_settings.USE_TZ:
+        if timezone.is_naive(place) and settings.USE_TZ:
             place = timezone.make_aware(place)
         return position_before(log, place, using=using)
     last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import InvalidArgument, UnknownSubscription
 from ..process.foreground import bound_waits, in_children
 from ..process.sessions import require_sessions
@@ -141,7 +141,7 @@ class Progress:
 
     def __init__(self, write: Callable[[str], Any]) -> None:
         self.write = write
-        self.interval = settings().PROGRESS_INTERVAL
+        self.interval = outbox_settings().PROGRESS_INTERVAL
         self.at = time.monotonic()
         self.handled = 0
 

@@ -20,7 +20,7 @@ import django.db
 from django.db import close_old_connections, connections
 from django.db.models import Max
 
-from ..conf import settings
+from ..conf import outbox_settings
 from ..exceptions import LeaseLost, OutboxError
 from ..models import Cursor, Subscription
 from ..process.backoff import Trouble
@@ -221,7 +221,7 @@ class Runner:
         lease_seconds: float | None = None,
         on_turn: Callable[[Runner], None] | None = None,
     ) -> None:
-        conf = settings()
+        conf = outbox_settings()
         self.using = subscribers[0].using
         chosen = conf.SUBSCRIPTION_INTERVAL if interval is None else interval
         self.interval = poll_interval(chosen, using=self.using)

@@ -17,7 +17,7 @@ from celery.app.task import Task
 from django.dispatch import receiver
 
 from ..aliases import outbox_alias
-from ..conf import settings
+from ..conf import outbox_settings
 from ..jobs.drain.drain import Drain, DrainStats
 from ..jobs.staging import open_results
 from ..jobs.staging.sending import explicitly
@@ -200,7 +200,7 @@ def drain_inline(*, using: str | None = None) -> DrainStats:
 
 @receiver(jobs_staged, dispatch_uid="outbox_app.testing")
 def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
-    if settings().OUTSIDE == "send" and not is_atomic(using):
+    if outbox_settings().OUTSIDE == "send" and not is_atomic(using):
         _outside.update(job.task_id for job in jobs)
 
 

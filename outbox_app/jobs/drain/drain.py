@@ -26,7 +26,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from ...aliases import outbox_alias
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
@@ -90,7 +90,7 @@ class Drain:
         lease_seconds: float | None = None,
         on_turn: Callable[[Drain], None] | None = None,
     ) -> None:
-        conf = settings()
+        conf = outbox_settings()
         self.using = using or outbox_alias()
         chosen = conf.INTERVAL if interval is None else interval
         self.interval = poll_interval(chosen, using=self.using)
@@ -296,7 +296,7 @@ class Drain:
         with self._watchdog.busy():
             self._beat_if_due(at_once=not self.membership.holds(seconds))
         left = self.membership.remaining
-        if left < settings().PUBLISH_TIMEOUT:
+        if left < outbox_settings().PUBLISH_TIMEOUT:
             raise LeaseLost("The lease is about to end; the batch is left to whoever owns it next.")
         failpoint("checked")
         return left

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import UnknownApp, UnsafeBroker
 from ...process.backoff import Trouble
 from ..staging.sending import StagingMixin, celery_app
@@ -79,7 +79,7 @@ class Lane:
         if self._publisher is None:
             app = celery_app(self.app)
             if app is not None:
-                self._publisher = Publisher(app, timeout=settings().PUBLISH_TIMEOUT)
+                self._publisher = Publisher(app, timeout=outbox_settings().PUBLISH_TIMEOUT)
         return self._publisher
 
 

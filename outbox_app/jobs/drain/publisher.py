@@ -22,7 +22,7 @@ from celery import Celery
 from kombu import Producer
 from kombu.exceptions import OperationalError
 
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
@@ -241,7 +241,7 @@ class Publisher:
         repeated = len(set(keys)) < len(keys)
         channel = self.producer.channel
         atomic = repeated and self._transactions.are_taken(channel, seconds=self.timeout)
-        if repeated and not (atomic and settings().DEAD_KEY == "pass"):
+        if repeated and not (atomic and outbox_settings().DEAD_KEY == "pass"):
             dealt = rounds(ready, atomic=atomic)
         for items in dealt:
             for batch in self._wire.batches(items):
@@ -365,7 +365,7 @@ class Publisher:
                 self.close()
 
     def _is_blocked(self, row: Row, outcome: Outcome) -> bool:
-        return settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
+        return outbox_settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.db.models import Max, Min
 
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
 from ...signals import incident_recorded, job_dead
@@ -53,7 +53,7 @@ def bury_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
         The rows that may leave.
     """
     keys = {row.ordering_key for row in rows if row.ordering_key}
-    if settings().DEAD_KEY != "block" or not keys:
+    if outbox_settings().DEAD_KEY != "block" or not keys:
         return list(rows)
     dead = DeadJob.objects.using(using).filter(ordering_key__in=keys)
     blocked = dict(dead.order_by("-staged_id").values_list("ordering_key", "staged_id"))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ...aliases import outbox_alias
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import InvalidArgument, UnsafeBroker
 from ...process.foreground import bound_waits, in_children
 from ...process.sessions import require_sessions
@@ -124,7 +124,7 @@ class Progress:
 
     def __init__(self, write: Callable[[str], Any]) -> None:
         self.write = write
-        self.interval = settings().PROGRESS_INTERVAL
+        self.interval = outbox_settings().PROGRESS_INTERVAL
         self.at = time.monotonic()
         self.done = 0
 

@@ -29,7 +29,7 @@ from django.apps import apps
 from django.db import connections
 
 from ...aliases import outbox_alias
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, lacks_autocommit, open_transactions
 from . import open_results, validation
@@ -183,7 +183,7 @@ class StagingMixin:
             return alias
         # What would be sent is staged in the transaction of a test: no test needs a broker for it.
         sent = alias if connections[alias].in_atomic_block else None
-        outside = settings().OUTSIDE
+        outside = outbox_settings().OUTSIDE
         if self._follows_a_task(options):
             return sent
         if outside == "stage" and lacks_autocommit(connections[alias]):
@@ -205,7 +205,7 @@ class StagingMixin:
 
         What a worker sends by itself is sent all the same, or the work would be lost.
         """
-        if alias and (_explicit.get() or is_atomic(alias) or settings().OUTSIDE == "stage"):
+        if alias and (_explicit.get() or is_atomic(alias) or outbox_settings().OUTSIDE == "stage"):
             return
         if not self._stages_calls() or self._follows_a_task(options):
             return
@@ -235,7 +235,7 @@ class StagingMixin:
             return _explicit.get() is not None
         opened = connections.all(initialized_only=True)
         return (
-            settings().OUTSIDE != "send"
+            outbox_settings().OUTSIDE != "send"
             or any(c.in_atomic_block or lacks_autocommit(c) for c in opened)
             or lacks_autocommit(connections[outbox_alias()])
         )
@@ -256,7 +256,7 @@ class StagingMixin:
         pool = self.amqp.producer_pool  # type: ignore[attr-defined]
         driver_type = pool.connections.connection.transport.driver_type
         native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
-        return 0 if native_delay else settings().HOLD_HORIZON
+        return 0 if native_delay else outbox_settings().HOLD_HORIZON
 
 
 def adopt(app: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from django.utils import timezone
 
-from ...conf import settings
+from ...conf import outbox_settings
 from ...exceptions import InvalidJob, UnknownTask
 from ...text import get_logger
 
@@ -108,7 +108,7 @@ def check_task(name: str, app: Celery) -> None:
     """
     check_name("task name", name)
     loaded: bool = app.finalized  # type: ignore[attr-defined]
-    if settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
+    if outbox_settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
         raise UnknownTask(
             f"The Celery app {app.main!r} has no task {name!r}. Import its module, correct the "
             "name, or turn OUTBOX['STRICT_TASK_NAMES'] off."
@@ -121,7 +121,7 @@ def check_eta(eta: datetime | None) -> None:
     Raises:
         InvalidJob: See above.
     """
-    limit = settings().MAX_ETA
+    limit = outbox_settings().MAX_ETA
     if eta is not None and eta - timezone.now() > timedelta(seconds=limit):
         raise InvalidJob(
             f"eta {eta.isoformat()} is further away than {limit:.0f} seconds "
@@ -171,13 +171,13 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
-    limit = settings().MAX_MESSAGE_BYTES
+    limit = outbox_settings().MAX_MESSAGE_BYTES
     if job.size > limit:
         raise InvalidJob(
             f"The message of {job} is {job.size} bytes; at most {limit} are possible "
             "(OUTBOX['MAX_MESSAGE_BYTES']). Store the data elsewhere and pass its key."
         )
-    if job.size > settings().WARN_MESSAGE_BYTES:
+    if job.size > outbox_settings().WARN_MESSAGE_BYTES:
         logger.warning(
             "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
         )

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 from django.db import connections
 
 from ...aliases import log_alias
-from ...conf import settings
+from ...conf import outbox_settings
 from ...eventlog.registry import log_named, require_archivable
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
@@ -153,7 +153,7 @@ def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
     """
     from ..options import Options
 
-    conf = settings()
+    conf = outbox_settings()
     values = {
         "url": database_url(using),
         "log": log._meta.db_table,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
 
-from ...conf import settings
+from ...conf import outbox_settings
 from ...eventlog.reader import LogReader
 from ...eventlog.state import WindowState
 from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
@@ -225,7 +225,7 @@ class SparkRebuild(Rebuild):
         state = reader.load(end.state)
         self.positions = [end.position]
         # On MySQL a log has as many gaps as there were rollbacks, until they have settled.
-        deadline = time.monotonic() + 2 * settings().SETTLE_SECONDS + 1
+        deadline = time.monotonic() + 2 * outbox_settings().SETTLE_SECONDS + 1
         while not self.ask(_is_readable, reader, state):
             if time.monotonic() > deadline:
                 break  # the replay says why
@@ -259,7 +259,7 @@ class SparkRebuild(Rebuild):
     def _unsettled(self, states: list[WindowState], cursors: list[Cursor]) -> set[Any]:
         """Return the keys of the events after any of these places."""
         keys: set[Any] = set()
-        seen, limit = 0, settings().PAGE_SIZE
+        seen, limit = 0, outbox_settings().PAGE_SIZE
         for reader, state in self._places(states, cursors):
             more = True
             while more:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import chain, islice
 
-from django.conf import settings as django_settings
+from django.conf import settings
 from django.db import connections, transaction
 from django.utils import timezone
 
@@ -77,7 +77,7 @@ def _statistic(row: Row, log: str) -> Statistic:
 
 
 def _stored(minute: datetime) -> datetime:
-    if django_settings.USE_TZ:
+    if settings.USE_TZ:
         return minute
     return timezone.make_naive(minute, timezone.get_default_timezone())
 
