@@ -28,8 +28,8 @@
     │   └── MessageIdConflict   the message id belongs to another event
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
-    ├── NotMoved                a subscription stays where it is; what was asked for cannot be done
-    ├── NotSkippable            a gap is none that a person can skip, or none any more
+    ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
+    ├── GapNotSkippable         a gap, or an event, is not one that a person can skip
     ├── RebuildRefused          a view cannot be rebuilt, or not from here; nothing was written
     ├── RebuildFailed           a rebuild has ended with an error; the view is as it was
     ├── ReadRefused             a log cannot be read exactly from here; nothing is advanced
@@ -181,11 +181,11 @@ class UnknownSubscription(OutboxError, LookupError):
     returncode = 2
 
 
-class NotMoved(OutboxError):
+class ReplayRefused(OutboxError):
     """What was asked of a subscription cannot be done, or not now. Nothing was changed."""
 
 
-class NotSkippable(OutboxError):
+class GapNotSkippable(OutboxError):
     """The gap is not open, or the subscription does not fail at the event. Nothing was changed."""
 
 

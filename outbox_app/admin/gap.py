@@ -18,7 +18,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
-from ..exceptions import NotSkippable
+from ..exceptions import GapNotSkippable
 from ..jobs.drain import status
 from ..jobs.drain.status import LISTED
 from ..models import Event, Gap
@@ -35,7 +35,7 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
         try:
             skip_gap(id, by=by, reason=values["reason"], using=rows.db)
             count += 1
-        except NotSkippable as error:
+        except GapNotSkippable as error:
             refused.append(shown(error, 300))
     done = ngettext("%d gap was skipped.", "%d gaps were skipped.", count) % count
     return " ".join([done, *refused])

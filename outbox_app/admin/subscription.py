@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..aliases import log_alias
-from ..exceptions import NotMoved
+from ..exceptions import ReplayRefused
 from ..jobs.drain.status import LISTED
 from ..models import Event, ParkedStream
 from ..subscriptions import control, lag
@@ -55,7 +55,7 @@ class Place(RequiredReason):
         """Return the place that the text names."""
         try:
             return parse_place(self.cleaned_data["place"])
-        except NotMoved as error:
+        except ReplayRefused as error:
             raise ValidationError(shown(error, 300)) from error
 
 

@@ -22,7 +22,7 @@ from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_named
-from ..exceptions import NotMoved, TransactionEnded
+from ..exceptions import ReplayRefused, TransactionEnded
 from ..models import Cursor, DatabaseNow, Event, EventLog, Gap, ParkedStream, Subscription
 from .gaps import record_skip
 from .places import Landing, Place, landing, position_of
@@ -70,7 +70,7 @@ def pause(name: str, *, using: str | None = None) -> None:
 
     Raises:
         UnknownSubscription: There is none of this name.
-        NotMoved: A page that is being handled does not end. Nothing was changed.
+        ReplayRefused: A page that is being handled does not end. Nothing was changed.
     """
     _set_paused(name, True, using)
 
@@ -91,11 +91,13 @@ def plan(
     if log is not None:
         wanted = log_named(log)
         if wanted not in logs:
-            raise NotMoved(f"Subscription {name!r} does not read the log {wanted._meta.db_table}.")
+            raise ReplayRefused(
+                f"Subscription {name!r} does not read the log {wanted._meta.db_table}."
+            )
         logs = [wanted]
     if isinstance(place, int) and len(logs) > 1:
         tables = ", ".join(each._meta.db_table for each in logs)
-        raise NotMoved(
+        raise ReplayRefused(
             f"Subscription {name!r} reads several logs ({tables}), and position {place} belongs to "
             "one of them. Name that log, or give a time."
         )
@@ -143,8 +145,8 @@ def replay(
     Raises:
         UnknownSubscription: There is none of this name.
         UnknownLog: There is no such log.
-        NotMoved: The place makes no sense, events would be passed over, or a page that is being
-            handled does not end. Nothing was changed.
+        ReplayRefused: The place is none of the log, events would be passed over, or a page that is
+            being handled does not end. Nothing was changed.
         ReadRefused: The server cannot tell what has been committed.
     """
     using = using or alias_of(name)
@@ -155,7 +157,7 @@ def replay(
             there = _landing(name, row.partitions, move, cursors, using)
             moves[number] = replace(move, passes=str(there))
             if there.passed and not skip_ahead:
-                raise NotMoved(
+                raise ReplayRefused(
                     f"Nothing was changed: {name!r} would pass over {there} in "
                     f"{move.log._meta.db_table}. Let it handle them first, or say that they are to "
                     "be skipped: --skip-ahead, skip_ahead=True."
@@ -330,7 +332,7 @@ def _patient(name: str) -> Iterator[None]:
     try:
         yield
     except django.db.OperationalError as error:
-        raise NotMoved(
+        raise ReplayRefused(
             f"Nothing was changed: the rows of subscription {name!r} could not be locked "
             f"({error}). A page that is being handled has to end first. Try again."
         ) from error

@@ -21,7 +21,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import log_named
 from ..eventlog.window import TOMBSTONE, Run
-from ..exceptions import NotMoved
+from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
 from .control import alias_of, locked, reads_of
 from .places import looking_aside
@@ -62,7 +62,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
 
     Raises:
         UnknownSubscription: There is none of this name.
-        NotMoved: It has never run, or a page that is being handled does not end.
+        ReplayRefused: It has never run, or a page that is being handled does not end.
         ReadRefused: A cursor does not belong to this database, or makes no sense.
     """
     using = using or alias_of(name)
@@ -80,7 +80,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
                 if restart or part.cursor.log in new:
                     part.note()
         if not parts:
-            raise NotMoved(f"Subscription {name!r} has never run: there is nothing to count.")
+            raise ReplayRefused(f"Subscription {name!r} has never run: there is nothing to count.")
         counts = {each.cursor.log: Count(each.cursor.log) for each in parts}
         for part in parts:
             if part.cursor.log not in new:

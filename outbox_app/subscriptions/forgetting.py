@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from ..aliases import log_alias
-from ..exceptions import NotMoved, UnknownSubscription
+from ..exceptions import ReplayRefused, UnknownSubscription
 from ..models import (
     Cursor,
     DeliveredVersion,
@@ -32,16 +32,16 @@ def forget(name: str, *, using: str | None = None) -> None:
 
     Raises:
         UnknownSubscription: Nothing is known of it there.
-        NotMoved: It is declared, or a process runs it. Nothing was changed.
+        ReplayRefused: It is declared, or a process runs it. Nothing was changed.
     """
     using = using or log_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
-        raise NotMoved(
+        raise ReplayRefused(
             f"Subscription {name!r} is declared: it would begin anew. Remove it from the code "
             "first, and from every process; or pause it."
         )
     if served([name], using):
-        raise NotMoved(f"A process runs subscription {name!r}. Stop it, or deploy, first.")
+        raise ReplayRefused(f"A process runs subscription {name!r}. Stop it, or deploy, first.")
     with transaction.atomic(using=using):
         rows = Subscription.objects.using(using).select_for_update().filter(pk=name)
         if not rows.exists():

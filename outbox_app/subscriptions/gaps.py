@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 
-from ..exceptions import NotSkippable
+from ..exceptions import GapNotSkippable
 from ..models import DatabaseNow, Gap, ParkedStream
 from ..text import get_logger
 
@@ -49,17 +49,17 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
         The row as it is now.
 
     Raises:
-        NotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
+        GapNotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
             name or reason are missing. Nothing was changed.
     """
     if not by.strip() or not reason.strip():
-        raise NotSkippable("Skipping a gap takes a name and a reason; both are kept with it.")
+        raise GapNotSkippable("Skipping a gap takes a name and a reason; both are kept with it.")
     with transaction.atomic(using=using):
         gap = Gap.objects.using(using).filter(pk=gap_id).first()
         if gap is None:
-            raise NotSkippable(f"There is no gap {gap_id} on {using!r}.")
+            raise GapNotSkippable(f"There is no gap {gap_id} on {using!r}.")
         if gap.kind != Gap.Kind.VERSION:
-            raise NotSkippable(
+            raise GapNotSkippable(
                 f"Gap {gap_id} is one of positions: nothing waits for it. It is closed by itself."
             )
         # The stream first, then the gap: as its reader does, which may be filling it right now.
@@ -81,7 +81,7 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
         )
         if not settled or (gap.subscription and not moved):
             gap.refresh_from_db(using=using)
-            raise NotSkippable(
+            raise GapNotSkippable(
                 f"Gap {gap_id} is {gap.get_state_display()}, or was changed at this moment. Look "
                 "at it again."
             )

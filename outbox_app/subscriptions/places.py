@@ -23,7 +23,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.moments import position_before
 from ..eventlog.reader import LogReader
 from ..eventlog.window import TOMBSTONE, Run
-from ..exceptions import NotMoved, ReadRefused
+from ..exceptions import ReadRefused, ReplayRefused
 from ..jobs.drain import status
 from ..models import Cursor, EventLog
 from ..text import one_line
@@ -35,7 +35,7 @@ def parse_place(text: str) -> Place:
     """Return the place that a text names.
 
     Raises:
-        NotMoved: It names none.
+        ReplayRefused: It names none.
     """
     text = text.strip()
     if text in ("beginning", "now"):
@@ -47,7 +47,7 @@ def parse_place(text: str) -> Place:
     except ValueError:
         moment = None
     if moment is None:
-        raise NotMoved(
+        raise ReplayRefused(
             f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole "
             "number), or a time as 2026-01-31T12:00."
         )
@@ -58,7 +58,7 @@ def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
     """Return the position behind which a place lies; None: behind all that is committed.
 
     Raises:
-        NotMoved: The log has no such position.
+        ReplayRefused: The log has no such position.
     """
     if place == "now":
         return None
@@ -70,7 +70,7 @@ def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
         return position_before(log, place, using=using)
     last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0
     if type(place) is not int or not 0 <= place <= last:
-        raise NotMoved(
+        raise ReplayRefused(
             f"{log._meta.db_table} has no event at or behind position {place!r}; its last one is "
             f"{last}. For what comes from now on, write now."
         )

@@ -23,7 +23,7 @@ from ..eventlog import rebase as rows
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import WindowState
-from ..exceptions import DamagedCursor, InvalidArgument, NotMoved, ReadRefused
+from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog
 from ..process.tables import require_alias, require_tables
 from ..text import get_logger
@@ -72,7 +72,7 @@ def rebase_outbox(
     Raises:
         InvalidArgument, UnknownLog: An argument is out of bounds, or names nothing.
         ReadRefused: It is not known what a cursor has passed. Nothing was changed.
-        NotMoved: A cursor was moved meanwhile. Nothing of its log was changed.
+        ReplayRefused: A cursor was moved meanwhile. Nothing of its log was changed.
     """
     using = using or outbox_alias()
     _check(using, log, last_id)
@@ -188,7 +188,7 @@ def _lock(plan: Plan, *, using: str) -> None:
     found = _cursors(plan.log._meta.db_table, using).select_for_update()
     now = {(c.pk, c.state) for c in found if not reads_by_time(c.state)}
     if now != {(c.pk, c.state) for c in plan.cursors}:
-        raise NotMoved(
+        raise ReplayRefused(
             f"A cursor of {plan.log._meta.db_table} was moved meanwhile; nothing was changed. Stop "
             "run_subscriptions, and run this again."
         )

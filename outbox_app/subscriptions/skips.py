@@ -13,7 +13,7 @@ from django.db.models import F, Max
 
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import log_named
-from ..exceptions import NotSkippable
+from ..exceptions import GapNotSkippable
 from ..models import Cursor, Gap, ParkedStream
 from .control import alias_of, locked
 from .delivered import note
@@ -44,9 +44,9 @@ def skip_event(
         The row that says so.
 
     Raises:
-        NotSkippable: It does not fail at that event, or name or reason are missing. Nothing was
+        GapNotSkippable: It does not fail at that event, or name or reason are missing. Nothing was
             changed.
-        NotMoved: A page that is being handled does not end. Nothing was changed.
+        ReplayRefused: A page that is being handled does not end. Nothing was changed.
     """
     _require(by, reason)
     using = using or alias_of(name)
@@ -83,7 +83,7 @@ def skip_event(
                 partition=each.partition,
                 stream=failed["stream"],
             )
-    raise NotSkippable(
+    raise GapNotSkippable(
         f"Subscription {name!r} does not fail at position {position}. The list of subscriptions "
         "names the event, after the second attempt."
     )
@@ -108,15 +108,19 @@ def discard_stream(
         rows = ParkedStream.objects.using(using).filter(subscription=name, stream=stream)
         parked = (rows if log is None else rows.filter(log=log)).order_by("pk").first()
         if parked is None:
-            raise NotSkippable(f"Subscription {name!r} has not parked the stream {stream!r:.300}.")
+            raise GapNotSkippable(
+                f"Subscription {name!r} has not parked the stream {stream!r:.300}."
+            )
         if Gap.objects.using(using).filter(
             subscription=name, log=parked.log, stream=stream, state=Gap.State.OPEN
         ):
-            raise NotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
+            raise GapNotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
         key = (parked.log, parked.partition)
         cursor = next((each for each in cursors if (each.log, each.partition) == key), None)
         if cursor is None:
-            raise NotSkippable(f"No cursor of {name!r} reads {parked.log}, so nothing comes of it.")
+            raise GapNotSkippable(
+                f"No cursor of {name!r} reads {parked.log}, so nothing comes of it."
+            )
         by_time = reads_by_time(cursor.state)
         reader = LogReader(log_named(parked.log), using=using, by_time=by_time)
         state = reader.load(cursor.state)
@@ -146,4 +150,4 @@ def discard_stream(
 
 def _require(by: str, reason: str) -> None:
     if not by.strip() or not reason.strip():
-        raise NotSkippable("Skipping an event takes a name and a reason; both are kept.")
+        raise GapNotSkippable("Skipping an event takes a name and a reason; both are kept.")

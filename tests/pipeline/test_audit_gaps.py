@@ -9,7 +9,7 @@ from django.contrib.admin import site
 from django.core.management import call_command
 
 from outbox_app import publish
-from outbox_app.exceptions import NotSkippable
+from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Event, Gap
 from outbox_app.pipeline.defects import Defect
 from outbox_app.pipeline.driver import audit
@@ -124,12 +124,12 @@ def test_what_is_missing_again_is_open_again(alias, found, rows, stream):
 def test_a_person_accepts_a_gap(alias, found, rows):
     found(gap("a", 4, 6), gap("b", 2, 2))
     id = Gap.objects.using(alias).get(stream="a").pk
-    with pytest.raises(NotSkippable, match="takes a name and a reason"):
+    with pytest.raises(GapNotSkippable, match="takes a name and a reason"):
         skip_gap(id, by="ann", reason=" ", using=alias)
     row = skip_gap(id, by="ann", reason="see ticket 88", using=alias)
     assert (row.state, row.settled_by, row.reason) == ("skipped", "ann", "see ticket 88")
     assert accepted_gaps(Event, using=alias) == [("a", 4, 6)]
-    with pytest.raises(NotSkippable, match="is skipped"):
+    with pytest.raises(GapNotSkippable, match="is skipped"):
         skip_gap(id, by="bob", reason="again", using=alias)
     # Found again by an audit that was not told of it, it stays what the person has made of it.
     outcome = found(gap("a", 4, 6), gap("b", 2, 2))

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import subscriber
-from outbox_app.exceptions import NotSkippable
+from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
 from outbox_app.subscriptions.isolation import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
@@ -106,12 +106,12 @@ def test_it_is_skipped(alias, published, run, shop, options):
     Event.objects.using(alias).update(recorded_at="2026-01-01T00:00Z")
     places = ids(alias)
     run("shop")
-    with pytest.raises(NotSkippable, match="does not fail at position"):
+    with pytest.raises(GapNotSkippable, match="does not fail at position"):
         skip_event("shop", places[4], by="ann", reason="why", using=alias)
     run("shop")
-    with pytest.raises(NotSkippable):
+    with pytest.raises(GapNotSkippable):
         skip_event("shop", places[5], by="ann", reason="why", using=alias)
-    with pytest.raises(NotSkippable, match="a name and a reason"):
+    with pytest.raises(GapNotSkippable, match="a name and a reason"):
         skip_event("shop", places[4], by="ann", reason=" ", using=alias)
     gap = skip_event("shop", places[4], by="ann", reason="sold twice", using=alias)
     assert (gap.kind, gap.state, gap.stream, gap.first, gap.last) == (
@@ -132,7 +132,7 @@ def test_it_is_skipped(alias, published, run, shop, options):
     run("shop")
     run("shop")
     assert Cursor.objects.using(alias).get().failed_event["version"] == 2
-    with pytest.raises(NotSkippable):  # that is another event
+    with pytest.raises(GapNotSkippable):  # that is another event
         skip_event("shop", places[4], by="ann", reason="again", using=alias)
 
 
@@ -214,7 +214,7 @@ def test_discard(alias, published, run, shop, options):
     for _ in range(3):
         run("shop")
     places = ids(alias)
-    with pytest.raises(NotSkippable, match="has not parked"):
+    with pytest.raises(GapNotSkippable, match="has not parked"):
         discard_stream("shop", "s0", by="ann", reason="why", using=alias)
     gap = discard_stream("shop", "s1", by="ann", reason="why", using=alias)
     assert (gap.stream, gap.first, gap.last) == ("s1", places[1], places[2])
@@ -232,7 +232,7 @@ def test_one_that_waits_for_versions_is_not_discarded(alias, published, run, sho
     key = {"subscription": "shop", "log": "outbox_event", "stream": "a"}
     ParkedStream.objects.using(alias).create(**key, partition=0, version=2, position=9, error="")
     Gap.objects.using(alias).create(**key, kind="version", first=2, last=2)
-    with pytest.raises(NotSkippable, match="skip its gap"):
+    with pytest.raises(GapNotSkippable, match="skip its gap"):
         discard_stream("shop", "a", by="ann", reason="why", using=alias)
 
 
@@ -293,7 +293,7 @@ def test_a_stream_of_a_log_that_is_read_no_more_cannot_be_discarded(alias, shop)
     shop()
     lost = {"subscription": "shop", "partition": 1, "log": "outbox_event", "error": "why"}
     ParkedStream.objects.using(alias).create(**lost, stream="s", version=1, position=1)
-    with pytest.raises(NotSkippable, match="No cursor of 'shop' reads outbox_event"):
+    with pytest.raises(GapNotSkippable, match="No cursor of 'shop' reads outbox_event"):
         discard_stream("shop", "s", by="ann", reason="why", using=alias)
 
 

@@ -7,7 +7,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import subscriber
-from outbox_app.exceptions import NotMoved
+from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import (
     Cursor,
     Event,
@@ -187,7 +187,7 @@ def test_what_it_reads_is_on_its_row(alias, published, run):
     declared._subscribers.clear()
     [lag] = lags(using=alias)
     assert (lag.declared, lag.behind) == (False, 1)
-    with pytest.raises(NotMoved, match="1 event that"):
+    with pytest.raises(ReplayRefused, match="1 event that"):
         control.replay("some", "now", using=alias)
     declare(topics=["eu"])
     run("some")

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias
-from ...exceptions import InvalidSubscriber, NotMoved, OutboxError, ReadRefused
+from ...exceptions import InvalidSubscriber, OutboxError, ReadRefused, ReplayRefused
 from ...jobs.drain.status import LISTED
 from ...models import Event
 from ...process.tables import require_alias, require_tables
@@ -245,7 +245,7 @@ class Command(TeachingCommand):
         except EOFError:
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
-            raise NotMoved("Not confirmed, so nothing was changed. A script gives --noinput.")
+            raise ReplayRefused("Not confirmed, so nothing was changed. A script gives --noinput.")
 
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]

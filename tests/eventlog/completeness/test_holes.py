@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
-from outbox_app.exceptions import NotSkippable
+from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
 from outbox_app.subscriptions.gaps import list_gaps, skip_gap
@@ -150,16 +150,16 @@ def test_a_person_skips(reading, log, way, alias):
     log.add("a", 1, 4, 5, 7)
     reader.poll()
     [gap] = list_gaps(using=alias, subscription="reads")
-    with pytest.raises(NotSkippable, match="a name and a reason"):
+    with pytest.raises(GapNotSkippable, match="a name and a reason"):
         skip_gap(gap.pk, by="ann", reason=" ", using=alias)
     skipped = skip_gap(gap.pk, by="ann", reason="deleted on purpose", using=alias)
     assert (skipped.state, skipped.settled_by) == ("skipped", "ann")
     assert skipped.reason == "deleted on purpose"
     assert reader.poll().handled == ["a:1", "a:4", "a:5"]
     assert reader.gaps == [("a", 2, 3, "skipped"), ("a", 6, 6, "open")]
-    with pytest.raises(NotSkippable, match=f"Gap {gap.pk} is skipped"):
+    with pytest.raises(GapNotSkippable, match=f"Gap {gap.pk} is skipped"):
         skip_gap(gap.pk, by="ann", reason="again", using=alias)
-    with pytest.raises(NotSkippable, match="no gap"):
+    with pytest.raises(GapNotSkippable, match="no gap"):
         skip_gap(0, by="ann", reason="none", using=alias)
     # What comes of it later is dropped; what follows is not.
     log.add("a", 2, 3)

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.eventlog.reader import LogReader
-from outbox_app.exceptions import NotMoved
+from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
@@ -81,7 +81,7 @@ def lose(alias):
 @pytest.mark.parametrize("options", [{}, {"types": ["m*"]}, {"types": ["m*"], "on_gap": "park"}])
 def test_it_is_exact_after_pages(alias, published, run, shop, figures, partitions, options):
     shop(partitions=partitions, **options)
-    with pytest.raises(NotMoved, match="never run"):
+    with pytest.raises(ReplayRefused, match="never run"):
         count_events("shop", using=alias)
     published(*"abc")
     run("shop", batch_size=2)

@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
-from outbox_app.exceptions import NotMoved, UnknownSubscription
+from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.models import Cursor, Subscription
 from outbox_app.subscriptions import control
 from tests.faults.tools import PATIENCE, eventually, on
@@ -151,7 +151,7 @@ def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
     with running("stuck"):
         try:
             assert inside.wait(PATIENCE)
-            with pytest.raises(NotMoved, match="has to end first"):
+            with pytest.raises(ReplayRefused, match="has to end first"):
                 control.pause("stuck")
             assert not Subscription.objects.using(alias).get().paused
         finally:

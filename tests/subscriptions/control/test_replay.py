@@ -8,7 +8,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import publish, subscriber
-from outbox_app.exceptions import NotMoved, UnknownLog
+from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, ParkedStream
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.places import parse_place
@@ -254,14 +254,14 @@ def test_positions_that_the_log_does_not_have(alias, published, run, seen_by, pl
     published("a")
     run("all")
     before = Cursor.objects.using(alias).values().get()
-    with pytest.raises(NotMoved, match="no event at or behind position"):
+    with pytest.raises(ReplayRefused, match="no event at or behind position"):
         control.replay("all", place)
     assert Cursor.objects.using(alias).values().get() == before
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "-1", "1.5", "2026-13-01T00:00", "9" * 30, "٣"])
 def test_texts_that_are_no_place(text):
-    with pytest.raises(NotMoved, match="is no place in a log"):
+    with pytest.raises(ReplayRefused, match="is no place in a log"):
         parse_place(text)
 
 

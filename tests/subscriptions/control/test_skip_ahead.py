@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from outbox_app.exceptions import NotMoved
+from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
@@ -40,7 +40,9 @@ def test_it_is_refused(alias, published, run, seen_by, place, partitions):
         there = event.recorded_at.replace(year=event.recorded_at.year + 1)
         rows.update(recorded_at=there)
         there = there.replace(year=there.year + 1)
-    with pytest.raises(NotMoved, match=r"5 events .* \(\d+ made c, \d+ made d, \d+ made e, …\)"):
+    with pytest.raises(
+        ReplayRefused, match=r"5 events .* \(\d+ made c, \d+ made d, \d+ made e, …\)"
+    ):
         control.replay("all", there)
     assert cursors(alias) == before
     assert not Gap.objects.using(alias).exists()
@@ -71,7 +73,7 @@ def test_what_it_does_not_want_is_not_passed_over(alias, published, run, seen_by
     published(*"ab")
     control.replay("some", "now")
     published("c", type="order.placed")
-    with pytest.raises(NotMoved, match="1 event that"):
+    with pytest.raises(ReplayRefused, match="1 event that"):
         control.replay("some", "now")
 
 
@@ -81,7 +83,7 @@ def test_a_start_is_no_move_ahead(alias, published, run, seen_by):
     seen_by("old")
     published(*"ab")
     control.replay("new", "now")
-    with pytest.raises(NotMoved, match="2 events"):
+    with pytest.raises(ReplayRefused, match="2 events"):
         control.replay("old", "now")
 
 
@@ -130,7 +132,7 @@ def test_one_that_is_damaged_or_no_longer_declared(alias, published, run, seen_b
     published("b")
     Cursor.objects.using(alias).update(state="nonsense")
     declared._subscribers.pop("all")
-    with pytest.raises(NotMoved, match="1 event that"):
+    with pytest.raises(ReplayRefused, match="1 event that"):
         control.replay("all", "now")
 
 
