@@ -1,8 +1,8 @@
-"""What a rebuild would change in a view: the live table and the one beside it, compared by SQL.
+"""What a rebuild would change: the live table and the shadow table, compared by SQL.
 
-Both are read in one snapshot. Rows that events concern which one of the two has not applied yet are
-left out of the judgement and counted as *unsettled*: a difference that is told is a real one,
-though writers go on writing. Columns that hold the time of writing (``auto_now``) are not compared.
+Both are read in one snapshot. Rows whose events one of the two has not applied yet are counted as
+*unsettled* and not compared: a difference that is reported is a real one, though writers keep
+writing. Columns that hold the time of writing (``auto_now``) are not compared.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ class Counts(NamedTuple):
     gone: int
 
     def __sub__(self, other: Counts) -> Counts:
-        """Return the rows of one that are not of the other."""
         return Counts(*(a - b for a, b in zip(self, other, strict=True)))
 
     @property
     def differing(self) -> int:
-        """How many would not stay as they are."""
         return self.changed + self.added + self.gone
 
 
@@ -42,7 +40,7 @@ class Comparison(NamedTuple):
     """What a rebuild would change."""
 
     counts: Counts
-    #: Rows that differ as one side has not applied an event yet, perhaps.
+    #: Rows that differ, perhaps only as one side has not applied an event yet.
     unsettled: int
     #: Lines for people.
     examples: list[str]
@@ -50,21 +48,17 @@ class Comparison(NamedTuple):
 
 def compare(
     live: type[models.Model],
-    beside: type[models.Model],
+    shadow: type[models.Model],
     *,
     using: str,
     unsettled: Callable[[], Collection[Any]],
 ) -> Comparison:
     """Compare two tables of the same columns.
 
-    Args:
-        live: What is served.
-        beside: What would be.
-        using: Database alias.
-        unsettled: Returns the keys of all events that one side may not have applied when the
-            comparison began. Called in its midst, so that it knows of all.
+    ``unsettled`` returns the keys of all events that one side may not have applied when the
+    comparison began. Called inside the snapshot.
     """
-    tables = _Tables(live, beside, using)
+    tables = _Tables(live, shadow, using)
     with _snapshot(using):
         counts = tables.counts()
         keys = set(unsettled())
@@ -75,8 +69,8 @@ def compare(
 
 
 class _Tables:
-    def __init__(self, live: type[models.Model], beside: type[models.Model], using: str) -> None:
-        self.live, self.beside, self.using = live, beside, using
+    def __init__(self, live: type[models.Model], shadow: type[models.Model], using: str) -> None:
+        self.live, self.shadow, self.using = live, shadow, using
         self.connection = connections[using]
         quote = self.connection.ops.quote_name
         meta = live._meta
@@ -86,7 +80,7 @@ class _Tables:
         self.fields = [field for field in meta.concrete_fields if _is_compared(field)]
         columns = [quote(str(field.column)) for field in self.fields]
         differ = " OR ".join(f"NOT ({self._equal(column)})" for column in columns) or "1 = 0"
-        new, old = quote(beside._meta.db_table), quote(meta.db_table)
+        new, old = quote(shadow._meta.db_table), quote(meta.db_table)
         on = f"new.{self.key} = old.{self.key}"
         self.sources = {
             "both": f"{old} old JOIN {new} new ON {on} WHERE 1 = 1",
@@ -96,7 +90,7 @@ class _Tables:
         }
 
     def counts(self, keys: Sequence[Any] | None = None) -> Counts:
-        """Return the counts of all rows, or of those with some keys, by one statement."""
+        """Count all rows, or those with some keys, by one statement."""
         params: list[Any] = []
         selects = []
         for kind, source in self.sources.items():
@@ -112,7 +106,6 @@ class _Tables:
         return Counts(both - changed, changed, added, gone)
 
     def counts_of(self, keys: Collection[Any]) -> Counts:
-        """Return the counts of the rows with some keys."""
         total = Counts(0, 0, 0, 0)
         left = iter(keys)
         while chunk := list(islice(left, CHUNK)):
@@ -121,9 +114,8 @@ class _Tables:
         return total
 
     def examples(self, without: Collection[Any]) -> Iterator[str]:
-        """Yield lines that show some rows of each kind."""
         for kind in ("changed", "added", "gone"):
-            side, model = ("new", self.beside) if kind == "added" else ("old", self.live)
+            side, model = ("new", self.shadow) if kind == "added" else ("old", self.live)
             sql = (
                 f"SELECT {side}.* FROM {self.sources[kind]} ORDER BY {side}.{self.key} "
                 f"LIMIT {EXAMPLES + len(without)}"
@@ -135,7 +127,7 @@ class _Tables:
     def _change(self, kind: str, row: Any) -> str:
         if kind != "changed":
             return ""
-        new = self.beside._base_manager.using(self.using).get(pk=row.pk)
+        new = self.shadow._base_manager.using(self.using).get(pk=row.pk)
         pairs = (
             (field.name, getattr(row, field.attname), getattr(new, field.attname))
             for field in self.fields
@@ -148,7 +140,7 @@ class _Tables:
 
     def _equal(self, column: str) -> str:
         old, new = f"old.{column}", f"new.{column}"
-        if self.connection.vendor == "mysql":  # its collations take much for the same
+        if self.connection.vendor == "mysql":  # its collations treat different bytes as equal
             return f"CAST({old} AS BINARY) <=> CAST({new} AS BINARY)"
         if self.connection.vendor == "postgresql":
             return f"{old} IS NOT DISTINCT FROM {new}"

@@ -1,10 +1,10 @@
 """``Projection``: a read model, kept up to date by a subscription.
 
-A subclass says how an event changes a row; a page is then one read, one INSERT, one upsert and one
-DELETE at most, whatever its size. The subscription (*pull*) guarantees the view, and its effects
-are exact. ``push=True`` applies a writer's events right after its commit, too, ``inline=True``
-inside its transaction: ``projections.push``. The rule by which one row can be reached from both
-sides is in ``projections.rows``; ``manage.py outbox_rebuild`` makes a view anew from the log.
+A subclass says how an event changes a row; a page of any size is then one read, one INSERT, one
+upsert and one DELETE at most. The subscription (*pull*) guarantees the rows, and its effects are
+exact. ``push=True`` applies a writer's events right after its commit, too, ``inline=True`` inside
+its transaction: ``projections.push``. The rule that lets both sides change one row is in
+``projections.rows``; ``manage.py outbox_rebuild`` makes the rows anew from the log.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..subscriptions.subscriber import (
     subscriber_named,
 )
 from .push import connect
-from .rows import Turn, View
+from .rows import PendingEvent, ProjectionTable
 
 
 class Projection:
-    """Base of read models. A subclass that has a ``name`` is a subscription at once.
+    """Base of read models. A subclass that has a ``name`` is a subscription.
 
     Write it in the module ``subscribers`` of your app. The view is an ordinary model whose primary
     key is what ``key`` returns: the event's stream, unless you say otherwise. ``apply`` must depend
@@ -84,14 +84,14 @@ class Projection:
 
     def __call__(self, events: list[RecordedEvent]) -> None:
         """Handle a page of the subscription, in its transaction."""
-        View(self, using=self.subscriber.using).apply([Turn(event) for event in events])
+        table = ProjectionTable(self, using=self.subscriber.using)
+        table.apply([PendingEvent(event) for event in events])
 
     def __str__(self) -> str:
         return type(self).__qualname__
 
     @property
     def subscriber(self) -> Subscriber:
-        """The subscription."""
         return subscriber_named(self.name)
 
     @property
@@ -101,11 +101,7 @@ class Projection:
 
 
 def declare(projection: Projection) -> None:
-    """Make a projection a subscription.
-
-    Raises:
-        InvalidSubscriber: Something of it cannot work.
-    """
+    """Make a projection a subscription. Raises ``InvalidSubscriber``."""
     _check(projection)
     subscriber(
         projection.name,

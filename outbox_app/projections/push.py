@@ -1,16 +1,17 @@
-"""Push and inline: the writer applies its own events to the views that ask for it.
+"""Push and inline: the writer applies its own events to the projections that ask for it.
 
-*Push* comes right after the commit, in the same process. It harms nobody: it waits for locks for a
-second at most, and where it fails or is lost (a killed process) that is logged, and the pull brings
-the row. *Inline* comes inside the writer's transaction and fails with it. Its subscription runs all
-the same: it fills the view from before there was the projection, and brings what was left to it.
-Both read the events back from the log, so that they see what the pull sees.
+*Push* comes right after the commit, in the same process. It cannot harm the writer: it waits for
+locks for a second at most, and where it fails or is lost (a killed process) that is logged, and the
+pull brings the row. *Inline* comes inside the writer's transaction and fails with it. Its
+subscription runs all the same: it applies the events from before the projection was added, and what
+an inline event had to leave to it. Both read the events back from the log, so that they see what
+the pull sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
@@ -24,10 +25,7 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..signals import events_published
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
-from .rows import Turn, View
-
-if TYPE_CHECKING:
-    from .projection import Projection
+from .rows import PendingEvent, ProjectionTable, RowRules
 
 logger = get_logger("outbox_app.projections")
 
@@ -38,7 +36,6 @@ CHUNK = 500
 
 
 def connect() -> None:
-    """Be told of events from now on."""
     events_published.connect(receive, dispatch_uid="outbox_app.projections.push")
 
 
@@ -55,12 +52,14 @@ def receive(
         only = EventFilter(each.topics, each.types)
         ids = [event.message_id for event in events if only.matches(event.topic, event.type)]
         if ids and projection.inline:
-            View(projection, using=using).apply(list(turns(each, sender, ids)))
+            ProjectionTable(projection, using=using).apply(list(pending_events(each, sender, ids)))
         elif ids:
             _push_after_commit(each, projection, sender, ids)
 
 
-def turns(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> Iterator[Turn]:
+def pending_events(
+    subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]
+) -> Iterator[PendingEvent]:
     """Read events back, each with the version before it that the subscription asks for."""
     rows = log._default_manager.using(subscriber.using)
     condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
@@ -72,20 +71,20 @@ def turns(subscriber: Subscriber, log: type[EventLog], ids: Sequence[UUID]) -> I
     for start in range(0, len(ids), CHUNK):
         chunk = rows.filter(message_id__in=ids[start : start + CHUNK])
         for row in chunk.annotate(previous=previous).order_by("stream", "version"):
-            yield Turn(recorded(row), row.previous or 0)
+            yield PendingEvent(recorded(row), row.previous or 0)
 
 
 def _push_after_commit(
-    subscriber: Subscriber, projection: Projection, log: type[EventLog], ids: Sequence[UUID]
+    subscriber: Subscriber, projection: RowRules, log: type[EventLog], ids: Sequence[UUID]
 ) -> None:
     using = subscriber.using
 
     def push() -> None:
         try:
             failpoint("push")
-            mine = list(turns(subscriber, log, ids))
+            pending = list(pending_events(subscriber, log, ids))
             with atomic_with_lock_wait(LOCK_WAIT, using=using):
-                View(projection, using=using).apply(mine)
+                ProjectionTable(projection, using=using).apply(pending)
         except Exception as error:
             logger.warning(
                 "Push left to the pull subscription=%s events=%d error=%r",

@@ -1,12 +1,13 @@
-"""Rebuilding a view from the log, beside the live table: ``manage.py outbox_rebuild``.
+"""Rebuilding a projection from the log, beside the live table: ``manage.py outbox_rebuild``.
 
-The log is replayed into a table of its own while the view is served and its subscription goes on.
-The takeover is one transaction: it stops the subscription by its cursors, locks the view, reads
-what has come meanwhile, puts the new rows in place of the old ones, and sets the cursors to where
-the new rows stand. Readers see the old rows until it commits, then the new ones; no event is missed
-or applied twice. Rows are copied and no table is renamed: on MySQL a renaming commits by itself,
-and indexes, constraints, grants and foreign keys keep their names. Killed at any point it has
-changed nothing, but for a table that the next rebuild removes.
+The log is replayed into a shadow table while the live one is read and its subscription runs. The
+takeover is one transaction: it stops the subscription by its cursors, locks the live table, reads
+the events that have come meanwhile, puts the new rows in place of the old ones, and sets the
+cursors to the state of the new rows. Readers see the old rows until it commits, then the new ones;
+no event is missed or applied twice. Rows are copied and no table is renamed: on MySQL a renaming
+commits by itself, and indexes, constraints, grants and foreign keys keep their names. Killed at any
+point it has changed nothing, but for a shadow table that the next rebuild removes. What cannot be
+rebuilt is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from typing import Any
 
 import django.db
 from django.db import connections, models, transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.state import WindowState
+from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
-from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Subscription
+from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
+from ..process.tables import require_tables
 from ..subscriptions.cursors import cursor_of
+from ..subscriptions.subscriber import subscriber_named
 from ..text import get_logger
 from .projection import Projection
-from .rebuildable import rebuildable, require_whole, told
-from .rows import Turn, View
-from .shadow_table import table_beside
+from .rows import PendingEvent, ProjectionTable
+from .shadow_table import shadow_table
 
 logger = get_logger("outbox_app.subscriptions")
 
@@ -45,52 +48,102 @@ PROGRESS_EVENTS = 50_000
 
 
 def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
-    """Rebuild a view from the log.
+    """Rebuild the projection ``name`` from the log; return how many rows it has now.
 
-    Args:
-        name: The projection's.
-        write: Takes progress lines.
-
-    Returns:
-        How many rows the view has now.
+    Progress lines go to ``write``.
 
     Raises:
         RebuildRefused: It cannot be rebuilt.
-        RebuildFailed: It did not come to the takeover. The live view and its subscription are as
-            they were.
+        RebuildFailed: It did not come to the takeover. The live rows and the subscription are
+            unchanged.
     """
-    projection, using = rebuildable(name)
+    projection = rebuildable(name)
+    using = projection.subscriber.using
     for log in projection.subscriber.logs:
         require_whole(log, using=using)
-    with told(name), table_beside(projection.model, using=using) as beside:
-        return Rebuild(projection, beside, using=using, write=write).run()
+    with failing_as_one(name), shadow_table(projection.model, using=using) as shadow:
+        return Rebuild(projection, shadow, write=write).run()
+
+
+def rebuildable(name: str) -> Projection:
+    """Return a projection whose rows can be replaced.
+
+    Raises:
+        RebuildRefused: They cannot.
+        InvalidSubscriber, UnknownSubscription: It is not declared, or in a way that cannot work.
+    """
+    declared = subscriber_named(name)
+    using = declared.using
+    projection: Any = declared.handle
+    if not isinstance(projection, Projection):
+        raise RebuildRefused(
+            f"Subscription {name!r} is no projection: {declared.handle!r} handles its events, and "
+            "what it has written is not known. Replay it: manage.py outbox_subscriptions replay."
+        )
+    model = projection.model
+    pointing = [str(relation.related_model._meta.label) for relation in model._meta.related_objects]
+    if pointing:
+        raise RebuildRefused(
+            f"{', '.join(sorted(pointing))} points at {model._meta.label} with a foreign key, so "
+            "its rows cannot be deleted and inserted again. Point at what the rows are about, or "
+            "keep the key in a plain column."
+        )
+    require_tables(using)
+    return projection
+
+
+def require_whole(log: type[EventLog], *, using: str) -> None:
+    """Check that no event was removed: heads of streams stay when their events are pruned.
+
+    Raises:
+        RebuildRefused: A stream has lost its beginning.
+    """
+    table = log._meta.db_table
+    first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
+    heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
+    stream = heads.values_list("stream", flat=True).first()
+    if stream is not None:
+        raise RebuildRefused(
+            f"{table} has no version 1 of {stream!r} any more: events were pruned. The view has "
+            "applied them, and a replay would not. With an archive: manage.py outbox_pipeline "
+            "rebuild --archive DIR. Without one leave the view."
+        )
+
+
+@contextmanager
+def failing_as_one(
+    name: str, *, describe: Callable[[BaseException], str] | None = None
+) -> Iterator[None]:
+    """Wrap any error of a rebuild in ``RebuildFailed``, but for ``RebuildRefused``."""
+    try:
+        yield
+    except RebuildRefused:
+        raise
+    except Exception as error:
+        text = describe(error) if describe else f"{type(error).__name__}: {error}"
+        raise RebuildFailed(
+            f"The rebuild of {name!r} ended with {text}. The view and its subscription are as they "
+            "were. Run it again."
+        ) from error
 
 
 class Rebuild:
-    """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones.
-
-    Args:
-        projection: The projection.
-        beside: The model of the table that is filled.
-        using: Database alias.
-        write: Takes progress lines.
-    """
+    """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones."""
 
     def __init__(
         self,
         projection: Projection,
-        beside: type[models.Model],
+        shadow: type[models.Model],
         *,
-        using: str,
         write: Callable[[str], Any],
     ) -> None:
         self.subscriber = projection.subscriber
         self.name = projection.name
         self.live = projection.model
-        self.beside = beside
-        self.using = using
+        self.shadow = shadow
+        self.using = self.subscriber.using
         self.write = write
-        self.view = View(projection, using=using, table=beside)
+        self.view = ProjectionTable(projection, using=self.using, table=shadow)
         self.limit = projection.batch_size or outbox_settings().PAGE_SIZE
         self.replayed = 0
         self.readers: list[LogReader] = []
@@ -100,7 +153,7 @@ class Rebuild:
         self.thread = ThreadPoolExecutor(1, "rebuild")
 
     def run(self) -> int:
-        """Fill, and take over. Returns the number of rows."""
+        """Fill, and take over. Return the number of rows."""
         try:
             self.readers = [self._reader(log) for log in self.subscriber.logs]
             self.positions = [0] * len(self.readers)
@@ -112,11 +165,11 @@ class Rebuild:
             self.thread.shutdown()
 
     def fill(self) -> list[WindowState]:
-        """Make the new rows; return the states at which they stand."""
+        """Make the new rows; return the states up to which they have applied the logs."""
         return self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
 
     def finish(self, states: list[WindowState]) -> int:
-        """Take over, as often as it has to be tried. Returns the number of rows."""
+        """Take over; try again after a lock timeout or a deadlock. Return the number of rows."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 rows = self._take_over(states)
@@ -135,7 +188,7 @@ class Rebuild:
         )
 
     def _make_cursors(self) -> None:
-        """Have the subscription there, as if it had run."""
+        """Create the subscription and its cursors."""
         Subscription.objects.using(self.using).get_or_create(
             name=self.name, defaults={"partitions": self.subscriber.partitions}
         )
@@ -143,7 +196,7 @@ class Rebuild:
             cursor_of(self.subscriber, 0, reader)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function returns on the connection that reads."""
+        """Call a function on the connection that reads."""
         return self.thread.submit(function, *arguments).result()
 
     def replay(self, states: list[WindowState]) -> list[WindowState]:
@@ -154,7 +207,7 @@ class Rebuild:
             while more:
                 found, page = self.ask(reader.read, states[index], self.limit)
                 with transaction.atomic(using=self.using):
-                    self.view.apply([Turn(event) for event in found])
+                    self.view.apply([PendingEvent(event) for event in found])
                 failpoint("rebuild_page")
                 states[index], more = page.state, page.more
                 self.positions[index] = max(self.positions[index], page.position)
@@ -172,8 +225,8 @@ class Rebuild:
         try:
             with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
                 # First the cursors, as the pull does: a page in flight is waited for, or finds
-                # itself overtaken. Then the view: pushes and writers of inline events wait, so
-                # the log that is read now holds all that the old rows held.
+                # that its cursor was moved. Then the table: pushes and writers of inline events
+                # wait, so the log that is read now holds all that the old rows held.
                 cursors.update(revision=F("revision") + 1)
                 self._lock_and_empty()
                 ends = self.replay(states)
@@ -207,7 +260,7 @@ class Rebuild:
         with connection.cursor() as cursor:
             if connection.vendor == "postgresql":
                 # Any weaker lock lets a SELECT … FOR UPDATE begin, which then waits for a row that
-                # is gone, and does not see the one in its place. Readers pass.
+                # is gone, and does not see the one in its place. Plain reads are not blocked.
                 cursor.execute(f"LOCK TABLE {live} IN EXCLUSIVE MODE")
             cursor.execute(f"DELETE FROM {live}")
 
@@ -219,7 +272,7 @@ class Rebuild:
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {quote(self.live._meta.db_table)} ({columns}) "
-                f"SELECT {columns} FROM {quote(self.beside._meta.db_table)}"
+                f"SELECT {columns} FROM {quote(self.shadow._meta.db_table)}"
             )
             return int(cursor.rowcount)
 
@@ -231,7 +284,7 @@ class Rebuild:
 
 @contextmanager
 def _gap_locks(using: str) -> Iterator[None]:
-    """On MySQL lock the gaps, too, so that nobody inserts a row behind the emptying."""
+    """On MySQL lock the gaps, too, so that no row is inserted behind the DELETE."""
     connection = connections[using]
     if connection.vendor != "mysql":
         yield

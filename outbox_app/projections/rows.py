@@ -1,12 +1,12 @@
-"""The rows of a view: events are applied to them in memory, and written once for a page.
+"""The rows of a projection: events are applied in memory, and a page is written at once.
 
 Rows are locked in the order of their keys, so partitions and pushes that meet on a row wait for one
-another; who inserts a row that another transaction has inserted meanwhile begins again with that.
+another; an INSERT that finds a row which another transaction has just inserted starts again.
 
-The rule of a view with versions. The pull is in order and complete for what the projection asks
-for, so it applies every event above the row's version, over any versions in between. A push or an
-inline event comes out of the blue, so it is applied only where the row has applied the event that
-the projection asked for before it in the stream: v on top of v - 1. Else it is left to the pull.
+The rule of rows with versions. The pull is in order and complete for what the projection asks for,
+so it applies every event above the row's version, over any versions in between. A push or an inline
+event arrives out of order, so it is applied only where the row has applied the event that the
+projection asked for before it in the stream: v on top of v - 1. Otherwise it is left to the pull.
 So a row always holds exactly the events up to its version. A deleted row would forget that and
 come back with a late push: it stays, marked in its field ``deleted``.
 """
@@ -14,7 +14,7 @@ come back with a late push: it stays, marked in its field ``deleted``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from django.db import IntegrityError, connections, models, transaction
 
@@ -23,17 +23,29 @@ from ..eventlog.record import RecordedEvent
 from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
 
-if TYPE_CHECKING:
-    from .projection import Projection
-
-#: Attempts at rows that others are inserting at the same moment.
+#: Attempts at rows that other transactions insert at the same moment.
 ATTEMPTS = 5
 
 Rows = dict[Any, Any]
 
 
-class Turn(NamedTuple):
-    """An event, and what it may be applied on."""
+class RowRules(Protocol):
+    """What a ``Projection`` says of its rows."""
+
+    name: ClassVar[str]
+    model: ClassVar[type[models.Model]]
+    whole_state: ClassVar[bool]
+
+    @property
+    def versioned(self) -> bool: ...
+
+    def apply(self, event: RecordedEvent, row: Any) -> models.Model | None: ...
+
+    def key(self, event: RecordedEvent) -> Any: ...
+
+
+class PendingEvent(NamedTuple):
+    """An event to be applied."""
 
     event: RecordedEvent
     #: The version before it in its stream that the projection asks for, 0 where there is none.
@@ -41,17 +53,14 @@ class Turn(NamedTuple):
     previous: int | None = None
 
 
-class View:
-    """The rows of a projection in one table.
+Keyed = tuple[Any, PendingEvent]
 
-    Args:
-        projection: The projection.
-        using: Database alias.
-        table: A model of another table of the same columns. Default: the projection's model.
-    """
+
+class ProjectionTable:
+    """The rows of a projection, in its model's table or in another one of the same columns."""
 
     def __init__(
-        self, projection: Projection, *, using: str, table: type[models.Model] | None = None
+        self, projection: RowRules, *, using: str, table: type[models.Model] | None = None
     ) -> None:
         self.projection = projection
         self.using = using
@@ -66,16 +75,12 @@ class View:
         ]
         self.keeps_deleted = projection.versioned and "deleted" in self.columns
 
-    def apply(self, turns: Sequence[Turn]) -> None:
-        """Apply events, in order, inside the open transaction.
-
-        Raises:
-            InvalidSubscriber: The projection does what it must not.
-        """
-        if not turns:
+    def apply(self, pending: Sequence[PendingEvent]) -> None:
+        """Apply events, in order, inside the open transaction. Raises ``InvalidSubscriber``."""
+        if not pending:
             return
-        keyed = [(self.key(turn.event), turn) for turn in turns]
-        if self.projection.versioned and turns[0].previous is None:
+        keyed = [(self.key(each.event), each) for each in pending]
+        if self.projection.versioned and pending[0].previous is None:
             keyed = self._not_applied(keyed)
         if not keyed:
             return
@@ -91,7 +96,7 @@ class View:
             except IntegrityError:
                 if attempt == ATTEMPTS:
                     raise
-                continue  # somebody else has inserted one of them since we looked
+                continue  # another transaction has inserted one of them since the read
             known = {key: row for key, row in after.items() if key in before}
             self._update([row for row in known.values() if row is not None])
             gone = [key for key, row in known.items() if row is None]
@@ -115,18 +120,18 @@ class View:
             )
         return key
 
-    def _not_applied(self, keyed: list[tuple[Any, Turn]]) -> list[tuple[Any, Turn]]:
+    def _not_applied(self, keyed: list[Keyed]) -> list[Keyed]:
         """Leave out what the rows have applied, without a lock: versions only grow.
 
-        Where everything was pushed, or is inline, the pull thus waits for nobody, and nobody for
-        the pull.
+        So where everything was pushed, or is inline, the pull and the writers never wait for one
+        another.
         """
         rows = self.rows.filter(pk__in={key for key, _ in keyed})
         applied = dict(rows.values_list("pk", "version"))
-        return [(key, turn) for key, turn in keyed if turn.event.version > applied.get(key, 0)]
+        return [each for each in keyed if each[1].event.version > applied.get(each[0], 0)]
 
     def _read(self, keys: list[Any]) -> Rows:
-        """Read and lock the rows, in the order of their keys: no two can wait for one another."""
+        """Read and lock the rows in the order of their keys, so that no two calls deadlock."""
         rows = self.rows.filter(pk__in=keys).order_by("pk")
         if connections[self.using].features.has_select_for_update:
             rows = rows.select_for_update()
@@ -143,20 +148,20 @@ class View:
             found[row.pk] = row
         return found
 
-    def fold(self, before: Rows, keyed: list[tuple[Any, Turn]]) -> Rows:
-        """Return the rows that change, None for those that go."""
+    def fold(self, before: Rows, keyed: list[Keyed]) -> Rows:
+        """Return the rows that change, None for those that are deleted."""
         after: Rows = {}
         kind: Any = self.model
         for key, (event, previous) in keyed:
             row = after[key] if key in after else before.get(key)
-            if self.projection.versioned and not self._is_in_turn(event, previous, row):
+            if self.projection.versioned and not self._is_next(event, previous, row):
                 continue
             alive = None if row is None or (self.keeps_deleted and row.deleted) else row
             result: Any = self.projection.apply(event, alive)
             if result is None:
                 if row is None:
                     continue
-                result = self._without(row, event)
+                result = self._deleted(row, event)
             elif not isinstance(result, kind):
                 raise InvalidSubscriber(
                     f"Projection {self.projection.name!r}: apply() must return an instance of "
@@ -171,14 +176,14 @@ class View:
             after[key] = result
         return after
 
-    def _is_in_turn(self, event: RecordedEvent, previous: int | None, row: Any) -> bool:
+    def _is_next(self, event: RecordedEvent, previous: int | None, row: Any) -> bool:
         at = row.version if row is not None else 0
         if event.version <= at:
             return False
         return previous is None or self.projection.whole_state or previous <= at
 
-    def _without(self, row: Any, event: RecordedEvent) -> Any:
-        """Return what is left of a row whose event ends it."""
+    def _deleted(self, row: Any, event: RecordedEvent) -> Any:
+        """Return what is left of a row that an event deletes."""
         if not self.projection.versioned:
             return None
         if not self.keeps_deleted:

@@ -1,7 +1,7 @@
-"""A table beside another one: the same columns, without its indexes, constraints and foreign keys.
+"""A shadow table: the columns of another table, without its indexes, constraints and foreign keys.
 
-It is there for as long as the block runs. What a killed process left is removed by the next one;
-so is that of a process which is still running: its next statement fails.
+It exists while the block runs. The next call removes what a killed process has left; it removes the
+table of a process that is still running, too, whose next statement then fails.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from django.db import connections, models
 
 
 @contextmanager
-def table_beside(model: type[models.Model], *, using: str) -> Iterator[type[models.Model]]:
-    """Make a table of the same columns, and remove it afterwards."""
+def shadow_table(model: type[models.Model], *, using: str) -> Iterator[type[models.Model]]:
     connection = connections[using]
     table = model._meta.db_table
     prefix = f"{table[:32]}_{crc32(table.encode()):08x}__rebuild_"  # at most 63 characters
@@ -27,22 +26,19 @@ def table_beside(model: type[models.Model], *, using: str) -> Iterator[type[mode
     for left in connection.introspection.table_names():
         if left.startswith(prefix):
             _drop(left, using=using)
-    beside = _model_beside(model, f"{prefix}{uuid4().hex[:8]}")
+    shadow = _shadow_model(model, f"{prefix}{uuid4().hex[:8]}")
     with connection.schema_editor() as editor:
-        editor.create_model(beside)
+        editor.create_model(shadow)
     if connection.vendor == "mysql":
-        _collate(beside._meta.db_table, like=table, using=using)
+        _collate(shadow._meta.db_table, like=table, using=using)
     try:
-        yield beside
+        yield shadow
     finally:
-        _drop(beside._meta.db_table, using=using)
+        _drop(shadow._meta.db_table, using=using)
 
 
 def _collate(table: str, *, like: str, using: str) -> None:
-    """Have a table take the same keys for one as another, which ``compare_bytes`` may have changed.
-
-    Where nobody has, the collation is that of the database, and stays.
-    """
+    """Give a table the collation of another, which ``compare_bytes`` may have changed."""
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -65,8 +61,7 @@ def _drop(table: str, *, using: str) -> None:
         cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)}")
 
 
-def _model_beside(model: type[models.Model], table: str) -> type[models.Model]:
-    """Return a model of the same columns in another table, without indexes and foreign keys."""
+def _shadow_model(model: type[models.Model], table: str) -> type[models.Model]:
     body: dict[str, Any] = {}
     for field in model._meta.local_concrete_fields:
         twin: Any = copy.deepcopy(field)
@@ -80,4 +75,4 @@ def _model_beside(model: type[models.Model], table: str) -> type[models.Model]:
         body[field.name] = twin
     options = {"app_label": model._meta.app_label, "db_table": table, "apps": Apps()}
     body |= {"Meta": type("Meta", (), options), "__module__": model.__module__}
-    return type(f"{model.__name__}Beside", (models.Model,), body)
+    return type(f"{model.__name__}Shadow", (models.Model,), body)

@@ -22,7 +22,7 @@ from outbox_app.pipeline.driver.rebuild_fold import ViewFold
 from outbox_app.pipeline.driver.rebuild_source import Source
 from outbox_app.pipeline.folding import Plan
 from outbox_app.projections.rebuild import rebuild
-from outbox_app.projections.rows import View
+from outbox_app.projections.rows import ProjectionTable
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.own_log.models import Ledger
@@ -75,7 +75,7 @@ def test_events_are_those_of_the_log(alias, options):
         publish_many([NewEvent("ä", "made", {"list": [1.5, None, "\u2028"]}, {"by": "ü"})])
     reader = LogReader(Event, using=alias)
     logged = reader.read(reader.window.start(0), 1000).events
-    fold = ViewFold(View(declare(StatusOf, "status")(), using=alias), "outbox_event")
+    fold = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias), "outbox_event")
     parts = Plan.make(options, EventFilter()).parts
     events = [fold._event(row) for part in parts for row in part.rows()]
     assert sorted(events, key=lambda each: each.id) == logged

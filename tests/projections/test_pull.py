@@ -14,7 +14,7 @@ from outbox_app.eventlog.record import recorded
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
-from outbox_app.projections.rows import Turn, View
+from outbox_app.projections.rows import PendingEvent, ProjectionTable
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Bare, Numbered, Sold, Status
 
@@ -60,11 +60,11 @@ def test_statements_of_a_page_are_constant(alias, versioned):
             transaction.on_commit(lambda: None, using=alias)
             connections[alias].run_on_commit.clear()  # no push
         events = [recorded(e) for e in Event.objects.using(alias).order_by("id")]
-        view = View(projection, using=alias)
+        view = ProjectionTable(projection, using=alias)
         with transaction.atomic(using=alias):
-            view.apply([Turn(e) for e in events[:before]])
+            view.apply([PendingEvent(e) for e in events[:before]])
         with transaction.atomic(using=alias), CaptureQueriesContext(connections[alias]) as caught:
-            view.apply([Turn(e) for e in events[before:]])
+            view.apply([PendingEvent(e) for e in events[before:]])
         view.rows.all().delete()
         return [q["sql"].split()[0] for q in caught.captured_queries]
 
@@ -80,7 +80,7 @@ def test_partitions_meet_on_a_row(alias, sold, in_thread):
     """Two transactions that count up one row, and that both insert another."""
     projection = declare(SoldOf, "sold", partitions=2)()
     sell(alias, (1, 1), (2, 1), (1, 1), (2, 1))
-    events = [Turn(recorded(e)) for e in Event.objects.using(alias).order_by("id")]
+    events = [PendingEvent(recorded(e)) for e in Event.objects.using(alias).order_by("id")]
     Sold.objects.using(alias).create(article=1, count=10)
     barrier = threading.Barrier(2)
     met = threading.local()
@@ -96,7 +96,7 @@ def test_partitions_meet_on_a_row(alias, sold, in_thread):
 
     def count(part):
         with transaction.atomic(using=alias):
-            View(projection, using=alias).apply(part)
+            ProjectionTable(projection, using=alias).apply(part)
 
     # The first alone, so that only the row that is not there yet can be raced for.
     threads = [in_thread(lambda p=p: count(p)) for p in (events[1:2], events[3:4])]

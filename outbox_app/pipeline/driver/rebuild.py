@@ -27,9 +27,8 @@ from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGap
 from ...failpoints import failpoint
 from ...models import Cursor, EventLog
 from ...projections.comparison import compare
-from ...projections.rebuild import Rebuild
-from ...projections.rebuildable import rebuildable, told
-from ...projections.shadow_table import table_beside
+from ...projections.rebuild import Rebuild, failing_as_one, rebuildable
+from ...projections.shadow_table import shadow_table
 from ...text import get_logger
 from ..failure import reason
 from .rebuild_fold import columns, events_of
@@ -63,7 +62,7 @@ def log_of(name: str) -> tuple[type[EventLog], str]:
     Raises:
         RebuildRefused: It cannot be rebuilt on Spark.
     """
-    projection, using = rebuildable(name)
+    projection = rebuildable(name)
     logs = projection.subscriber.logs
     if len(logs) > 1:
         tables = ", ".join(log._meta.db_table for log in logs)
@@ -71,7 +70,7 @@ def log_of(name: str) -> tuple[type[EventLog], str]:
             f"Projection {name!r} reads {len(logs)} logs ({tables}), of which no archive and no "
             f"offset is one. Rebuild it without Spark: manage.py outbox_rebuild {name}."
         )
-    return logs[0], using
+    return logs[0], projection.subscriber.using
 
 
 def rebuild_on_spark(
@@ -102,18 +101,16 @@ def rebuild_on_spark(
             they were.
     """
     log, using = log_of(name)
-    projection, _ = rebuildable(name)
+    projection = rebuildable(name)
     if options.log != log._meta.db_table:
         raise RebuildRefused(
             f"Projection {name!r} reads the log {log._meta.db_table}, not {options.log}."
         )
     source = Source(session, replace(options, archive=archive or ""), projection)
-    with told(name, say=reason):
+    with failing_as_one(name, describe=reason):
         plan = source.plan()
-        with table_beside(projection.model, using=using) as beside:
-            return SparkRebuild(
-                source, plan, beside, using=using, compare_only=compare_only, write=write
-            ).run()
+        with shadow_table(projection.model, using=using) as shadow:
+            return SparkRebuild(source, plan, shadow, compare_only=compare_only, write=write).run()
 
 
 class SparkRebuild(Rebuild):
@@ -122,8 +119,7 @@ class SparkRebuild(Rebuild):
     Args:
         source: Of the rows.
         plan: Its first one.
-        beside: The model of the table that is filled.
-        using: Database alias.
+        shadow: The model of the table that is filled.
         compare_only: End before the takeover.
         write: Takes progress lines.
     """
@@ -132,13 +128,12 @@ class SparkRebuild(Rebuild):
         self,
         source: Source,
         plan: Plan,
-        beside: type[models.Model],
+        shadow: type[models.Model],
         *,
-        using: str,
         compare_only: bool,
         write: Callable[[str], Any],
     ) -> None:
-        super().__init__(source.projection, beside, using=using, write=write)
+        super().__init__(source.projection, shadow, write=write)
         self.source = source
         self.plan = plan
         self.compare_only = compare_only
@@ -212,11 +207,11 @@ class SparkRebuild(Rebuild):
         self.write(f"loaded name={self.name} events={events} rows={loaded}")
 
     def _rows(self, results: Iterable[Any]) -> Iterator[models.Model]:
-        names = columns(self.beside)
+        names = columns(self.shadow)
         for each in results:
             self.replayed += events_of(each)
             if not isinstance(each, int):
-                yield self.beside.from_db(self.using, names, each)
+                yield self.shadow.from_db(self.using, names, each)
 
     def _caught_up(self) -> list[WindowState]:
         [reader] = self.readers
@@ -238,7 +233,7 @@ class SparkRebuild(Rebuild):
         try:
             found = compare(
                 self.live,
-                self.beside,
+                self.shadow,
                 using=self.using,
                 unsettled=lambda: self.ask(self._unsettled, states, cursors),
             )

@@ -22,7 +22,7 @@ from ...exceptions import PipelineError
 
 if TYPE_CHECKING:
     from ...eventlog.record import RecordedEvent
-    from ...projections.rows import View
+    from ...projections.rows import ProjectionTable
     from ..folding import Row
 
 
@@ -55,12 +55,12 @@ class ProjectionFold:
             django.setup()
             import_module(self.module)
             from ...projections.projection import Projection
-            from ...projections.rows import View
+            from ...projections.rows import ProjectionTable
             from ...subscriptions.subscriber import subscriber_named
 
             projection: Any = subscriber_named(self.projection).handle
             assert isinstance(projection, Projection)
-            return ViewFold(View(projection, using=self.using), self.log)
+            return ViewFold(ProjectionTable(projection, using=self.using), self.log)
         except Exception as error:
             raise PipelineError(
                 f"A task of Spark cannot load projection {self.projection!r} of {self.module} with "
@@ -77,15 +77,15 @@ class ViewFold:
         log: Table of the log.
     """
 
-    def __init__(self, view: View, log: str) -> None:
+    def __init__(self, view: ProjectionTable, log: str) -> None:
         from django.conf import settings
         from django.db import connections
 
         from ...eventlog.record import RecordedEvent
         from ...projections.projection import Projection
-        from ...projections.rows import Turn
+        from ...projections.rows import PendingEvent
 
-        self.record, self.turn = RecordedEvent, Turn
+        self.record, self.turn = RecordedEvent, PendingEvent
         #: Else the stream is the key, which can be told without reading the data.
         self.own_key = type(view.projection).key is not Projection.key
         self.view = view

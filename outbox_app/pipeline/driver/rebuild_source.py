@@ -15,7 +15,7 @@ from ...eventlog.filter import EventFilter
 from ...exceptions import PipelineError, RebuildRefused
 from ...models import EventLog
 from ...projections.projection import Projection
-from ...projections.rebuildable import require_whole
+from ...projections.rebuild import require_whole
 from .rebuild_fold import ProjectionFold
 
 if TYPE_CHECKING:
