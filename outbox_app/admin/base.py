@@ -1,7 +1,7 @@
 """What all pages of the outbox have in common.
 
 Rows are read on the outbox's own alias, never written through a form, and shown with control
-characters as escapes. A list looks at a window of ``MANY`` rows of its table (see ``window``),
+characters as escapes. A list looks at ``MANY`` rows of its table (see ``row_range``),
 sorts by indexed columns only, and does not fetch messages. What a page shows of a row is a copy to
 look at: it is never saved.
 """
@@ -22,7 +22,7 @@ from ..jobs.drain import status
 from ..models import Event
 from ..text import shown
 from .masking import masked_text
-from .window import Window, number, window
+from .row_range import RowRange, number, row_range
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -37,7 +37,7 @@ MESSAGE = ("body", "envelope", "data", "metadata")
 WORDS = ("error", "reason", "trouble", "detail")
 
 
-#: In the address of a list: where its window ends.
+#: In the address of a list: where the rows end that it looks at.
 BEFORE = "before"
 
 
@@ -56,13 +56,13 @@ class BoundedPaginator(BasePaginator):
         return min(found, status.MANY)
 
 
-class HarmlessChangeList(ChangeList):
-    """A list of rows that are safe to show, from a window of the table."""
+class EscapedChangeList(ChangeList):
+    """A list of rows that are safe to show, of a range of the table."""
 
-    window: Window | None = None
+    row_range: RowRange | None = None
 
     def get_filters_params(self, params: Any = None) -> Any:
-        """Leave out the end of the window, which is no filter."""
+        """Leave out the end of the range, which is no filter."""
         given = super().get_filters_params(params)
         given.pop(BEFORE, None)
         return given
@@ -79,30 +79,30 @@ class HarmlessChangeList(ChangeList):
         return super().get_ordering_field(field_name) if field_name in allowed else None
 
     def get_results(self, request: HttpRequest) -> None:
-        """Look at the window only, and make every row of the page harmless."""
+        """Look at the range only, and escape every row of the page."""
         # Here, not in get_queryset: an action on all rows that match reaches those outside too.
         model_admin: Any = self.model_admin
-        self.window = model_admin.window(request)
-        if self.window:
-            self.queryset = self.window.rows(self.queryset)
+        self.row_range = model_admin.row_range(request)
+        if self.row_range:
+            self.queryset = self.row_range.rows(self.queryset)
         super().get_results(request)
-        self.result_list: Any = [harmless(row) for row in self.result_list]
+        self.result_list: Any = [escaped_copy(row) for row in self.result_list]
 
     @property
     def older(self) -> str:
-        """The address of the window before this one."""
-        first = self.window.first if self.window else None
+        """The address of the range before this one."""
+        first = self.row_range.first if self.row_range else None
         return "" if first is None else self.get_query_string({BEFORE: first})
 
     @property
     def newest(self) -> str:
-        """The address of the newest window, where this is not it."""
-        before = self.window.before if self.window else None
+        """The address of the newest range, where this is not it."""
+        before = self.row_range.before if self.row_range else None
         return "" if before is None else self.get_query_string(remove=[BEFORE])
 
     @property
     def most(self) -> int:
-        """Rows of a window, at most."""
+        """Rows of a range, at most."""
         return status.MANY
 
 
@@ -129,23 +129,23 @@ class OutboxAdmin(ModelAdmin):
         alias = log_alias(Event) if self.of_the_log else outbox_alias()
         return super().get_queryset(request).using(alias)
 
-    def window(self, request: HttpRequest) -> Window | None:
+    def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return what a list looks at; None where that is bounded anyway."""
         if not isinstance(self.opts.pk, models.AutoField):
             return None
-        return window(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
+        return row_range(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the row, harmless, with a note of whether this person may see what it carries."""
         row = super().get_object(request, object_id, from_field)
         if row:
-            harmless(row)
+            escaped_copy(row)
             row.may_be_seen = request.user.has_perm(f"outbox_app.{self.payload_permission}")
         return row
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list that makes rows harmless."""
-        return HarmlessChangeList
+        return EscapedChangeList
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Show the search box where there is a column to search."""
@@ -176,7 +176,7 @@ class OutboxAdmin(ModelAdmin):
         return False
 
 
-def harmless(row: models.Model) -> models.Model:
+def escaped_copy(row: models.Model) -> models.Model:
     """Replace the row's text by text that can be shown. What the database holds is not touched.
 
     In an exception's words sensitive values are masked, as far as they are seen.

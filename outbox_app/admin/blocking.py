@@ -17,7 +17,7 @@ from ..eventlog.lag import Holder, Holders
 from ..models import StagedJob
 from ..text import one_line
 from .durations import duration
-from .masking import words
+from .masking import masked_line
 from .verdict import Seen
 
 
@@ -67,7 +67,7 @@ def _drainers(seen: Seen) -> Iterator[Blocker]:
                 _("Drainer silent") if each.is_silent else _("Drainer in trouble"),
                 one_line(each.drainer, 100),
                 duration(each.silent_seconds) if each.is_silent else "-",
-                words(each.drainer.trouble, 200),
+                masked_line(each.drainer.trouble, 200),
                 _("The jobs of its shards wait."),
             )
     if not seen.drainers:
@@ -81,7 +81,7 @@ def _subscriptions(seen: Seen) -> Iterator[Blocker]:
                 _("Subscription %(state)s") % {"state": each.state},
                 one_line(each.name, 80),
                 duration(each.seconds) if each.behind else "-",
-                words(each.error, 200),
+                masked_line(each.error, 200),
                 _("Its events wait, and are not pruned."),
             )
 

@@ -1,6 +1,6 @@
 """Dead jobs: why they died, and the two things a person can do about it.
 
-Requeue and discard are decisions on the selected rows or on all that match the filter. Each has its
+Requeue and discard are actions on the selected rows or on all that match the filter. Each has its
 own permission, asks first (how many, of what, why), takes what it has asked about and nothing that
 died since, and leaves a line in the admin's log. By GET nothing happens.
 """
@@ -18,7 +18,7 @@ from ..jobs import dead
 from ..jobs.bulk import Slice
 from ..jobs.drain import status
 from ..models import DeadJob
-from .asking import Decision, Preview, RequiredReason, Steps
+from .actions import Batched, BulkAction, RequiredReason
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .sections import listed
@@ -32,7 +32,7 @@ def _discard(rows: Any, values: Any, *, by: str, **slice: Any) -> Slice:
     return dead.discard_slice(rows, by=dead.decided(by, values["reason"]), **slice)
 
 
-REQUEUE = Decision(
+REQUEUE = BulkAction(
     "requeue_selected",
     "requeue_deadjob",
     gettext_lazy("Requeue dead jobs"),
@@ -41,19 +41,19 @@ REQUEUE = Decision(
         "first. A worker may get a job that it had already."
     ),
     form=RequiredReason,
-    steps=Steps(
+    batched=Batched(
         _requeue,
         dead.ORDER,
         lambda n: ngettext("%d dead job was requeued.", "%d dead jobs were requeued.", n) % n,
     ),
 )
-DISCARD = Decision(
+DISCARD = BulkAction(
     "discard_selected",
     "discard_deadjob",
     gettext_lazy("Discard dead jobs for good"),
     gettext_lazy("They are deleted and never sent. This cannot be undone."),
     form=RequiredReason,
-    steps=Steps(
+    batched=Batched(
         _discard,
         dead.ORDER,
         lambda n: ngettext("%d dead job was discarded.", "%d dead jobs were discarded.", n) % n,
@@ -74,7 +74,7 @@ class DeadJobAdmin(JobAdmin):
     ]
     sortable_by = ["id"]  # which is the order in which they died
     payload_permission = "view_payload_deadjob"
-    decisions = (REQUEUE, DISCARD)
+    bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
         (gettext_lazy("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
         (
@@ -100,7 +100,7 @@ class DeadJobAdmin(JobAdmin):
         """The beginning of the reason."""
         return Truncator(job.reason).chars(120)
 
-    def about(self, request: HttpRequest, preview: Preview, decision: Decision) -> dict[str, Any]:
+    def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
         """Add the jobs by task and error."""
-        found = listed(status.dead_groups(preview.rows))
-        return {**super().about(request, preview, decision), "dead": found, "most": status.MANY}
+        found = listed(status.dead_groups(preview))
+        return {**super().about(request, preview, action), "dead": found, "most": status.MANY}

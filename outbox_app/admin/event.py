@@ -1,7 +1,7 @@
-"""Events, read-only: by stream, by message id, by type and topic inside a window.
+"""Events, read-only: by stream, by message id, by type and topic inside a range of rows.
 
 The table may hold anything from nothing to billions of rows, so whatever is asked for is answered
-from an index: a stream and a message id have one; types and topics are looked for in a window of
+from an index: a stream and a message id have one; types and topics are looked for in a range of
 positions, or of the stream's versions, and the page says so. From an event one goes to those before
 and after it in its stream. What it carries is shown to those who may see it.
 """
@@ -27,7 +27,7 @@ from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
 from .job import carried
 from .payload import data_of
-from .window import Window, number, window
+from .row_range import RowRange, number, row_range
 
 
 class EventAdmin(OutboxAdmin):
@@ -70,13 +70,13 @@ class EventAdmin(OutboxAdmin):
         """The newest first; inside a stream by version, as its index has them."""
         return ("-id",) if _asked_stream(request) is None else ("-version",)
 
-    def window(self, request: HttpRequest) -> Window | None:
+    def row_range(self, request: HttpRequest) -> RowRange | None:
         """Look at positions, or at versions of the one stream that is asked for."""
         stream = _asked_stream(request)
         if stream is None:
-            return super().window(request)
+            return super().row_range(request)
         table = self.get_queryset(request).filter(stream=stream)
-        return window(table, column="version", before=number(request.GET.get(BEFORE, "")))
+        return row_range(table, column="version", before=number(request.GET.get(BEFORE, "")))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -17,8 +17,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..jobs.staged import held_few
 from ..text import one_line
-from .progress import asked_at
-from .window import number
+from .actions import asked_at
+from .row_range import number
 
 #: Rows in which the values to offer are looked for.
 NEWEST = 1000
@@ -78,7 +78,7 @@ class StateFilter(SimpleListFilter):
 
 
 def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
-    # A few held rows may lie below millions of ready ones, where no window of ids reaches.
+    # A few held rows may lie below millions of ready ones, where no range of ids reaches.
     ids = held_few(held)
     if ids is None:
         return held

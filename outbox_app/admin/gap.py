@@ -24,7 +24,7 @@ from ..jobs.drain.status import LISTED
 from ..models import Event, Gap
 from ..subscriptions.gaps import skip_gap
 from ..text import one_line, shown
-from .asking import AskingAdmin, Decision, RequiredReason
+from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
 from .base import given
 from .filters import column_filter
 
@@ -41,7 +41,7 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
     return " ".join([done, *refused])
 
 
-class GapAdmin(AskingAdmin):
+class GapAdmin(ConfirmedActionsAdmin):
     """Gaps that readers have noticed."""
 
     of_the_log = True
@@ -56,8 +56,8 @@ class GapAdmin(AskingAdmin):
     fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
     readonly_fields = ["found_by", "evidence"]
-    decisions = (
-        Decision(
+    bulk_actions = (
+        BulkAction(
             "skip_selected",
             "skip_gap",
             gettext_lazy("Skip gaps"),

@@ -16,24 +16,24 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models.job import JobMessage
+from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin
 from .payload import Part, Payload, payload
-from .progress import ProgressAdmin
-from .window import Window
+from .row_range import RowRange
 
 #: The parts of a message, as fields of a page. Not named as columns: Django would take those.
 MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
 
 
-class JobAdmin(ProgressAdmin):
+class JobAdmin(ConfirmedActionsAdmin):
     """A list of jobs, and a page that shows a job's message."""
 
     searched_column = "task_id"
     search_help_text = _("The whole task id.")
 
-    def window(self, request: HttpRequest) -> Window | None:
+    def row_range(self, request: HttpRequest) -> RowRange | None:
         """Look for a task id everywhere: it has an index."""
-        return None if _is_searched(request) else super().window(request)
+        return None if _is_searched(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
         """Say whether the rows are few, and found by an index."""

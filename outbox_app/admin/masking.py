@@ -76,7 +76,7 @@ def masked_text(text: str) -> str:
     return re.sub(pattern, rf"\g<key>{MASK}", text, flags=re.IGNORECASE)
 
 
-def words(text: str, limit: int) -> str:
+def masked_line(text: str, limit: int) -> str:
     """Return an exception's words, masked, on one line.
 
     Args:

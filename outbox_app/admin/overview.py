@@ -28,7 +28,7 @@ from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription
 from ..monitoring import series
 from ..subscriptions import lag
 from . import sections
-from .base import OutboxAdmin, harmless
+from .base import OutboxAdmin, escaped_copy
 from .blocking import blocking
 from .verdict import Seen, problems, verdict
 
@@ -74,9 +74,9 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         context["dead"] = sections.dead(seen.dead)
     if may_view(request, Gap):
         open_gaps = Gap.objects.using(log_alias(Event)).filter(state=Gap.State.OPEN)
-        context["gaps"] = [harmless(row) for row in open_gaps.order_by("-seen_at")[:FEW]]
+        context["gaps"] = [escaped_copy(row) for row in open_gaps.order_by("-seen_at")[:FEW]]
     if may_view(request, Incident):
-        context["incidents"] = [harmless(row) for row in status.incidents(using=using)[:FEW]]
+        context["incidents"] = [escaped_copy(row) for row in status.incidents(using=using)[:FEW]]
     request.current_app = model_admin.admin_site.name
     if request.GET.get("part") == "live":
         return TemplateResponse(request, "admin/outbox_app/overview_live.html", context)

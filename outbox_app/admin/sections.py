@@ -20,10 +20,10 @@ from ..models.statistic import label_of
 from ..monitoring import series as minutes
 from ..subscriptions import lag
 from ..text import one_line
-from .base import harmless
+from .base import escaped_copy
 from .charts import Line, chart, number
 from .durations import duration
-from .masking import words
+from .masking import masked_line
 from .verdict import Seen
 
 
@@ -141,10 +141,10 @@ def drainers(seen: Seen) -> list[dict[str, Any]]:
     return [
         {
             "status": row,
-            "drainer": harmless(row.drainer),
+            "drainer": escaped_copy(row.drainer),
             "owned": ranges(row.owned),
             "rate": number(seen.rates.get(str(row.drainer.id), 0.0)),
-            "trouble": words(row.drainer.trouble, 200) or "-",
+            "trouble": masked_line(row.drainer.trouble, 200) or "-",
         }
         for row in seen.drainers
     ]
@@ -175,7 +175,7 @@ def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
             "rate": number(handled.get(label_of(each.name), [0.0])[0]),
             "parked": each.parked,
             "gaps": each.gaps,
-            "error": words(each.error, 200),
+            "error": masked_line(each.error, 200),
         }
         for each in lags
     ]
@@ -203,7 +203,7 @@ def _dead_row(row: DeadRow, column: str) -> dict[str, Any]:
         ],
         "total": row.total,
         "query": query,
-        "reason": words(row.reason, 200),
+        "reason": masked_line(row.reason, 200),
     }
 
 
@@ -214,7 +214,7 @@ def listed(found: status.DeadGroups) -> dict[str, Any]:
             "count": group.count,
             "task": one_line(group.task, 100),
             "error": one_line(group.error, 100),
-            "reason": words(group.reason, 200),
+            "reason": masked_line(group.reason, 200),
             "newest": group.newest,
             "query": urlencode({"task": group.task, "error": group.error}),
         }

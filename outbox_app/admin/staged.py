@@ -1,7 +1,7 @@
-"""The backlog: staged jobs, what hinders them, and what a person can do about them.
+"""The backlog: staged jobs, what blocks them, and what a person can do about them.
 
-Cancel, release and move to dead are decisions on the selected rows or on all that match the filter,
-each with a permission of its own and a reason. A drainer may have a job in hand at that moment: it
+Cancel, release and move to dead are actions on the selected rows or on all that match the filter,
+each with a permission of its own and a reason. A drainer may be publishing a job at that moment: it
 leaves all the same, and the question says so.
 """
 
@@ -19,11 +19,11 @@ from ..jobs import staged
 from ..jobs.bulk import Slice
 from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import shown
-from .asking import Decision, RequiredReason, Steps
+from .actions import Batched, BulkAction, RequiredReason
 from .durations import duration
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
-from .window import Window
+from .row_range import RowRange
 
 
 def _cancel(rows: Any, values: Any, **slice: Any) -> Slice:
@@ -38,23 +38,23 @@ def _bury(rows: Any, values: Any, **slice: Any) -> Slice:
     return staged.bury_slice(rows, reason=values["reason"], **slice)
 
 
-CANCEL = Decision(
+CANCEL = BulkAction(
     "cancel_selected",
     "cancel_stagedjob",
     _("Cancel staged jobs"),
     _(
-        "They are deleted and never sent. This cannot be undone. One that a drainer has in hand at "
-        "this moment leaves all the same."
+        "They are deleted and never sent. This cannot be undone. One that a drainer is publishing "
+        "at this moment leaves all the same."
     ),
     form=RequiredReason,
-    steps=Steps(
+    batched=Batched(
         _cancel,
         staged.ORDER,
         lambda n: ngettext("%d staged job was cancelled.", "%d staged jobs were cancelled.", n) % n,
     ),
     destroys=True,
 )
-RELEASE = Decision(
+RELEASE = BulkAction(
     "release_selected",
     "release_stagedjob",
     _("Release held jobs now"),
@@ -63,24 +63,24 @@ RELEASE = Decision(
         "they were to wait for is taken away. Those that are not held stay as they are."
     ),
     form=RequiredReason,
-    steps=Steps(
+    batched=Batched(
         _release,
         staged.ORDER,
         lambda n: ngettext("%d held job was released.", "%d held jobs were released.", n) % n,
     ),
 )
-BURY = Decision(
+BURY = BulkAction(
     "bury_selected",
     "bury_stagedjob",
     _("Move staged jobs to dead"),
     _(
         "They do not leave; they wait among the dead jobs, with your reason, until they are "
-        "requeued or discarded. One that a drainer has in hand at this moment leaves all the same, "
-        "and may then be both published and dead: look before you requeue it. Where dead jobs "
-        "block their ordering key, the later jobs of its key die after it."
+        "requeued or discarded. One that a drainer is publishing at this moment leaves all the "
+        "same, and may then be both published and dead: look before you requeue it. Where dead "
+        "jobs block their ordering key, the later jobs of its key die after it."
     ),
     form=RequiredReason,
-    steps=Steps(
+    batched=Batched(
         _bury,
         staged.ORDER,
         lambda n: ngettext("%d job was moved to dead.", "%d jobs were moved to dead.", n) % n,
@@ -105,13 +105,13 @@ class StagedJobAdmin(JobAdmin):
         "where its key is given too, as a filter."
     )
     payload_permission = "view_payload_stagedjob"
-    decisions = (CANCEL, RELEASE, BURY)
+    bulk_actions = (CANCEL, RELEASE, BURY)
     fieldsets = [
         (
             None,
             {
                 "fields": [
-                    "hindrance",
+                    "blocked_reason",
                     "task",
                     "task_id",
                     "queue",
@@ -137,21 +137,21 @@ class StagedJobAdmin(JobAdmin):
         ids = staged.ids_of_task(term, using=queryset.db, ordering_key=key)
         return queryset.filter(id__in=ids), False
 
-    def window(self, request: HttpRequest) -> Window | None:
+    def row_range(self, request: HttpRequest) -> RowRange | None:
         """Held jobs that are few are found by their index."""
-        return None if _found_by_index(request) else super().window(request)
+        return None if _found_by_index(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
         """Say whether the rows are few, and found by an index."""
         return super().is_few(request) or _found_by_index(request)
 
     @admin.display(description=_("what it waits for"))
-    def hindrance(self, job: StagedJob) -> str:
+    def blocked_reason(self, job: StagedJob) -> str:
         """Why it has not left."""
-        return hindrance(job)
+        return blocked_reason(job)
 
 
-def hindrance(job: StagedJob) -> str:
+def blocked_reason(job: StagedJob) -> str:
     """Return what keeps a staged job, as far as the database knows."""
     using = job._state.db
     held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
@@ -176,7 +176,7 @@ def hindrance(job: StagedJob) -> str:
             "drainer": name,
             "trouble": shown(row.trouble, 1000),
         }
-    return gettext("Nothing that is known: %(drainer)s takes it with one of its next batches.") % {
+    return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % {
         "drainer": name
     }
 

@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Statistic
 from ..pipeline.statistic_names import NAMES
 from ..text import one_line
-from .base import HarmlessChangeList, OutboxAdmin
+from .base import EscapedChangeList, OutboxAdmin
 from .filters import ColumnFilter, column_filter
-from .window import Window
+from .row_range import RowRange
 
 
 class NameFilter(ColumnFilter):
@@ -33,7 +33,7 @@ class NameFilter(ColumnFilter):
         return sorted({**{name: name for name in NAMES}, **found}.items())
 
 
-class StatisticChangeList(HarmlessChangeList):
+class StatisticChangeList(EscapedChangeList):
     """A list that is sorted by an index."""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
@@ -51,9 +51,9 @@ class StatisticAdmin(OutboxAdmin):
     list_filter = [NameFilter, column_filter("source", _("source"))]
     actions = None
 
-    def window(self, request: HttpRequest) -> Window | None:
+    def row_range(self, request: HttpRequest) -> RowRange | None:
         """With a name, the rows are in the order of their index."""
-        return None if request.GET.get("name") else super().window(request)
+        return None if request.GET.get("name") else super().row_range(request)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the list that is sorted by an index."""

@@ -26,12 +26,12 @@ from ..subscriptions import control, lag
 from ..subscriptions.places import parse_place
 from ..subscriptions.skips import discard_stream, skip_event
 from ..text import one_line, shown
-from .asking import AskingAdmin, Decision, Reason, RequiredReason
-from .base import HarmlessChangeList
+from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
+from .base import EscapedChangeList
 from .blocking import may_read_queries
 from .durations import duration
 from .filters import column_filter
-from .masking import masked_text, words
+from .masking import masked_line, masked_text
 
 
 class Place(RequiredReason):
@@ -138,7 +138,7 @@ RELEASE = gettext_lazy(
 )
 
 
-class SubscriptionChangeList(HarmlessChangeList):
+class SubscriptionChangeList(EscapedChangeList):
     """A list whose rows know how they are doing."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -147,7 +147,7 @@ class SubscriptionChangeList(HarmlessChangeList):
         _measure(self.result_list)
 
 
-class SubscriptionAdmin(AskingAdmin):
+class SubscriptionAdmin(ConfirmedActionsAdmin):
     """Subscriptions that have run."""
 
     of_the_log = True
@@ -156,22 +156,22 @@ class SubscriptionAdmin(AskingAdmin):
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
     readonly_fields = ["state", "what", "behind", "late", "error"]
     change_form_template = "admin/outbox_app/subscription.html"
-    decisions = (
-        Decision(
+    bulk_actions = (
+        BulkAction(
             "pause_selected",
             "pause_subscription",
             gettext_lazy("Pause subscriptions"),
             gettext_lazy("Nothing of them is handled until they are resumed; nothing is lost."),
             _pause,
         ),
-        Decision(
+        BulkAction(
             "resume_selected",
             "pause_subscription",
             gettext_lazy("Resume subscriptions"),
             gettext_lazy("They go on where they stand."),
             _resume,
         ),
-        Decision(
+        BulkAction(
             "replay_selected",
             "replay_subscription",
             gettext_lazy("Replay subscriptions"),
@@ -184,14 +184,14 @@ class SubscriptionAdmin(AskingAdmin):
             _replay,
             Place,
         ),
-        Decision(
+        BulkAction(
             "release_selected",
             "replay_subscription",
             gettext_lazy("Release all parked streams"),
             RELEASE,
             _release_all,
         ),
-        Decision(
+        BulkAction(
             "skip_selected",
             "skip_event",
             gettext_lazy("Skip the event that fails"),
@@ -239,7 +239,7 @@ class SubscriptionAdmin(AskingAdmin):
             return "-"
         every = [_("all")]
         return "; ".join(
-            f"{label}: {words(', '.join(row.reads.get(key) or every), 300)}"
+            f"{label}: {masked_line(', '.join(row.reads.get(key) or every), 300)}"
             for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
         )
 
@@ -266,10 +266,10 @@ class SubscriptionAdmin(AskingAdmin):
     @admin.display(description=gettext_lazy("error"))
     def error(self, row: Any) -> str:
         """Why it stands still."""
-        return words(row.lag.error, 200) or "-"
+        return masked_line(row.lag.error, 200) or "-"
 
 
-class ParkedStreamAdmin(AskingAdmin):
+class ParkedStreamAdmin(ConfirmedActionsAdmin):
     """Streams that a subscription has set aside."""
 
     of_the_log = True
@@ -277,8 +277,8 @@ class ParkedStreamAdmin(AskingAdmin):
                     "short_reason"]  # fmt: skip
     list_filter = [column_filter("subscription", gettext_lazy("subscription"))]
     sortable_by = ["id"]
-    decisions = (
-        Decision(
+    bulk_actions = (
+        BulkAction(
             "release_selected",
             "replay_subscription",
             gettext_lazy("Release streams"),
@@ -286,7 +286,7 @@ class ParkedStreamAdmin(AskingAdmin):
             _release,
             Reason,
         ),
-        Decision(
+        BulkAction(
             "skip_selected",
             "skip_event",
             gettext_lazy("Skip the first event"),
@@ -298,7 +298,7 @@ class ParkedStreamAdmin(AskingAdmin):
             RequiredReason,
             destroys=True,
         ),
-        Decision(
+        BulkAction(
             "discard_selected",
             "skip_event",
             gettext_lazy("Discard streams"),

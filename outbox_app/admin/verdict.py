@@ -22,7 +22,7 @@ from ..jobs.drain import status
 from ..subscriptions import lag
 from ..text import one_line
 from .durations import duration
-from .masking import words
+from .masking import masked_line
 
 #: A ready job that is older than so many polls of an idle drainer should have left.
 POLLS = 10
@@ -131,7 +131,7 @@ def _of_drainers(seen: Seen) -> Iterator[Problem]:
         if row.drainer.trouble:
             text = _("%(drainer)s is in trouble: %(trouble)s") % {
                 "drainer": name,
-                "trouble": words(row.drainer.trouble, 300),
+                "trouble": masked_line(row.drainer.trouble, 300),
             }
             yield Problem("bad", text, _list("process"))
 
@@ -148,7 +148,7 @@ def _of_subscriptions(lags: list[lag.SubscriptionLag]) -> Iterator[Problem]:
         if each.state == "failing":
             text = _("%(name)s stands still: %(error)s") % {
                 "name": one_line(each.name, 80),
-                "error": words(each.error, 300),
+                "error": masked_line(each.error, 300),
             }
             yield Problem("bad", text, _row("subscription", each.name))
         elif each.state == "paused" and each.behind:

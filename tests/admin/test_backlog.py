@@ -101,7 +101,7 @@ def test_what_hinders_a_job(alias, superuser):
     row = drainer(alias)
     lease.owner = row.pk
     lease.save(using=alias)
-    assert hindered().startswith("Nothing that is known: ")
+    assert hindered().startswith("Nothing. ")
     Process.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused")
     assert "is in trouble: BrokerUnavailable: <b>refused" in hindered()
     Process.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(minutes=5))
@@ -122,7 +122,7 @@ def test_the_trace_is_shown_where_it_is_one(alias, superuser, trace, shown):
 def test_cancel(alias, superuser):
     job, other = staged_jobs(2, using=alias)
     question, answer = decide(superuser, "cancel_selected", job)
-    assert "One that a drainer has in hand at this moment leaves all the same." in text(question)
+    assert "One that a drainer is publishing at this moment leaves all the same." in text(question)
     assert said(answer) == ["1 staged job was cancelled."]
     assert left(alias) == [other.task_id]
 

@@ -14,7 +14,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from outbox_app.admin import progress
+from outbox_app.admin import actions
 from outbox_app.jobs.drain import status
 from outbox_app.models import DeadJob, Event, StagedJob
 
@@ -184,7 +184,7 @@ def examined(alias, sent):
 def test_every_statement_of_every_page_reads_a_range_of_an_index(alias, superuser, monkeypatch):
     plant(alias)
     monkeypatch.setattr(status, "MANY", min(status.MANY, ROWS // 10))
-    monkeypatch.setattr(progress, "SECONDS", 0)
+    monkeypatch.setattr(actions, "SECONDS", 0)
     before = {STAGED: StagedJob, DEAD: DeadJob, EVENTS: Event}
     pages = []
     for url in LISTS:
@@ -193,9 +193,9 @@ def test_every_statement_of_every_page_reads_a_range_of_an_index(alias, superuse
         pages.append((url.replace("BEFORE", str(middle)), None))
     for model in before.values():
         pages.append((page(model.objects.using(alias).order_by("id").first()), None))
-    for url, actions in QUESTIONS:
+    for url, asked in QUESTIONS:
         first = before[url].objects.using(alias).order_by("id").first()
-        for action in actions:
+        for action in asked:
             for query in ("", "?task=rare", "?task=nobody"):
                 question = selection(action, first, select_across=1)
                 pages.append((f"{url}{query}", question))

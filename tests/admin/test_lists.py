@@ -90,7 +90,7 @@ def test_a_task_id_is_found_by_its_whole_value(alias, superuser):
 @pytest.mark.parametrize(("term", "bounded"), [("", True), ("\x00", True), ("x", False)])
 def test_a_search_that_is_refused_looks_at_a_window(alias, superuser, term, bounded):
     dead_jobs(using=alias)
-    window = superuser.get(DEAD, {"q": term}).context["cl"].window
+    window = superuser.get(DEAD, {"q": term}).context["cl"].row_range
     assert (window is not None) == bounded
 
 

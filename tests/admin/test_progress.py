@@ -9,7 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.utils.dateparse import parse_datetime
 
-from outbox_app.admin import progress
+from outbox_app.admin import actions
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs import bulk, dead
 from outbox_app.models import DatabaseNow, DeadJob, StagedJob
@@ -21,7 +21,7 @@ from .pages import DEAD, STAGED, body, hidden, said, selection, text
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A slice is one batch of two rows, or one look at three."""
-    monkeypatch.setattr(progress, "SECONDS", 0)
+    monkeypatch.setattr(actions, "SECONDS", 0)
     monkeypatch.setattr(bulk, "STEP", 3)
     monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
 
@@ -217,7 +217,7 @@ def test_the_form_of_a_page_holds_for_one_person_and_one_decision(
         case "filter":
             url = f"{DEAD}?task=shop.send"
         case "old":
-            monkeypatch.setattr(progress, "MAX_AGE", -1)
+            monkeypatch.setattr(actions, "MAX_AGE", -1)
     before = left(alias)
     assert client.post(url, form).status_code == 400
     assert left(alias) == before

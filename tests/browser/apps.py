@@ -9,6 +9,6 @@ class BrowserConfig(AppConfig):
     name = "tests.browser"
 
     def ready(self) -> None:
-        from outbox_app.admin import progress
+        from outbox_app.admin import actions
 
-        progress.SECONDS = 0.0
+        actions.SECONDS = 0.0

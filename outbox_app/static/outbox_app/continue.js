@@ -1,3 +1,3 @@
-// Posts the next slice of a long decision. Without it the button does the same.
+// Posts the next batches of a long action. Without it the button does the same.
 "use strict";
 document.getElementById("outbox-continue").requestSubmit();

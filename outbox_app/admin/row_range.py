@@ -16,7 +16,7 @@ from ..jobs.drain import status
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RowRange:
     """A range of a column of integers, the primary key of most tables."""
 
     column: str
@@ -33,7 +33,7 @@ class Window:
         return self.first is None and self.before is None
 
     def rows(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return those of the rows that are in the window."""
+        """Return those of the rows that are in the range."""
         if self.first is not None:
             rows = rows.filter(**{f"{self.column}__gte": self.first})
         if self.before is not None:
@@ -43,13 +43,13 @@ class Window:
         return rows
 
 
-def window(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> Window:
+def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> RowRange:
     """Return the newest rows of a table, or those before a value, ``status.MANY`` at most.
 
     Args:
         table: All rows; or those that an index leads to in the order of the column.
         column: What they are numbered by.
-        before: Where the window ends.
+        before: Where the range ends.
     """
     rows = table if before is None else table.filter(**{f"{column}__lt": before})
     values = rows.order_by(f"-{column}").values_list(column, flat=True)
@@ -57,7 +57,7 @@ def window(table: QuerySet[Any], *, column: str = "id", before: int | None = Non
     first = edge[0] if len(edge) == 2 else None
     # What is numbered anew in each stream is all over the table, as the planner sees it.
     last = None if column == "id" or first is None else values[0]
-    return Window(column, first, before, last)
+    return RowRange(column, first, before, last)
 
 
 def number(text: str) -> int | None:

@@ -1,0 +1,79 @@
+"""Which rows an action is about, and its line in the admin's log: who, why, with what outcome.
+
+A batched action writes its line before the first batch, and rewrites it with each POST, so closing
+the page half-way leaves a line that says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from ..text import shown
+
+if TYPE_CHECKING:
+    from .actions import BulkAction
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows an action is about."""
+
+    ids: list[str]
+    #: All that match the filter; the ids say nothing then.
+    across: bool
+    #: The filter.
+    query: str
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Selection:
+        """Return what a form has posted."""
+        across = request.POST.get("select_across") == "1"
+        ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        return cls(ids[:1] if across else ids, across, request.GET.urlencode())
+
+    def __str__(self) -> str:
+        return (self.query or "-") if self.across else ", ".join(self.ids)
+
+
+def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reason: str) -> int:
+    """Write a line of the admin's log; return its id."""
+    selection = Selection.of(request)
+    single = len(selection.ids) == 1 and not selection.across
+    written = LogEntry.objects.create(
+        user_id=request.user.pk,  # type: ignore[misc]
+        content_type=get_content_type_for_model(rows.model),
+        # The page of a row shows its history by this.
+        object_id=selection.ids[0] if single else None,
+        action_flag=DELETION if action.destroys else CHANGE,
+        **_logged(request, action, outcome, reason),
+    )
+    return int(written.pk)
+
+
+def log_anew(
+    request: HttpRequest, action: BulkAction, outcome: str, reason: str, *, entry: int, before: str
+) -> bool:
+    """Rewrite the line ``entry`` if it still has the outcome ``before``; say whether it had."""
+    lines = LogEntry.objects.filter(
+        pk=entry,
+        user_id=request.user.pk,  # type: ignore[misc]
+        object_repr=before[:200],
+    )
+    return bool(lines.update(**_logged(request, action, outcome, reason)))
+
+
+def _logged(request: HttpRequest, action: BulkAction, outcome: str, reason: str) -> dict[str, str]:
+    message = _("%(outcome)s Action: %(action)s. Rows: %(rows)s. Reason: %(reason)s") % {
+        "outcome": outcome,
+        "action": action.name,
+        "rows": Selection.of(request),
+        "reason": reason or "-",
+    }
+    return {"object_repr": outcome[:200], "change_message": shown(message)}

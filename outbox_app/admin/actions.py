@@ -1,0 +1,373 @@
+"""Actions on rows of a list: confirmed first, with a reason, done by POST, logged.
+
+An action answers with a question: what it does, to which rows, and why. Only the answer to that
+does anything. Each needs its permission, and leaves one line in the admin's log.
+
+An action on any number of rows is batched, as a web server waits for 30 seconds: each POST works
+for ``SECONDS``, rewrites its line, and answers with a page whose form posts the rest. How far
+it is travels in that form, signed: it holds for one person, one action and one selection. A
+form that is posted twice does nothing twice, and leaves a line of its own where it did something.
+Only rows that were there when the question was asked are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core import signing
+from django.core.exceptions import BadRequest
+from django.db import models
+from django.db.models import Max, Min
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..exceptions import OutboxError
+from ..jobs.bulk import START, Slice, up_to
+from ..jobs.drain import status
+from ..models import DatabaseNow
+from ..text import one_line, shown
+from .action_log import Selection, log, log_anew
+from .base import OutboxAdmin
+from .row_range import number, row_range
+
+#: How long a POST works.
+SECONDS = 3.0
+#: How old the form of a page may be, in seconds.
+MAX_AGE = 24 * 3600
+SALT = "outbox_app.admin.progress"
+
+
+class _Wide(forms.TextInput):
+    def __init__(self, attrs: Any = None) -> None:
+        super().__init__({"class": "outbox-reason", **(attrs or {})})
+
+
+class Reason(forms.Form):
+    """Why, for those who ask later."""
+
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"), max_length=1000, required=False, widget=_Wide
+    )
+
+
+class RequiredReason(Reason):
+    """Why: without it nothing is done."""
+
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=1000, widget=_Wide)
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """How an action works through many rows."""
+
+    #: As ``jobs.dead.requeue_slice``, with the form's values before the rest.
+    run: Callable[..., Slice]
+    #: The column in whose order it goes through the rows.
+    order: str
+    #: The outcome for so many rows.
+    outcome: Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAction:
+    """What can be done with rows, and how to speak of it."""
+
+    name: str
+    #: Codename of the permission that it takes.
+    permission: str
+    label: Any
+    effect: Any
+    #: Given the rows, the form's values and the name of the person; returns the outcome.
+    run: Callable[[Any, dict[str, Any], str], str] | None = None
+    form: type[Reason] = Reason
+    #: Instead of ``run``, where there may be many rows.
+    batched: Batched | None = None
+    #: Whether it takes something away for good.
+    destroys: bool = False
+
+    def is_permitted(self, request: HttpRequest) -> bool:
+        """Whether this person may run it."""
+        return bool(request.user.has_perm(f"outbox_app.{self.permission}"))
+
+
+class ConfirmedActionsAdmin(OutboxAdmin):
+    """A list with bulk actions."""
+
+    bulk_actions: ClassVar[tuple[BulkAction, ...]] = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.actions = [_django_action(each) for each in self.bulk_actions]
+
+    def get_actions(self, request: HttpRequest, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        allowed = {each.name for each in self._permitted(request)}
+        found = super().get_actions(request, *args, **kwargs).items()
+        return {name: action for name, action in found if name in allowed}
+
+    def response_action(
+        self, request: HttpRequest, queryset: models.QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Refuse ids that no row can have, where Django or the database would fail."""
+        for id in request.POST.getlist(ACTION_CHECKBOX_NAME):
+            if not _possible(self.opts.pk, id):
+                raise BadRequest(f"{id[:50]!r} is no id of a {self.opts.verbose_name}.")
+        return super().response_action(request, queryset, *args, **kwargs)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        """Offer batched actions on all rows that match: Django knows those of the page only."""
+        offered = [each for each in self._permitted(request) if each.batched]
+        context = {**(extra_context or {}), "bulk_actions": offered, "any": ACTION_CHECKBOX_NAME}
+        return super().changelist_view(request, context)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        """Add the buttons of what this person may do."""
+        context = {**(extra_context or {}), "bulk_actions": self._permitted(request)}
+        return super().changeform_view(request, object_id, form_url, context)
+
+    def is_few(self, request: HttpRequest) -> bool:
+        """Whether the selected rows are few, and found by an index."""
+        return not Selection.of(request).across
+
+    def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
+        """Ask, run what was confirmed, or resume it."""
+        if action.batched and "state" in request.POST:
+            return self.resume(request, rows, action)
+        confirmed = "confirmed" in request.POST
+        form = action.form(request.POST if confirmed else None)
+        if not confirmed or not form.is_valid():
+            return self.ask(request, rows, action, form)
+        if action.batched:
+            return self.begin(request, rows, action, form.cleaned_data["reason"])
+        return self.run(request, rows, action, form.cleaned_data)
+
+    def ask(
+        self, request: HttpRequest, rows: Any, action: BulkAction, form: forms.Form
+    ) -> TemplateResponse:
+        preview, complete = rows, True
+        if Selection.of(request).across and self.row_range(request) is not None:
+            newest = row_range(self.get_queryset(request))
+            preview, complete = newest.rows(rows.order_by("-id")), newest.is_all
+        context = {
+            "form": form,
+            "rows": [one_line(row, 200) for row in preview[: status.LISTED]],
+            **self.about(request, preview, action),
+        }
+        if action.batched:
+            last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
+            until, now = last.values_list("id", "now").first() or (0, None)
+            count = status.shown_count(status.counted(preview))
+            context |= {
+                "count": count if complete else f"{count}+",
+                "many": None if complete else status.MANY,
+                "until": until,
+                "asked": now.isoformat() if now else "",
+            }
+        return self._page(request, "ask", action, context)
+
+    def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
+        """Return what the question says besides the rows, for its template."""
+        return {}
+
+    def run(self, request: HttpRequest, rows: Any, action: BulkAction, values: Any) -> None:
+        level = messages.SUCCESS
+        try:
+            assert action.run, "neither run nor batched"
+            outcome = action.run(rows, values, request.user.get_username())
+        except OutboxError as error:
+            level = messages.ERROR
+            outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
+        log(request, rows, action, outcome, values["reason"])
+        self.message_user(request, outcome, level)
+
+    def begin(self, request: HttpRequest, rows: Any, action: BulkAction, reason: str) -> Any:
+        """Run the first batches."""
+        assert action.batched
+        until = number(request.POST.get("until", ""))
+        if until is None:
+            raise BadRequest("The form has no id up to which rows are meant.")
+        outcome = _("Begun, and not finished.")
+        entry = log(request, rows, action, outcome, reason)
+        order = action.batched.order
+        ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))
+        state = State(
+            *_owner(request, action), reason, until, entry, outcome,
+            ends["first"] or 0, ends["last"] or 0,
+        )  # fmt: skip
+        return self._run_batches(request, rows, action, state)
+
+    def resume(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
+        """Run the next batches."""
+        try:
+            given = signing.loads(request.POST["state"], salt=SALT, max_age=MAX_AGE)
+        except signing.BadSignature as error:
+            raise BadRequest("This form was not made by this page, or it is too old.") from error
+        state = State(**given)
+        if (state.user, state.action, state.selection) != _owner(request, action):
+            raise BadRequest("This form was made for another person or other rows.")
+        return self._run_batches(request, rows, action, state)
+
+    def _run_batches(
+        self, request: HttpRequest, rows: Any, action: BulkAction, state: State
+    ) -> Any:
+        assert action.batched
+        found = action.batched.run(
+            rows,
+            {"reason": state.reason},
+            until=state.until,
+            asked=asked_at(request),
+            by=request.user.get_username(),
+            after=state.after,
+            seconds=SECONDS,
+            whole=self.is_few(request),
+        )
+        state = replace(state, done=state.done + found.done, after=found.after or 0)
+        outcome, note = _outcome(action.batched, found, state.done)
+        before, reason = state.noted, state.reason
+        if not log_anew(request, action, note, reason, entry=state.entry, before=before):
+            # Another post of this form has written there: both count what they did themselves.
+            outcome, note = _outcome(action.batched, found, found.done)
+            state = replace(state, done=found.done)
+            if found.done or found.error:
+                state = replace(state, entry=log(request, rows, action, note, reason))
+        if _is_over(found):
+            self.message_user(request, outcome, messages.ERROR if found.error else messages.SUCCESS)
+            return None
+        state = replace(state, noted=note)
+        context = {
+            "outcome": outcome,
+            "left": left(rows, action.batched.order, state),
+            "percent": state.percent,
+            "state": signing.dumps(asdict(state), salt=SALT, compress=True),
+            "asked": request.POST.get("asked", ""),
+        }
+        return self._page(request, "progress", action, context)
+
+    def _page(
+        self, request: HttpRequest, template: str, action: BulkAction, context: dict[str, Any]
+    ) -> TemplateResponse:
+        selection = Selection.of(request)
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            f"admin/outbox_app/{template}.html",
+            {
+                **self.admin_site.each_context(request),
+                "title": action.label,
+                "opts": self.opts,
+                "media": self.media,
+                "action": action,
+                "selected": selection.ids,
+                "select_across": selection.across,
+                "checkbox_name": ACTION_CHECKBOX_NAME,
+                **context,
+            },
+        )
+
+    def _permitted(self, request: HttpRequest) -> list[BulkAction]:
+        return [each for each in self.bulk_actions if each.is_permitted(request)]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a batched action is, and whose it is."""
+
+    user: str
+    action: str
+    selection: str
+    reason: str
+    #: The highest id that it is about.
+    until: int
+    #: The line in the admin's log, and what its outcome is by now.
+    entry: int
+    noted: str
+    #: Lowest and highest value of the column when it began.
+    first: int = 0
+    last: int = 0
+    after: int = START
+    done: int = 0
+
+    @property
+    def percent(self) -> int:
+        """How far it is through the table, as the values of the column tell."""
+        part = (self.after - self.first) / max(1, self.last - self.first)
+        return int(100 * min(1.0, max(0.0, part)))
+
+
+def left(rows: Any, order: str, state: State) -> str:
+    """Return how many rows are left, as far as ``status.MANY`` rows of the table tell."""
+    after = {f"{order}__gt": state.after}
+    table = rows.model._default_manager.using(rows.db).filter(**after)
+    values = table.order_by(order).values_list(order, flat=True)
+    beyond = list(values[status.MANY : status.MANY + 1])
+    part = up_to(state.until, rows, order).filter(**after)
+    if beyond:
+        part = part.filter(**{f"{order}__lt": beyond[0]})
+    count = status.counted(part)
+    return f"{min(count, status.MANY)}+" if beyond else status.shown_count(count)
+
+
+def asked_at(request: HttpRequest) -> datetime | DatabaseNow:
+    """Return the time that a filter by age counts from: when an action was asked about, or now.
+
+    Without it, rows would leave the filter while a long action is running.
+    """
+    try:
+        moment = parse_datetime(request.POST.get("asked", ""))
+    except ValueError:
+        moment = None
+    # Not at the end of time, where no zone can be taken off.
+    if moment and timezone.is_aware(moment) == settings.USE_TZ and 2000 < moment.year < 9999:
+        return moment
+    return DatabaseNow()
+
+
+def _owner(request: HttpRequest, action: BulkAction) -> tuple[str, str, str]:
+    return str(request.user.pk), action.name, repr(Selection.of(request))
+
+
+def _is_over(found: Slice) -> bool:
+    return found.after is None or found.error is not None
+
+
+def _outcome(batched: Batched, found: Slice, done: int) -> tuple[str, str]:
+    """Return the outcome so far for the page, and for the admin's log."""
+    outcome = batched.outcome(done)
+    if found.error:
+        error = shown(found.error, 1000)
+        outcome = _("%(done)s Stopped half-way: %(error)s") % {"done": outcome, "error": error}
+    return outcome, outcome if _is_over(found) else _("%(done)s Not finished.") % {"done": outcome}
+
+
+def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]:
+    def run(model_admin: Any, request: HttpRequest, rows: Any) -> Any:
+        return model_admin.answer(request, rows, action)
+
+    # As Django asks of an action.
+    run.__name__ = action.name
+    run.short_description = action.label  # type: ignore[attr-defined]
+    return run
+
+
+def _possible(field: Any, id: str) -> bool:
+    if isinstance(field, models.CharField):
+        return 0 < len(id) <= (field.max_length or 0) and id.isprintable()
+    return number(id) is not None
