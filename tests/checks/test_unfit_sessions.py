@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
@@ -60,6 +62,14 @@ class TestMySQL:
             with pytest.raises(CommandError, match=words.split()[0]) as refused:
                 call_command(command, "--once", database=alias, skip_checks=True)
             assert refused.value.returncode == 2
+
+    def test_a_server_that_is_away_stops_no_start(self, alias, monkeypatch):
+        connections[alias].close()
+        with monkeypatch.context() as patched:
+            patched.setitem(connections[alias].settings_dict, "HOST", "127.0.0.1")
+            patched.setitem(connections[alias].settings_dict, "PORT", "1")
+            sessions.require_sessions(alias, write=pytest.fail)
+        assert connections[alias].connection is None
 
     @pytest.mark.parametrize("mode", FIT)
     def test_what_does_no_harm(self, alias, session, make_app, mode):
@@ -124,10 +134,13 @@ class TestSQLite:
         plain().settings_dict["NAME"] = ":memory:"
         assert check_sqlite_settings() == []
 
-    def test_the_commands_warn(self, plain):
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("command", ["drain_outbox", "run_subscriptions"])
+    def test_the_commands_warn(self, alias, plain, command):
+        subscriber("one")(lambda events: None)
         plain()
-        said = []
-        sessions.require_sessions("default", write=said.append)
-        [line] = said
+        out = StringIO()
+        call_command(command, "--once", database=alias, skip_checks=True, stdout=out)
+        [line] = [line for line in out.getvalue().splitlines() if line.startswith("warning: ")]
         assert line.startswith("warning: SQLite database 'default'")
         assert "'transaction_mode': 'IMMEDIATE'" in line
