@@ -159,7 +159,7 @@ def _readers(session: Any, alias: str, folder: Path) -> dict[str, Callable[[], N
 def _sinks(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
     """Return the archive, and the stream of the same batches into a sink that does nothing."""
     from outbox_app.models import Event
-    from outbox_app.pipeline.archive import Archiver
+    from outbox_app.pipeline.archiver import Archiver
     from outbox_app.pipeline.driver.pipeline import log_options
 
     def archive() -> None:

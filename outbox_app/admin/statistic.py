@@ -1,7 +1,7 @@
 """Statistics, read-only: by name and source, the newest minute first.
 
 With a name they come in the order of their index; without, the last written come first. Unlike a
-log, the table is small: see ``pipeline.driver.statistics``.
+log, the table is small: see ``pipeline.driver.statistic_table``.
 """
 
 from __future__ import annotations

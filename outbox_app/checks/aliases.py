@@ -19,7 +19,7 @@ from ..aliases import inbox_alias, log_alias, outbox_alias
 from ..eventlog.registry import all_logs
 from ..mixin import OutboxMixin
 from ..models import StagedJob
-from .text import listed
+from .messages import listed
 
 #: Servers that take no writes, by vendor.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}

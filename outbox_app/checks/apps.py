@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
 from ..jobs.staging.declaration import load_tasks
-from .text import listed
+from .messages import listed
 
 #: Serializers that kombu accepts only where they are asked for.
 INSECURE = {"pickle", "yaml"}

@@ -20,7 +20,7 @@ from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable
 from ..jobs.staging.declaration import load_tasks
 from .apps import staging_apps
-from .text import listed
+from .messages import listed
 
 #: Without which of its transport options a driver waits for ever, and what bounds them.
 UNBOUNDED = {

@@ -20,7 +20,7 @@ from ..models import StagedJob
 from ..models.collation import COLLATIONS
 from ..process.sessions import SQLITE_OPTIONS, session_faults, sqlite_fault
 from .aliases import is_standby, written_aliases
-from .text import listed
+from .messages import listed
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000

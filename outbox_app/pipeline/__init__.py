@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
-    from .archive import Archiver as Archiver
+    from .archiver import Archiver as Archiver
     from .driver.pipeline import Pipeline as Pipeline
     from .driver.pipeline import pipeline as pipeline
     from .manifest import Manifest as Manifest
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Archiver": "outbox_app.pipeline.archive",
+        "Archiver": "outbox_app.pipeline.archiver",
         "Manifest": "outbox_app.pipeline.manifest",
         "Pipeline": "outbox_app.pipeline.driver.pipeline",
         "Store": "outbox_app.pipeline.store",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from .checks import STREAM, compare, same_ids, versions
+from .audit_checks import STREAM, compare, same_ids, versions
 from .defects import KINDS, MISSING, Audit, Defect
 
 #: Defects of a kind that are brought to the driver.

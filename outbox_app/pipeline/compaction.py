@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from ..exceptions import ArchiveRefused
 from ..failpoints import failpoint
-from .entry import Entry, File
-from .manifest import Manifest
+from .manifest import Entry, File, Manifest
 from .parquet import ARROW, first_difference, read_checked, write_days
 from .store import Store
 
@@ -32,14 +31,7 @@ SECONDS = 3600
 def compact(manifest: Manifest) -> Iterator[Entry]:
     """Put small batches together where enough of them follow one another.
 
-    Args:
-        manifest: Of the archive.
-
-    Yields:
-        The entries that were made.
-
-    Raises:
-        ArchiveRefused: A file is not as it was written.
+    Raises ``ArchiveRefused``.
     """
     for group in list(_groups(manifest.entries)):
         merged = _merge(manifest, group)

@@ -31,21 +31,13 @@ _MODULES = {
 
 
 def connect(options: Options) -> Database:
-    """Return a connection to the database that options name.
-
-    Raises:
-        Unreachable: It cannot be connected to.
-    """
+    """Return a connection to the database that options name. Raises ``Unreachable``."""
     database: Database = import_module(_MODULES[options.vendor]).connect(options)
     return database
 
 
 class Database(ABC):
-    """Connections to one database.
-
-    Args:
-        options: Where it is.
-    """
+    """Connections to one database."""
 
     #: Scans its log.
     scan: ClassVar[type[LogScan[Any]]]
@@ -114,17 +106,7 @@ def connected(
     errors: tuple[type[Exception], ...],
     hopeless: Callable[[Exception], object],
 ) -> T:
-    """Connect; wait where the database is away.
-
-    Args:
-        options: Where it is.
-        connect: Connects.
-        errors: What it may raise.
-        hopeless: Says that waiting does not help, as with a wrong password.
-
-    Raises:
-        Unreachable: It was not there for ``connect_timeout`` seconds, or does not let us in.
-    """
+    """Connect; wait where the database is away. Raises ``Unreachable``."""
     started, pause = time.monotonic(), 0.1
     while True:
         try:

@@ -100,18 +100,7 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit.
-
-    Args:
-        log: Table of the log.
-        counts: Defects of each kind that was found.
-        defects: The first of each kind, in the order of ``KINDS``, stream and version.
-        events: Events that were looked at.
-        streams: Streams that were looked at.
-        seconds: How long it took.
-        checked: Kinds that were looked for.
-        accepted: Gaps that a person has accepted, and that do not count.
-    """
+    """The result of an audit."""
 
     log: str
     counts: Mapping[str, int]
@@ -129,7 +118,6 @@ class Audit:
 
     @property
     def sound(self) -> bool:
-        """Nothing is wrong."""
         return not self.total
 
     @property

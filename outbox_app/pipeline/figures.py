@@ -37,11 +37,7 @@ class Figures:
 
 
 def figures(events: DataFrame) -> Figures:
-    """Count the events of a log.
-
-    Args:
-        events: Columns ``stream``, ``type`` and ``recorded_at``.
-    """
+    """Count the events of a log."""
     hour = F.floor(F.unix_seconds("recorded_at") / _HOUR).cast("string")
     each = {"hour": hour, "type": F.col("type"), "stream": F.col("stream")}
     pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]

@@ -21,9 +21,9 @@ import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archived import archive_parts, file_batches
+from .archive_reader import archive_parts, file_batches
 from .database import Database, connect
-from .entry import File
+from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
 from .schema import COLUMNS as ALL
@@ -97,14 +97,7 @@ class Plan:
     def make(cls, options: Options, only: EventFilter) -> Plan:
         """Plan for what is committed by now.
 
-        Args:
-            options: The log, perhaps with its archive.
-            only: Which events. What the options say of that does not count.
-
-        Raises:
-            ArchiveRefused: There is no archive of this log, or it is damaged.
-            ReadRefused: The log cannot be read exactly.
-            Unreachable: The database is away.
+        Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``.
         """
         options = replace(options, topics="", types="", start="", end="")
         database = connect(options)
@@ -141,16 +134,7 @@ class Plan:
 
 
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any]:
-    """Fold the events of a plan.
-
-    Args:
-        session: Where the tasks run.
-        plan: Which events.
-        make: Makes a fold, in a task.
-
-    Returns:
-        What the folds returned. Nothing has run yet.
-    """
+    """Fold the events of a plan."""
     context = session.sparkContext
     parts = plan.parts or (Part(plan.options),)
 
@@ -180,12 +164,7 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any
 
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
-    """Return a stream whose first event is neither in the archive nor in the log; None: none is.
-
-    Args:
-        session: Where the tasks run.
-        options: The log, perhaps with its archive.
-    """
+    """Return a stream whose first event is neither in the archive nor in the log; None: none is."""
     given = replace(options, topics="", types="", start="", end="", push_filters=False).texts()
     # Heads first: what was committed before the events are looked for must be among them.
     heads = session.read.format("outbox").options(**{**given, "archive": "", "read": "heads"})

@@ -1,7 +1,8 @@
 """The manifest of an archive: which files hold which rows of the log, batch after batch.
 
 It is the only truth. A batch is archived when its entry is there, as one file that appears whole;
-each entry begins with the offset that the one before ends with. What no entry names does not count:
+each entry begins with the offset that the one before ends with. It is a JSON file with its own
+checksum, and names each Parquet file by its hash. What no entry names does not count:
 leftovers of a killed process are removed, and a file that its entry names and that was not moved to
 its place is moved there, when the next process begins. A file in ``data`` that only a lost entry
 can have named is no leftover: nothing is removed then.
@@ -17,20 +18,99 @@ can have named is no leftover: nothing is removed then.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from ..exceptions import ArchiveRefused
+from ..exceptions import ArchiveRefused, DamagedCursor
 from ..failpoints import failpoint
-from .entry import INCOMING, MANIFEST, NONSENSE, REPLACED, Entry, File, last_batch
 from .offset import Offset
 from .store import Store
 
+MANIFEST = "_manifest"
+_IDENTITY = f"{MANIFEST}/archive.json"
+#: Files that are being written.
+INCOMING = "_incoming"
+#: Files that were merged into others, for those who are still reading them.
+REPLACED = "_replaced"
+DATA = "data"
+
+#: What is raised where a file of a manifest makes no sense.
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, DamagedCursor)
+
+_DATA_FILE = re.compile(rf"{DATA}/date=[\d-]+/(?:\d+-)?(\d+)-[0-9a-f]{{12}}\.parquet", re.ASCII)
 FORMAT = 1
 #: Seconds for which a file is kept that others were made of: somebody may be reading it.
 REPLACED_SECONDS = 3600
-_IDENTITY = f"{MANIFEST}/archive.json"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A Parquet file."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    #: First and last position in it.
+    first: int
+    last: int
+
+    @property
+    def base(self) -> str:
+        """Its name without folders, which no other file has."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def incoming(self) -> str:
+        """Where it was written."""
+        return f"{INCOMING}/{self.base}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Batches of the log, one after the other."""
+
+    #: Numbers of the first and the last batch.
+    first: int
+    last: int
+    start: Offset
+    end: Offset
+    files: Sequence[File]
+    #: When it was compared with the log, row by row: seconds since 1970.
+    verified: float
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", sum(file.rows for file in self.files))
+
+    @property
+    def name(self) -> str:
+        """Its file."""
+        return f"{MANIFEST}/{self.first:08d}-{self.last:08d}.json"
+
+    def dump(self) -> bytes:
+        """Return what its file holds."""
+        values = asdict(self)
+        return json.dumps({"sha256": _digest(values), **values}, indent=1).encode()
+
+    @classmethod
+    def load(cls, content: bytes) -> Entry:
+        """Return the entry of a file. Raises one of ``NONSENSE``."""
+        values = json.loads(content)
+        if values.pop("sha256") != _digest(values):
+            raise ValueError("its checksum does not fit")
+        del values["rows"]
+        values |= {name: Offset.load(values[name]) for name in ("start", "end")}
+        files = tuple(File(**each) for each in values["files"])
+        for file in files:
+            if last_batch(file.name) is None:  # others could lie outside the archive
+                raise ValueError(f"{file.name!r:.100} is no name of a file of an archive")
+        return cls(**{**values, "files": files})
 
 
 class Manifest:
@@ -89,8 +169,7 @@ class Manifest:
     def make(cls, store: Store, log: str) -> Manifest:
         """Make an archive of an empty folder, or read the one that is there.
 
-        Raises:
-            ArchiveRefused: The folder holds something else, or what ``load`` refuses.
+        Raises ``ArchiveRefused``.
         """
         if not cls.is_made(store):
             store.write(_IDENTITY, json.dumps({"format": FORMAT, "log": log}).encode())
@@ -100,8 +179,7 @@ class Manifest:
     def is_made(store: Store) -> bool:
         """Say whether the folder is an archive, of whatever log; False: it is empty.
 
-        Raises:
-            ArchiveRefused: The folder holds something else.
+        Raises ``ArchiveRefused``.
         """
         files = [name for name in store.list() if name != "_lock" and not name.endswith(".tmp")]
         if files and _IDENTITY not in files:
@@ -147,12 +225,7 @@ class Manifest:
             self.store.move(file.incoming, file.name)
 
     def tidy(self) -> None:
-        """End what a killed process began, and remove what it left.
-
-        Raises:
-            ArchiveRefused: A file of an entry is missing, or has another size; or there is one
-                whose entry is missing.
-        """
+        """End what a killed process began, and remove what it left. Raises ``ArchiveRefused``."""
         there = self.store.list()
         kept = {_IDENTITY, *(entry.name for entry in self.entries)}
         for file in self.files():
@@ -249,3 +322,13 @@ def _outermost(entries: Iterable[Entry]) -> list[Entry]:
 
 def _is_within(entry: Entry, other: Entry) -> bool:
     return other.first <= entry.first and entry.last <= other.last
+
+
+def last_batch(name: str) -> int | None:
+    """Return the last batch in a file of ``data``, as its name says; None: it is not ours."""
+    match = _DATA_FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -43,11 +43,7 @@ class Offset:
 
     @classmethod
     def load(cls, given: Mapping[str, Any] | str) -> Offset:
-        """Return the offset of what ``dump`` returned, or of its JSON.
-
-        Raises:
-            DamagedCursor: It is something else, or of a newer version.
-        """
+        """Return the offset of what ``dump`` returned, or of its JSON. Raises ``DamagedCursor``."""
         try:
             values = dict(json.loads(given) if isinstance(given, str) else given)
             if values.get("version", VERSION) != VERSION:
@@ -96,11 +92,7 @@ class Offsets(LogScan[Offset]):
         return parts
 
     def verify(self, offset: Offset) -> None:
-        """Check that an offset belongs to this log as it is now.
-
-        Raises:
-            ReadRefused: It does not.
-        """
+        """Check that an offset belongs to this log as it is now. Raises ``ReadRefused``."""
         state = self.state(offset)
         self.scan.verify(state)
         if not offset.position:
@@ -123,11 +115,7 @@ class Offsets(LogScan[Offset]):
             )
 
     def state(self, offset: Offset) -> WindowState:
-        """Return the cursor of an offset.
-
-        Raises:
-            ReadRefused: It is one of another log or database, or is invalid.
-        """
+        """Return the cursor of an offset. Raises ``ReadRefused``."""
         identity = self.database.identity()
         if offset.log != self.database.options.log:
             raise ForeignCursor(

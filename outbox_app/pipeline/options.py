@@ -73,14 +73,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
-        """Return the options of a reader.
-
-        Args:
-            given: Names, in any case, and texts.
-
-        Raises:
-            InvalidOption: One is missing, unknown, or makes no sense.
-        """
+        """Return the options of a reader. Raises ``InvalidOption``."""
         names = {each.name.replace("_", ""): each for each in fields(cls)}
         values: dict[str, Any] = {}
         for name, text in given.items():
@@ -169,8 +162,7 @@ class Options:
     def secret(self) -> str | None:
         """Return the password, as this process knows it; None: it is left to the driver.
 
-        Raises:
-            Unreachable: The file or the variable is not there.
+        Raises ``Unreachable``.
         """
         if self.password_file:
             try:

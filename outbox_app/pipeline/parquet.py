@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ..exceptions import ArchiveRefused
-from .entry import DATA, INCOMING, File
-from .manifest import Manifest
+from .manifest import DATA, INCOMING, File, Manifest
 from .schema import SCHEMAS, arrow_types
 from .store import Store
 
@@ -42,14 +41,7 @@ OPEN_FILES = 50
 def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> list[File]:
     """Write rows into files by day, one where they are in order; they are left in ``_incoming``.
 
-    Args:
-        batches: Rows, in columns of ``ARROW``.
-        store: The archive's folder.
-        prefix: What the files' names begin with.
-
-    Raises:
-        OSError: They cannot be written, for example as the disk is full. What was written of them
-            is removed.
+    Raises ``OSError``.
     """
     files: list[File] = []
     writers: dict[str, _Writer] = {}
@@ -90,11 +82,7 @@ def read_checked(store: Store, file: File) -> pa.Table:
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a file, at least the position.
-
-    Raises:
-        ArchiveRefused: It is not there.
-    """
+    """Yield some columns of a file, at least the position. Raises ``ArchiveRefused``."""
     names = list(dict.fromkeys([*columns, "id"]))
     for name in Manifest(store).places(file):
         try:

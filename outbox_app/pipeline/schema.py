@@ -50,15 +50,7 @@ def arrow_types(schema: str) -> pa.Schema:
 
 
 def arrow_schema(schema: StructType, read: str = "events") -> pa.Schema:
-    """Return the Arrow schema of the columns that a reader asks for.
-
-    Args:
-        schema: Some columns, in any order.
-        read: Of what: see ``SCHEMAS``.
-
-    Raises:
-        InvalidSchema: A column does not exist, or has another type.
-    """
+    """Return the Arrow schema of the columns that a reader asks for. Raises ``InvalidSchema``."""
     kinds = dict(column.split() for column in SCHEMAS[read].split(", "))
     fields = []
     for field in schema.fields:

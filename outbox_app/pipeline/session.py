@@ -43,6 +43,14 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
 }
 
+#: The last line of a Python trace: a class of ours, or of others, and its message.
+_RAISED = [
+    re.compile(r"^outbox_app\.(?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
+    re.compile(r"^(?!py4j)(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE),
+    # What Spark itself has met, as py4j writes it.
+    re.compile(r"^: (?:\w+\.)+(\w+): (.+)$", re.MULTILINE),
+]
+
 
 def spark_session(
     *,
@@ -110,11 +118,7 @@ def is_local(master: str | None) -> bool:
 
 
 def require_java() -> None:
-    """See that there is a Java that Spark can run on.
-
-    Raises:
-        NoSpark: There is none, or it is too old.
-    """
+    """See that there is a Java that Spark can run on. Raises ``NoSpark``."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     how = (
@@ -149,3 +153,16 @@ def _cores(master: str) -> int:
         return int(cluster[1]) * int(cluster[2])
     threads = re.match(r"local\[(\d+)", master)
     return int(threads[1]) if threads else os.cpu_count() or 1
+
+
+def reason(error: BaseException) -> str:
+    """Return what a task or Spark itself has raised, in one line.
+
+    A task's own error stands at the end of many traces; those are in Spark's log.
+    """
+    text = str(error)
+    for pattern in _RAISED:
+        if raised := pattern.search(text):
+            return f"{raised[1]}: {raised[2]}"
+    line = text.strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -27,12 +27,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..exceptions import InvalidOption
-from .archived import archive_parts, file_batches
+from .archive_reader import archive_parts, file_batches
 from .database import Database, connect
-from .entry import File
-from .filters import condition
+from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
+from .pushdown import condition
 from .schema import SCHEMAS, arrow_schema
 
 if TYPE_CHECKING:
@@ -74,20 +74,16 @@ class OutboxDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format()`` takes."""
         return "outbox"
 
     def schema(self) -> str:
-        """Return all columns."""
         return SCHEMAS[Options.of(self.options).read]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what is there now."""
         options = Options.of(self.options)
         return (FilteringReader if options.push_filters else Reader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader of what comes."""
         options = Options.of(self.options)
         if options.read != "events" or options.archive or options.start or options.end:
             raise InvalidOption(
@@ -98,12 +94,7 @@ class OutboxDataSource(DataSource):
 
 
 class Reader(DataSourceReader):
-    """Reads a log once: from the beginning, or an offset, up to now, or another offset.
-
-    Args:
-        options: What to read.
-        schema: Columns.
-    """
+    """Reads a log once: from the beginning, or an offset, up to now, or another offset."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -111,7 +102,6 @@ class Reader(DataSourceReader):
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan."""
         options = self.options
         database = connect(options)
         try:
@@ -134,7 +124,6 @@ class Reader(DataSourceReader):
             database.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read."""
         if isinstance(partition, Files):
             return file_batches(partition.files, self.schema, self.options)
         assert isinstance(partition, Rows)
@@ -161,12 +150,7 @@ class FilteringReader(Reader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a log batch after batch.
-
-    Args:
-        options: What to read.
-        schema: Columns.
-    """
+    """Reads a log batch after batch."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -209,7 +193,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Rows(conditions) for conditions in parts] or [Rows([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read, in an executor."""
         assert isinstance(partition, Rows)
         return batches(self.options, partition.conditions, self.schema)
 
@@ -242,17 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def batches(
     options: Options, conditions: Sequence[str], schema: pa.Schema, pushed: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that meet one of the conditions.
-
-    Args:
-        options: What is read.
-        conditions: In SQL; no row meets two of them.
-        schema: Columns.
-        pushed: A condition on all of them.
-
-    Raises:
-        Unreachable: The database cannot be connected to.
-    """
+    """Yield the rows that meet one of the conditions. Raises ``Unreachable``."""
     if not conditions:
         return
     database = connect(options)

@@ -28,13 +28,6 @@ def write_statistics(frame: DataFrame, folder: str | os.PathLike[str]) -> Path:
 
     It is written beside and renamed. A run that is killed leaves the old file or the new one, and
     what it left beside is removed by the next run.
-
-    Args:
-        frame: What ``statistics`` returned.
-        folder: Where to; made where it is missing. The driver and the executors have to see it.
-
-    Returns:
-        The file, ``statistics.parquet``: sorted by name, dimension, label and minute.
     """
     target = Path(folder).resolve()
     target.mkdir(parents=True, exist_ok=True)
@@ -78,11 +71,7 @@ def for_table(
 
 
 def rows_of(frame: DataFrame) -> Iterator[tuple[str, datetime, str, str, str, float]]:
-    """Return statistics as tuples, a part of the frame at a time. All is computed before the first.
-
-    Returns:
-        The columns of ``statistic_names``, the minute in UTC.
-    """
+    """Yield statistics as tuples, a part of the frame at a time; all are computed first."""
     source, _, *others = COLUMNS
     kept = frame.select(source, F.unix_seconds("minute"), *others).persist()
     try:

@@ -175,9 +175,6 @@ def handled_in_inbox(inbox: DataFrame) -> DataFrame:
     """Return when events were handled by idempotent tasks, from the table ``outbox_inbox``.
 
     For events whose task was staged under their id: ``task_id=str(event.message_id)``.
-
-    Args:
-        inbox: Rows of the table, with the columns ``job_id`` and ``handled_at``.
     """
     return inbox.select(F.col("job_id").alias("message_id"), "handled_at")
 

@@ -96,8 +96,7 @@ class Store:
     def lock(self) -> Iterator[None]:
         """Keep other processes on this machine from writing meanwhile.
 
-        Raises:
-            ArchiveRefused: One is writing.
+        Raises ``ArchiveRefused``.
         """
         if not self.is_local:
             yield

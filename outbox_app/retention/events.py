@@ -27,7 +27,7 @@ from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
-from ..pipeline.driver.archived_rows import ArchivedRows
+from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.tables import require_tables
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.subscriber import all_subscribers
@@ -89,7 +89,7 @@ def prune_events(
     chosen = [log_named(log)] if log else all_logs()
     if archive:
         require_archivable(chosen[0])
-    archived = ArchivedRows(archive, chosen[0]._meta.db_table) if archive else None
+    archived = ArchiveLookup(archive, chosen[0]._meta.db_table) if archive else None
     removed = 0
     for each in chosen:
         alias = using or log_alias(each)
@@ -147,7 +147,7 @@ def _prune(
     log: type[EventLog],
     days: int,
     batch_size: int,
-    archived: ArchivedRows | None,
+    archived: ArchiveLookup | None,
     *,
     using: str,
     dry_run: bool,
@@ -191,7 +191,7 @@ def _batches(
     log: type[EventLog],
     days: int,
     batch_size: int,
-    archived: ArchivedRows | None,
+    archived: ArchiveLookup | None,
     *,
     using: str,
     dry_run: bool = False,

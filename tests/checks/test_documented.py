@@ -7,7 +7,7 @@ from pathlib import Path
 
 from django.core.checks import Tags, Warning, run_checks
 
-from outbox_app.checks.text import EVERYWHERE, LISTED, PAGES, linked, listed, page_of
+from outbox_app.checks.messages import EVERYWHERE, LISTED, PAGES, linked, listed, page_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"outbox\.[EW]\d{3}")

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from outbox_app.checks.text import page_of
+from outbox_app.checks.messages import page_of
 from tests.faults.conftest import private_redis
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import on

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from outbox_app.pipeline.archive import MAX_ROWS
+from outbox_app.pipeline.archiver import MAX_ROWS
 from outbox_app.pipeline.defects import KINDS
-from outbox_app.pipeline.entry import Entry, File
+from outbox_app.pipeline.manifest import Entry, File
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options, _spelled
 from outbox_app.pipeline.schema import SCHEMAS, arrow_types

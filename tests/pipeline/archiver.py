@@ -17,7 +17,7 @@ from typing import Any
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.pipeline import compaction
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 
 #: So few batches are put together that it happens all the time.

@@ -21,7 +21,7 @@ from outbox_app import NewEvent, publish_many
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, EventLog
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS

@@ -18,7 +18,7 @@ from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.exceptions import ArchiveRefused
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.parquet import ARROW, first_difference, write_days
 from outbox_app.pipeline.schema import COLUMNS
 from outbox_app.pipeline.source import Reader

@@ -14,7 +14,7 @@ from django.db import connections
 from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS, alias_for

@@ -21,10 +21,10 @@ import pytest
 from py4j.protocol import Py4JError
 
 from outbox_app.models import Event
-from outbox_app.pipeline.archive import Archiver
-from outbox_app.pipeline.failure import reason
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.parquet import read_checked
+from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.store import Store
 from tests.eventlog.harness import Writer, traps
 from tests.eventlog.sessions import Session, truncate

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from outbox_app.pipeline.audit import Archived, audit
-from outbox_app.pipeline.checks import compare
+from outbox_app.pipeline.audit_checks import compare
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.schema import SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant

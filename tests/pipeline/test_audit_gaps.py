@@ -13,7 +13,7 @@ from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Event, Gap
 from outbox_app.pipeline.defects import Defect
 from outbox_app.pipeline.driver import audit
-from outbox_app.pipeline.driver.audit import accepted_gaps, record
+from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record
 from outbox_app.subscriptions.gaps import list_gaps, skip_gap
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
-from outbox_app.pipeline.archived import file_batches
+from outbox_app.pipeline.archive_reader import file_batches
 from outbox_app.pipeline.compaction import compact
-from outbox_app.pipeline.entry import Entry
-from outbox_app.pipeline.manifest import Manifest
+from outbox_app.pipeline.manifest import Entry, Manifest
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.parquet import ARROW, write_days

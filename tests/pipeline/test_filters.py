@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 from outbox_app import NewEvent, publish_many
 from outbox_app.models import Event
 from outbox_app.pipeline.database import connect
-from outbox_app.pipeline.filters import condition
 from outbox_app.pipeline.options import Options
+from outbox_app.pipeline.pushdown import condition
 from outbox_app.pipeline.schema import arrow_types
 from tests.eventlog.own_log.models import Visit
 

@@ -11,8 +11,7 @@ import pytest
 
 from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import manifest as module
-from outbox_app.pipeline.entry import Entry, File, last_batch
-from outbox_app.pipeline.manifest import Manifest
+from outbox_app.pipeline.manifest import Entry, File, Manifest, last_batch
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.store import Store
 
@@ -105,7 +104,7 @@ def resealed(**changes):
     """Return an entry with other values and a checksum that fits."""
 
     def change(text):
-        from outbox_app.pipeline.entry import _digest
+        from outbox_app.pipeline.manifest import _digest
 
         values = json.loads(text) | changes
         del values["sha256"]
@@ -346,9 +345,9 @@ def test_an_entry_that_names_a_file_elsewhere(filled, name, tmp_path):
 
 
 def prune_reader(store):
-    from outbox_app.pipeline.driver.archived_rows import ArchivedRows
+    from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 
-    return ArchivedRows(store.folder, LOG)
+    return ArchiveLookup(store.folder, LOG)
 
 
 @pytest.mark.parametrize("folder", ["_replaced", "_incoming", "data/date=2026-01-02", "_manifest"])

@@ -15,8 +15,8 @@ from outbox_app import publish
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.models import DatabaseNow, Event
 from outbox_app.pipeline import compaction
-from outbox_app.pipeline.archive import Archiver
-from outbox_app.pipeline.driver import archived_rows
+from outbox_app.pipeline.archiver import Archiver
+from outbox_app.pipeline.driver import archive_lookup
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.manifest import Manifest
 from outbox_app.pipeline.store import Store
@@ -124,16 +124,16 @@ def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch)
     old(6)
     folder = archive()
     manifest = Manifest.load(Store(folder), "outbox_event")
-    first = archived_rows.ArchivedRows.first
+    first = archive_lookup.ArchiveLookup.first
 
     def compacted(self, rows):
-        monkeypatch.setattr(archived_rows.ArchivedRows, "first", first)
+        monkeypatch.setattr(archive_lookup.ArchiveLookup, "first", first)
         assert [each.last for each in compaction.compact(manifest)] == [1]
         return first(self, rows)
 
     monkeypatch.setattr(compaction, "BATCHES", 2)
     monkeypatch.setattr(compaction, "SECONDS", 0)
-    monkeypatch.setattr(archived_rows.ArchivedRows, "first", compacted)
+    monkeypatch.setattr(archive_lookup.ArchiveLookup, "first", compacted)
     prune("--archived", folder, "--older-than=3")
     assert left() == []
 

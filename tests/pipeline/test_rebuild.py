@@ -16,7 +16,7 @@ from outbox_app.exceptions import RebuildRefused
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver.rebuild import log_of
 from outbox_app.pipeline.driver.rebuild_fold import ViewFold
 from outbox_app.pipeline.driver.rebuild_source import Source

@@ -10,10 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from outbox_app.pipeline import report
-from outbox_app.pipeline.charts import bars, columns
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.figures import Figures, _over_time, figures
-from outbox_app.pipeline.report import write_report
+from outbox_app.pipeline.report import bars, columns, write_report
 
 EVIL = "</title><script>alert(1)</script>\"'&\u202e\x1b\ud800"
 RESULT = Audit(

@@ -38,7 +38,7 @@ import os, sys, traceback
 from pathlib import Path
 
 folder, postgres, mariadb = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-from outbox_app.pipeline.archive import Archiver
+from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.session import spark_session

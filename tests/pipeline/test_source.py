@@ -39,10 +39,10 @@ from outbox_app.exceptions import (
 )
 from outbox_app.models import Event, InboxEntry, StreamHead
 from outbox_app.pipeline.database import connect, connected
-from outbox_app.pipeline.failure import reason
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
+from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.source import FilteringReader, OutboxDataSource
 from tests.eventlog.conformance import commit, concurrent
 from tests.eventlog.own_log.models import Ledger

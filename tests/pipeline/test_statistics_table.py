@@ -15,7 +15,7 @@ from django.urls import reverse
 from outbox_app.jobs.drain import status
 from outbox_app.models import Statistic
 from outbox_app.models.statistic import LABEL_LENGTH, label_of
-from outbox_app.pipeline.driver.statistics import BATCH, store
+from outbox_app.pipeline.driver.statistic_table import BATCH, store
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 
 LOG = "outbox_event"

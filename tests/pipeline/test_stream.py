@@ -17,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import DamagedCursor, ForeignCursor
 from outbox_app.models import Event
-from outbox_app.pipeline.failure import reason
 from outbox_app.pipeline.offset import Offset
+from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.source import OutboxDataSource
 from tests.eventlog.conformance import commit, concurrent
 from tests.eventlog.own_log.models import Ledger

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.reader import LogReader
-from outbox_app.management.base import TeachingCommand
+from outbox_app.management.teaching import TeachingCommand
 from outbox_app.models import (
     Cursor,
     DatabaseNow,

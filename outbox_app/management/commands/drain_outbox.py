@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...jobs.drain.run import drain_outbox
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Sends committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
@@ -29,12 +29,9 @@ Exit codes: 0 stopped or done; 1 a drainer process died; 2 wrong arguments, or n
 
 
 class Command(TeachingCommand):
-    """Drains the outbox of one database."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--interval",
             type=float,
@@ -75,7 +72,6 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        """Drain."""
         code = drain_outbox(
             using=options["database"],
             interval=options["interval"],

@@ -22,7 +22,7 @@ from ...jobs.drain.status import MANY, dead_groups
 from ...models import DeadJob
 from ...process.tables import require_alias, require_tables
 from ...text import one_line
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
@@ -66,12 +66,9 @@ def identifier(text: str) -> int:
 
 
 class Command(TeachingCommand):
-    """Lists, requeues and discards dead jobs."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare what to do and with which jobs."""
         parser.add_argument("action", choices=["list", "requeue", "discard"], help="see above")
         select = parser.add_argument_group("selection")
         for option, options in {
@@ -120,7 +117,6 @@ class Command(TeachingCommand):
         )
 
     def handle(self, *, action: str, **options: Any) -> None:
-        """Do what was asked for."""
         using = options["database"] or outbox_alias()
         require_alias(using)
         if options["batch_size"] < 1:

@@ -15,9 +15,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import inbox_alias
 from ...pipeline.driver.pipeline import Pipeline, pipeline
-from ...pipeline.driver.pipelines import run_audit, run_statistics
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
-from ..base import TeachingCommand
+from ...pipeline.driver.run import run_audit, run_statistics
+from ..teaching import TeachingCommand
 
 HELP = """
 Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
@@ -37,12 +37,9 @@ wrong arguments; 130 interrupted.
 
 
 class Command(TeachingCommand):
-    """Runs a pipeline."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the pipelines and their options."""
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
         archive = pipelines.add_parser("archive", help="write the log to Parquet files")
         archive.add_argument(
@@ -111,7 +108,6 @@ class Command(TeachingCommand):
             _add_common(each)
 
     def handle(self, **options: Any) -> None:
-        """Run it."""
         conf = dict(_setting(text) for text in options["conf"])
         _check(options)
         if options["pipeline"] == "rebuild":
@@ -135,7 +131,7 @@ class Command(TeachingCommand):
             raise CommandError(text, returncode=130) from None
 
     def _archive(self, run: Pipeline, options: dict[str, Any]) -> None:
-        from ...pipeline.archive import MAX_ROWS, Archiver
+        from ...pipeline.archiver import MAX_ROWS, Archiver
 
         rows = options["max_rows_per_batch"] or MAX_ROWS
         archiver = Archiver(

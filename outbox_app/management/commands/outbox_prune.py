@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...retention.events import prune_events
 from ...retention.prune import BATCH_SIZE, prune_counters, prune_inbox, prune_incidents
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Deletes old rows, oldest first, in small transactions. Run it once a day.
@@ -36,12 +36,9 @@ determined (a restored database, a damaged archive).
 
 
 class Command(TeachingCommand):
-    """Removes old inbox ids, incidents, counters and events."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
         parser.add_argument("--incidents", action="store_true", help="remove old incidents")
         parser.add_argument("--counters", action="store_true", help="remove old counters")
@@ -79,7 +76,6 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        """Prune what was named."""
         prunes: dict[str, Callable[..., int]] = {
             "inbox": prune_inbox,
             "incidents": prune_incidents,

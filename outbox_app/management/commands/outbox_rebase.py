@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...subscriptions.rebase import rebase_outbox
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Makes subscriptions continue after the database was restored from a dump, set back, or replaced by a
@@ -30,12 +30,9 @@ arguments, or the events that were handled cannot be determined.
 
 
 class Command(TeachingCommand):
-    """Rebases cursors."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--log", metavar="LOG", help="table of one log (default: all)")
         parser.add_argument(
             "--last-id",
@@ -53,7 +50,6 @@ class Command(TeachingCommand):
         parser.add_argument("--database", metavar="ALIAS", help="alias (default: the outbox's)")
 
     def handle(self, **options: Any) -> None:
-        """Rebase."""
         code = rebase_outbox(
             using=options["database"],
             log=options["log"],

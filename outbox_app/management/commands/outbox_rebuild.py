@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...projections.rebuild import rebuild
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Rebuilds the view of a projection from the log, for example after a change of its code.
@@ -30,14 +30,10 @@ Exit codes: 0 done; 1 it failed, the view is unchanged; 2 wrong arguments, or it
 
 
 class Command(TeachingCommand):
-    """Rebuilds a view."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("name", metavar="NAME", help="the projection")
 
     def handle(self, **options: Any) -> None:
-        """Rebuild."""
         rebuild(options["name"], write=self.write)

@@ -21,8 +21,8 @@ from ...monitoring.status import outbox_status
 from ...process.foreground import bound_waits
 from ...process.tables import require_alias, require_tables
 from ...text import one_line
-from ..base import TeachingCommand
 from ..status_table import as_json, table
+from ..teaching import TeachingCommand
 
 HELP = """
 Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which jobs
@@ -69,7 +69,6 @@ class Command(TeachingCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the limits."""
         parser.add_argument(
             "--max-age",
             type=limit("max_age", float),

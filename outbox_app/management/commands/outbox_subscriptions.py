@@ -24,7 +24,7 @@ from ...subscriptions.lag import SubscriptionLag, in_flight, lags
 from ...subscriptions.places import parse_place
 from ...subscriptions.skips import discard_stream, skip_event
 from ...text import one_line
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Shows, pauses, resumes, replays and repairs subscriptions.
@@ -87,7 +87,6 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare what to do and with which subscription."""
         parser.add_argument("action", choices=ACTIONS, help="see above")
         parser.add_argument(
             "name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID"
@@ -124,7 +123,6 @@ class Command(TeachingCommand):
     def handle(
         self, *, action: str, name: str | None, database: str | None, **options: Any
     ) -> None:
-        """Do what was asked for."""
         using = database
         if using is not None:
             require_alias(using)

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...subscriptions.run import run
-from ..base import TeachingCommand
+from ..teaching import TeachingCommand
 
 HELP = """
 Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
@@ -33,12 +33,9 @@ Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription h
 
 
 class Command(TeachingCommand):
-    """Runs subscriptions."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
         parser.add_argument(
             "--once", action="store_true", help="handle what is there, then stop (cron, tests)"
@@ -72,7 +69,6 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        """Run."""
         code = run(
             options["names"],
             using=options["database"],

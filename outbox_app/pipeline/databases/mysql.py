@@ -42,15 +42,12 @@ class Mysql(Database):
         self._connection("READ COMMITTED")
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """See ``Database``."""
         return self._rows(self._connection("READ COMMITTED"), sql, params)
 
     def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """See ``Database``."""
         return self._rows(self._connection("READ UNCOMMITTED"), sql, params)
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """See ``Database``."""
         connection = _connect(self.options, conv={}, use_unicode=False)
         try:
             _prepare(connection, "READ COMMITTED", self.options)
@@ -64,14 +61,12 @@ class Mysql(Database):
             connection.close()
 
     def literal(self, value: Any) -> str:
-        """See ``Database``."""
         if isinstance(value, datetime):
             value = value.astimezone(UTC).replace(tzinfo=None)
         literal = self._connection("READ COMMITTED").literal(value)
         return literal.decode() if isinstance(literal, bytes) else str(literal)
 
     def has_table(self, name: str) -> bool:
-        """See ``Database``."""
         return bool(
             self.run(
                 "SELECT 1 FROM information_schema.tables "
@@ -81,7 +76,6 @@ class Mysql(Database):
         )
 
     def close(self) -> None:
-        """See ``Database``."""
         for connection in self._open.values():
             connection.close()
         self._open.clear()

@@ -48,7 +48,6 @@ class Postgres(Database):
             return [tuple(row) for row in cursor.fetchall()]
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """See ``Database``."""
         with self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{_BYTES: str(BATCH_BYTES)})
             cursor.execute(sql)
@@ -57,7 +56,6 @@ class Postgres(Database):
                     yield conformed(batch, schema)
 
     def literal(self, value: Any) -> str:
-        """See ``Database``."""
         if isinstance(value, datetime):
             return f"'{value.isoformat()}'::timestamptz"
         if isinstance(value, str):
@@ -66,7 +64,6 @@ class Postgres(Database):
         return str(int(value))
 
     def has_table(self, name: str) -> bool:
-        """See ``Database``."""
         found = self.run(f"SELECT to_regclass({self.literal(self.quoted(name))})::text", [])
         return found[0][0] is not None
 
@@ -78,11 +75,9 @@ class Postgres(Database):
         return str(oid)
 
     def column(self, name: str) -> str:
-        """See ``Database``."""
         return _CASTS.get(name, name)
 
     def close(self) -> None:
-        """See ``Database``."""
         self._connection.close()
 
 

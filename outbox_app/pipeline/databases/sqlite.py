@@ -33,11 +33,9 @@ class Sqlite(Database):
         self._connection = connection
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """See ``Database``."""
         return self._connection.execute(sql.replace("%s", "?"), tuple(params)).fetchall()
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """See ``Database``."""
         cursor = self._connection.execute(sql)
         while rows := cursor.fetchmany(ROWS):
             columns = [pa.array(column) for column in zip(*rows, strict=True)]
@@ -45,18 +43,15 @@ class Sqlite(Database):
             yield conformed(batch, schema, self.options.time_zone)
 
     def literal(self, value: Any) -> str:
-        """See ``Database``."""
         if isinstance(value, str):
             return "'{}'".format(value.replace("'", "''"))
         return str(int(value))
 
     def has_table(self, name: str) -> bool:
-        """See ``Database``."""
         sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = %s"
         return bool(self.run(sql, [name]))
 
     def close(self) -> None:
-        """See ``Database``."""
         self._connection.close()
 
 

@@ -118,7 +118,7 @@ def pipeline(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from ..failure import reason
+    from ..session import reason
 
     connections[alias].close()  # it may be long before it is needed again
     try:
@@ -141,16 +141,7 @@ def _password_variable(using: str) -> str:
 
 
 def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
-    """Return the options with which Spark reads a log.
-
-    Args:
-        log: The log.
-        using: Database alias.
-        given: Further options.
-
-    Raises:
-        InvalidOption: The alias cannot be said as a URL.
-    """
+    """Return the options with which Spark reads a log. Raises ``InvalidOption``."""
     from ..options import Options
 
     conf = outbox_settings()

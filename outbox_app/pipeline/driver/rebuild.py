@@ -30,7 +30,7 @@ from ...projections.comparison import compare
 from ...projections.rebuild import Rebuild, failing_as_one, rebuildable
 from ...projections.shadow_table import shadow_table
 from ...text import get_logger
-from ..failure import reason
+from ..session import reason
 from .rebuild_fold import columns, events_of
 from .rebuild_source import Source, require_same_database
 
@@ -56,11 +56,7 @@ MAX_UNSETTLED = 50_000
 def log_of(name: str) -> tuple[type[EventLog], str]:
     """Return the log that a projection is rebuilt from, and its database alias.
 
-    Args:
-        name: The projection's.
-
-    Raises:
-        RebuildRefused: It cannot be rebuilt on Spark.
+    Raises ``RebuildRefused``.
     """
     projection = rebuildable(name)
     logs = projection.subscriber.logs
@@ -82,24 +78,7 @@ def rebuild_on_spark(
     compare_only: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
-    """Rebuild a view, its rows made by Spark.
-
-    Args:
-        session: Where the tasks run. They have to have the project, and DJANGO_SETTINGS_MODULE.
-        options: The log of the projection: see ``log_of``.
-        name: The projection's.
-        archive: Folder of the log's archive. Default: the log has all events.
-        compare_only: Say what would change, and change nothing.
-        write: Takes progress lines.
-
-    Returns:
-        How many rows the view has now; with ``compare_only`` how many would change.
-
-    Raises:
-        RebuildRefused: It cannot be rebuilt.
-        RebuildFailed: It did not come to the takeover. The live view and its subscription are as
-            they were.
-    """
+    """Rebuild a view, its rows made by Spark. Raises ``RebuildRefused``, ``RebuildFailed``."""
     log, using = log_of(name)
     projection = rebuildable(name)
     if options.log != log._meta.db_table:
@@ -114,15 +93,7 @@ def rebuild_on_spark(
 
 
 class SparkRebuild(Rebuild):
-    """One rebuild of which Spark makes the rows.
-
-    Args:
-        source: Of the rows.
-        plan: Its first one.
-        shadow: The model of the table that is filled.
-        compare_only: End before the takeover.
-        write: Takes progress lines.
-    """
+    """One rebuild of which Spark makes the rows."""
 
     def __init__(
         self,
@@ -156,11 +127,7 @@ class SparkRebuild(Rebuild):
 
     @contextmanager
     def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
-        """Have the tasks make the rows, and keep them on their disks while they are loaded.
-
-        Yields:
-            The rows, and how many events they were made of.
-        """
+        """Have the tasks make the rows, and keep them on their disks while they are loaded."""
         from pyspark import StorageLevel
 
         for _ in range(PLANS):

@@ -42,11 +42,7 @@ class ProjectionFold:
     path: tuple[str, ...]
 
     def __call__(self) -> ViewFold:
-        """Set Django up, and return a fold.
-
-        Raises:
-            PipelineError: The project cannot be imported in the task.
-        """
+        """Set Django up, and return a fold."""
         sys.path += [each for each in self.path if each not in sys.path]
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", self.settings)
         try:
@@ -70,12 +66,7 @@ class ProjectionFold:
 
 
 class ViewFold:
-    """Folds events into rows. A row is given out as the values of its columns.
-
-    Args:
-        view: Knows how.
-        log: Table of the log.
-    """
+    """Folds events into rows. A row is given out as the values of its columns."""
 
     def __init__(self, view: ProjectionTable, log: str) -> None:
         from django.conf import settings
@@ -99,7 +90,6 @@ class ViewFold:
         self.naive = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
 
     def key(self, row: Row) -> Any:
-        """See ``Fold``."""
         event = self._event(row) if self.own_key else self.record._make((*row, self.log))
         try:
             return self.view.key(event)
@@ -107,7 +97,6 @@ class ViewFold:
             raise self._failed("key", event, error) from None
 
     def add(self, row: Row) -> None:
-        """See ``Fold``."""
         event = self._event(row)
         try:
             keyed = [(self.view.key(event), self.turn(event))]

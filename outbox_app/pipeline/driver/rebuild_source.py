@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Rows of a projection, as Spark makes them.
-
-    Args:
-        session: Where the tasks run.
-        options: The log, and its archive if there is one.
-        projection: The projection.
-    """
+    """Rows of a projection, as Spark makes them."""
 
     def __init__(self, session: SparkSession, options: Options, projection: Projection) -> None:
         self.session = session
@@ -42,11 +36,7 @@ class Source:
         self.projection = projection
 
     def plan(self) -> Plan:
-        """Plan for all events that are committed by now.
-
-        Raises:
-            RebuildRefused: Some were removed, and the archive has not got them.
-        """
+        """Plan for all events that are committed by now. Raises ``RebuildRefused``."""
         from ..folding import Plan, beginning_missing
 
         subscriber = self.projection.subscriber
@@ -79,11 +69,7 @@ class Source:
 
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
-    """See that Spark has read what the subscription reads.
-
-    Raises:
-        PipelineError: It has read another database.
-    """
+    """See that Spark has read what the subscription reads. Raises ``PipelineError``."""
     rows = log._default_manager.using(using)
     found = rows.filter(pk=end.position).values_list("message_id", flat=True).first()
     expected = UUID(end.message_id) if end.position else None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...eventlog.registry import own_columns
 from ...exceptions import InvalidOption
-from .audit import accepted_gaps, lines, record
+from .audit_gaps import accepted_gaps, lines, record
 from .pipeline import Pipeline
-from .statistics import store
+from .statistic_table import store
 
 if TYPE_CHECKING:
     from ..defects import Audit
@@ -35,23 +35,11 @@ def run_audit(
 ) -> Audit:
     """Audit a log, and its archive; note missing versions as gaps.
 
-    Args:
-        run: The log.
-        archive: Folder of its archive. Default: the database alone.
-        pruned: The log was pruned and there is no archive: streams may begin later.
-        report: File for a report with pictures.
-        write: Takes lines for people.
-
-    Returns:
-        What was found.
-
-    Raises:
-        ArchiveRefused, ReadRefused, Unreachable: It could not be audited.
-        OSError: The report cannot be written.
+    Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``, ``OSError``.
     """
-    from ..archived import check_files
+    from ..archive_reader import check_files
     from ..audit import Archived, audit
-    from ..checks import EVENTS_SCHEMA
+    from ..audit_checks import EVENTS_SCHEMA
     from ..database import connect
     from ..figures import figures
     from ..manifest import Manifest
@@ -126,19 +114,7 @@ def run_statistics(
 ) -> None:
     """Compute the statistics of a log.
 
-    Args:
-        run: The log.
-        inbox: Where the inbox is, for the times until events were handled.
-        archive: Folder of its archive. Default: the database alone.
-        to: Folder for a Parquet file.
-        table: Put them into the table that the admin shows.
-        top: Hot streams that are named.
-        partitions: Partitions whose skew is told.
-        write: Takes lines for people.
-
-    Raises:
-        ArchiveRefused, ReadRefused, Unreachable: They could not be computed.
-        InvalidOption: ``to`` is a URI.
+    Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``, ``InvalidOption``.
     """
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")

@@ -33,12 +33,7 @@ _OPERATORS: dict[type[Filter], str] = {
 
 
 def condition(filter: Filter, database: Database) -> str | None:
-    """Return a filter as SQL, or None where it is left to Spark.
-
-    Args:
-        filter: The filter.
-        database: Whose SQL.
-    """
+    """Return a filter as SQL, or None where it is left to Spark."""
     attribute: tuple[str, ...] = getattr(filter, "attribute", ())
     if len(attribute) != 1:
         return None

@@ -26,7 +26,6 @@ class TeachingCommand(BaseCommand):
     """A command whose ``help`` keeps its line breaks, and whose lines are flushed."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Keep the line breaks of the help."""
         return super().create_parser(
             prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
         )

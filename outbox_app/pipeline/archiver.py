@@ -23,12 +23,11 @@ from ..failpoints import failpoint
 from ..text import get_logger
 from .compaction import compact
 from .database import connect
-from .entry import Entry, File
-from .failure import reason
-from .manifest import Manifest
+from .manifest import Entry, File, Manifest
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import ARROW, first_difference, read_checked, write_days
+from .session import reason
 from .source import batches
 from .store import Store
 

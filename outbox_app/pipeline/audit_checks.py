@@ -38,11 +38,6 @@ def versions(
     """Return what is wrong with the versions of each stream, in one walk through them.
 
     For each stream there is a row of the kind ``STREAM``, too; ``last`` is its number of events.
-
-    Args:
-        events: Columns of ``EVENTS_SCHEMA``.
-        heads: ``stream`` and ``version``: the end that each stream must have.
-        whole: Each stream must begin with version 1.
     """
     rows = events.select("stream", "version", "id", F.lit(False).alias("head"))
     if heads is not None:

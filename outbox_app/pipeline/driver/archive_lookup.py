@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING
 from ...exceptions import ArchiveRefused, NoSpark
 
 if TYPE_CHECKING:
-    from ..entry import File
-    from ..manifest import Manifest
+    from ..manifest import File, Manifest
 
 
-class ArchivedRows:
+class ArchiveLookup:
     """The rows of an archive, asked for in the order of their positions.
 
-    Args:
-        folder: Of the archive.
-        log: Table of the log.
-
-    Raises:
-        ArchiveRefused: It is no archive of this log, or a damaged one.
-        NoSpark: pyarrow is missing.
+    Raises ``ArchiveRefused``, ``NoSpark``.
     """
 
     def __init__(self, folder: str, log: str) -> None:
@@ -46,11 +39,7 @@ class ArchivedRows:
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
         """Return how many of the rows, from the first one on, are in the archive.
 
-        Args:
-            rows: Positions, in order, and message ids; all beyond those asked for before.
-
-        Raises:
-            ArchiveRefused: A file is not as it was written.
+        Raises ``ArchiveRefused``.
         """
         if not rows:
             return 0

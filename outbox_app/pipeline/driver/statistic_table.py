@@ -27,20 +27,7 @@ Row = tuple[str, datetime, str, str, str, float]
 
 
 def store(rows: Iterable[Row], *, log: str, using: str | None = None) -> int:
-    """Replace the statistics of a log in the table.
-
-    Args:
-        rows: All that there are of it now, as ``pipeline.statistics.rows_of`` gives them:
-            ``rows_of(for_table(frame))``. They are taken in batches.
-        log: Table of the log; every row has it as its source.
-        using: Database alias. Default: the outbox's, which is where the admin looks.
-
-    Returns:
-        How many rows it has now.
-
-    Raises:
-        ValueError: A row is of another source. Nothing was changed.
-    """
+    """Replace the statistics of a log in the table. Raises ``ValueError``."""
     using = using or outbox_alias()
     batches = _batches(rows, log)
     # The first row comes when all of them were computed, and only then the transaction begins.

@@ -52,12 +52,7 @@ class Recorded:
 
 
 def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tuple[str, int, int]]:
-    """Return stream, first and last of the gaps that a person has accepted.
-
-    Args:
-        log: The log.
-        using: Database alias. Default: the log's.
-    """
+    """Return stream, first and last of the gaps that a person has accepted."""
     rows = _rows(log, using or log_alias(log)).filter(state=Gap.State.SKIPPED)
     return list(rows.values_list("stream", "first", "last"))
 
@@ -69,14 +64,10 @@ def record(
     using: str | None = None,
     whole: bool = False,
 ) -> Recorded:
-    """Write the versions that are missing as gaps, and settle those that are not missing any more.
+    """Write missing versions as gaps, and settle those that are not missing any more.
 
-    Args:
-        defects: What the audit has found; what is no missing version is passed over.
-        log: The log.
-        using: Database alias. Default: the log's.
-        whole: These are all that is missing in the log and its archive, so whatever else was
-            missing once is there now. Default: only the log itself is asked for that.
+    With ``whole`` the defects are all that is missing in the log and its archive, so any other gap
+    was filled. Else only the log is asked for that.
     """
     using = using or log_alias(log)
     missing = [defect for defect in defects if defect.kind in MISSING]

@@ -13,8 +13,7 @@ import pyarrow as pa
 from ..eventlog.filter import EventFilter
 from ..exceptions import ArchiveRefused
 from .database import conformed
-from .entry import File
-from .manifest import Manifest
+from .manifest import File, Manifest
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import read_batches, read_checked
@@ -25,18 +24,7 @@ if TYPE_CHECKING:
 
 
 def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list[File]]]:
-    """Plan the reading of an archive.
-
-    Args:
-        offsets: Of the log.
-        options: Which archive, and how many readers.
-
-    Returns:
-        The offset from which on the log is read, and files for each reader.
-
-    Raises:
-        ArchiveRefused: It is no archive of this log, or a damaged one.
-    """
+    """Plan the reading of an archive. Raises ``ArchiveRefused``."""
     manifest = Manifest.load(Store(options.archive), options.log)
     entries = manifest.entries
     if options.end:
@@ -63,11 +51,7 @@ def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list
 def file_batches(
     files: Sequence[File], schema: pa.Schema, options: Options
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files that the options want.
-
-    Raises:
-        ArchiveRefused: A file is not there.
-    """
+    """Yield the rows of files that the options want. Raises ``ArchiveRefused``."""
     store = Store(options.archive)
     only = options.only
     needed = [*schema.names, *(["topic", "type"] if _chooses(only) else [])]
@@ -81,12 +65,7 @@ def file_batches(
 def check_files(session: SparkSession, manifest: Manifest) -> None:
     """See that every file of an archive is as it was written, each in a task.
 
-    Args:
-        session: Where the tasks run.
-        manifest: Of the archive.
-
-    Raises:
-        PySparkException: A file is not; what its task has raised says which.
+    Raises ``PySparkException``.
     """
     work = [(manifest.store.folder, file) for file in manifest.files()]
     if work:
