@@ -10,7 +10,6 @@ an archive, a row that is not in it, in a file that is as it was written, holds 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +31,7 @@ from ..process.tables import require_tables
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.subscriber import all_subscribers
 from ..text import get_logger
-from .prune import BATCH_SIZE, check_arguments, outcome
+from .prune import BATCH_SIZE, check_arguments, remove
 
 logger = get_logger("outbox_app.retention")
 
@@ -157,34 +156,30 @@ def _prune(
     for name in _not_begun(log, using):
         write(
             f"warning log={table} subscription={name}: it has not run yet, and will not be given "
-            "what goes now"
+            "the events that are removed now"
         )
     try:
         holds(log, using=using)
     except ReadRefused as error:
         raise ReadRefused(
-            f"Nothing of {table} was removed, as it cannot be told what was passed: {error}"
+            f"Nothing of {table} was removed, as it is unknown what was passed: {error}"
         ) from error
-    started = told = time.monotonic()
-    removed, holder = 0, ""
-    try:
-        batches = _batches(log, days, batch_size, archived, using=using, dry_run=dry_run)
-        for count, reached, held in batches:
-            removed, holder = removed + count, held
-            now = time.monotonic()
-            if not dry_run and 0 < outbox_settings().PROGRESS_INTERVAL <= now - told:
-                told = now
-                rate = removed / (now - started)
-                write(f"pruning log={table} removed={removed} rate={rate:.0f}/s reached={reached}")
-    except ArchiveRefused as error:
-        raise ArchiveRefused(f"{removed} rows of {table} were removed, then: {error}") from error
-    if holder and holder != TOO_YOUNG:
-        write(f"held log={table} by={holder}")
-    write(
-        f"{outcome(f'log={table}', removed, dry_run=dry_run)} older_than={days}d database={using} "
-        f"seconds={time.monotonic() - started:.1f}"
-    )
-    return removed
+
+    def batches() -> Iterator[tuple[int, int]]:
+        removed, holder = 0, ""
+        steps = _batches(log, days, batch_size, archived, using=using, dry_run=dry_run)
+        try:
+            for count, reached, held in steps:
+                removed, holder = removed + count, held
+                yield count, reached
+        except ArchiveRefused as error:
+            text = f"{removed} rows of {table} were removed, then: {error}"
+            raise ArchiveRefused(text) from error
+        if holder and holder != TOO_YOUNG:
+            write(f"held log={table} by={holder}")
+
+    what = f"log={table}"
+    return remove(what, batches(), f"{days}d", using=using, dry_run=dry_run, write=write)
 
 
 def _batches(

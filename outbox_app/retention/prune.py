@@ -1,15 +1,16 @@
-"""Retention: inbox ids, incidents and counters go when they have been kept long enough.
+"""Retention: inbox ids, incidents and counters are deleted when they have been kept long enough.
 
 Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
-batch in a transaction of its own: whoever is interrupted has lost nothing and begins again. Age is
-judged by the database's clock. Once an id is gone, its job would be executed again: keep ids for
-longer than any message can stay in the broker.
+batch in a transaction of its own: a run that is interrupted has lost nothing and is started again.
+Age is judged by the database's clock. Once an id is gone, its job would be executed again: keep ids
+for longer than any message can stay in the broker.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,6 +29,27 @@ logger = get_logger("outbox_app.retention")
 BATCH_SIZE = 1000
 #: A batch names its rows by id, and databases take only so many parameters.
 MAX_BATCH_SIZE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rows that are kept for a time."""
+
+    model: type[Model]
+    #: Their time.
+    column: str
+    alias: Callable[[], str]
+    #: The setting that says for how long, in days or in hours.
+    setting: str
+    in_hours: bool = False
+
+
+KEPT = {
+    "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
+    "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
+    # A drainer removes those of its own database by itself.
+    "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", True),
+}
 
 
 def prune_inbox(
@@ -54,11 +76,7 @@ def prune_inbox(
         InvalidArgument: An argument is out of bounds, or the alias is unknown.
         NotMigrated: The tables are not there.
     """
-    days = outbox_settings().INBOX_RETENTION_DAYS if older_than is None else older_than
-    using = using or inbox_alias()
-    return _prune(
-        "inbox", InboxEntry, "handled_at", using, days, batch_size, dry_run=dry_run, write=write
-    )
+    return prune("inbox", using, older_than, batch_size, dry_run=dry_run, write=write)
 
 
 def prune_incidents(
@@ -69,108 +87,76 @@ def prune_incidents(
     dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
-    """Remove incidents that are older than the retention.
+    """Remove incidents that are older than the retention, as ``prune_inbox`` removes ids.
 
-    Args:
-        using: Database alias. Default: the outbox's.
-        older_than: Age in days. Default: the setting INCIDENT_RETENTION_DAYS.
-        batch_size: Rows removed at once.
-        dry_run: Remove nothing: say how many would be.
-        write: Takes progress lines.
-
-    Returns:
-        How many were removed.
-
-    Raises:
-        InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables are not there.
+    The default alias is the outbox's, the default age the setting INCIDENT_RETENTION_DAYS.
     """
-    days = outbox_settings().INCIDENT_RETENTION_DAYS if older_than is None else older_than
-    using = using or outbox_alias()
-    return _prune(
-        "incidents", Incident, "created_at", using, days, batch_size, dry_run=dry_run, write=write
-    )
+    return prune("incidents", using, older_than, batch_size, dry_run=dry_run, write=write)
 
 
-def prune_counters(
-    *,
+def prune(
+    kind: str,
     using: str | None = None,
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
+    *,
     dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
-    """Remove counters of drainers and subscriptions that are older than the retention.
-
-    A drainer does it by itself. Where subscriptions have a database without one, nobody else does.
-
-    Args:
-        using: Database alias. Default: the outbox's.
-        older_than: Age in days. Default: the setting STATISTICS_RETENTION_HOURS.
-        batch_size: Rows removed at once.
-        dry_run: Remove nothing: say how many would be.
-        write: Takes progress lines.
-
-    Returns:
-        How many were removed.
-
-    Raises:
-        InvalidArgument: An argument is out of bounds, or the alias is unknown.
-        NotMigrated: The tables are not there.
-    """
-    using = using or outbox_alias()
-    check_arguments(using, 1 if older_than is None else older_than, batch_size)
+    """Remove the rows of one kind of ``KEPT`` that are older than so many days, or its setting."""
+    kept = KEPT[kind]
+    using = using or kept.alias()
+    age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
+    check_arguments(using, age, batch_size)
     require_tables(using)
-    hours = outbox_settings().STATISTICS_RETENTION_HOURS if older_than is None else older_than * 24
-    started = time.monotonic()
-    rows = Statistic.objects.using(using).annotate(now=DatabaseNow())
-    now = rows.values_list("now", flat=True).first()
-    removed = 0
-    if now is not None:
-        before = now - timedelta(hours=hours)
-        removed = sum(pruned(before, using=using, batch_size=batch_size, dry_run=dry_run))
-    write(
-        f"{outcome('counters', removed, dry_run=dry_run)} older_than={hours}h database={using} "
-        f"seconds={time.monotonic() - started:.1f}"
-    )
-    return removed
+    if older_than is not None and kept.in_hours:
+        age *= 24
+    rows = kept.model._default_manager.using(using).order_by(kept.column)
+    batches: Iterator[tuple[int, Any]]
+    if kept.in_hours:
+        batches = _counter_batches(rows, age, batch_size, using=using, dry_run=dry_run)
+    else:
+        batches = _batches(rows, kept.column, age, batch_size, dry_run=dry_run)
+    unit = "h" if kept.in_hours else "d"
+    return remove(kind, batches, f"{age}{unit}", using=using, dry_run=dry_run, write=write)
 
 
-def _prune(
-    name: str,
-    model: type[Model],
-    column: str,
-    using: str,
-    days: int,
-    batch_size: int,
+def remove(
+    what: str,
+    batches: Iterable[tuple[int, Any]],
+    age: str,
     *,
+    using: str,
     dry_run: bool,
     write: Callable[[str], Any],
 ) -> int:
-    check_arguments(using, days, batch_size)
-    require_tables(using)
-    rows = model._default_manager.using(using).order_by(column)
+    """Go through the batches, each a number of rows and the place reached; say how it goes."""
     started = told = time.monotonic()
     removed = 0
-    for count, reached in _batches(rows, column, days, batch_size, dry_run=dry_run):
+    for count, reached in batches:
         removed += count
         now = time.monotonic()
         if not dry_run and 0 < outbox_settings().PROGRESS_INTERVAL <= now - told:
             told = now
             rate = removed / (now - started)
-            write(f"pruning {name} removed={removed} rate={rate:.0f}/s reached={reached:%F %T}")
-    write(
-        f"{outcome(name, removed, dry_run=dry_run)} older_than={days}d database={using} "
-        f"seconds={time.monotonic() - started:.1f}"
-    )
+            at = f"{reached:%F %T}" if isinstance(reached, datetime) else reached
+            write(f"pruning {what} removed={removed} rate={rate:.0f}/s reached={at}")
+    done = f"would prune {what} rows={removed}" if dry_run else f"pruned {what} removed={removed}"
+    seconds = time.monotonic() - started
+    write(f"{done} older_than={age} database={using} seconds={seconds:.1f}")
     return removed
+
+
+def _now(rows: QuerySet[Any]) -> datetime | None:
+    now: datetime | None = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    return now
 
 
 def _batches(
     rows: QuerySet[Any], column: str, days: int, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
-    now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    now = _now(rows)
     if now is None:
         return
     old = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
@@ -185,9 +171,13 @@ def _batches(
         old = old.filter(**{f"{column}__gte": reached})
 
 
-def outcome(what: str, count: int, *, dry_run: bool) -> str:
-    """Return the beginning of the line that says what was removed, or would be."""
-    return f"would prune {what} rows={count}" if dry_run else f"pruned {what} removed={count}"
+def _counter_batches(
+    rows: QuerySet[Any], hours: int, batch_size: int, *, using: str, dry_run: bool
+) -> Iterator[tuple[int, datetime]]:
+    if now := _now(rows):
+        before = now - timedelta(hours=hours)
+        for count in pruned(before, using=using, batch_size=batch_size, dry_run=dry_run):
+            yield count, before
 
 
 def check_arguments(using: str, days: int, batch_size: int) -> None:

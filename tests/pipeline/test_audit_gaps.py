@@ -12,7 +12,7 @@ from outbox_app import publish
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Event, Gap
 from outbox_app.pipeline.defects import Defect
-from outbox_app.pipeline.driver import audit
+from outbox_app.pipeline.driver import audit_gaps
 from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record
 from outbox_app.subscriptions.gaps import list_gaps, skip_gap
 
@@ -155,7 +155,7 @@ def test_gaps_of_subscriptions_and_other_logs_are_left_alone(alias, found, strea
 
 
 def test_too_many_are_cut_and_it_is_said(monkeypatch, found, rows):
-    monkeypatch.setattr(audit, "LIMIT", 2)
+    monkeypatch.setattr(audit_gaps, "LIMIT", 2)
     outcome = found(*(gap(name, 2, 2) for name in "abcd"))
     assert rows() == [("a", 2, 2, "open"), ("b", 2, 2, "open")]
     assert str(outcome) == "gaps written=2 unchanged=0 filled=0 left_out=2"
@@ -173,13 +173,13 @@ def test_ten_thousand_are_no_ten_thousand_statements(alias, found, django_assert
 def test_a_decision_taken_meanwhile_stands(alias, monkeypatch, found, rows, stream, again):
     stream("a", 8)
     found(gap("a", 4, 6))
-    there = audit._there
+    there = audit_gaps._there
 
     def decided(*arguments):
         Gap.objects.using(alias).update(state=again, reason="a person")
         return there(*arguments)
 
-    monkeypatch.setattr(audit, "_there", decided)
+    monkeypatch.setattr(audit_gaps, "_there", decided)
     assert found().filled == 0
     assert Gap.objects.using(alias).get().reason == "a person"
 

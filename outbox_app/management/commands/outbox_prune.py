@@ -5,14 +5,13 @@ Thin: arguments in, ``retention.prune`` out. Interrupting it loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
+from ...exceptions import InvalidArgument
 from ...retention.events import prune_events
-from ...retention.prune import BATCH_SIZE, prune_counters, prune_inbox, prune_incidents
+from ...retention.prune import BATCH_SIZE, KEPT, prune
 from ..teaching import TeachingCommand
 
 HELP = """
@@ -76,27 +75,19 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        prunes: dict[str, Callable[..., int]] = {
-            "inbox": prune_inbox,
-            "incidents": prune_incidents,
-            "counters": prune_counters,
-            "events": partial(prune_events, log=options["log"], archive=options["archived"]),
-        }
         options["events"] = options["events"] or bool(options["archived"])
-        chosen = [prune for name, prune in prunes.items() if options[name]]
+        chosen = [name for name in (*KEPT, "events") if options[name]]
         if not chosen:
-            raise CommandError(
+            raise InvalidArgument(
                 "Say what to prune: --inbox, --incidents, --counters, --events, --archived DIR, "
-                "or several.",
-                returncode=2,
+                "or several."
             )
         if options["log"] and not options["events"]:
-            raise CommandError("--log goes with --events.", returncode=2)
-        for prune in chosen:
-            prune(
-                using=options["database"],
-                older_than=options["older_than"],
-                batch_size=options["batch_size"],
-                dry_run=options["dry_run"],
-                write=self.write,
-            )
+            raise InvalidArgument("--log goes with --events.")
+        given = {name: options[name] for name in ("older_than", "batch_size", "dry_run")}
+        given |= {"using": options["database"], "write": self.write}
+        for name in chosen:
+            if name == "events":
+                prune_events(log=options["log"], archive=options["archived"], **given)
+            else:
+                prune(name, **given)
