@@ -77,7 +77,7 @@ def procedure(alias):
 
 @pytest.mark.usefixtures("procedure")
 @pytest.mark.parametrize("on_error", ["stop", "park"])
-@pytest.mark.parametrize("then", ["raises", "returns", "database error"])
+@pytest.mark.parametrize("then", ["raises", "returns", "database error", "model error"])
 @pytest.mark.parametrize("way", [by_driver, by_procedure])
 def test_a_transaction_that_was_ended(alias, published, run, way, then, on_error):
     if way is by_procedure and alias != "mariadb":
@@ -99,6 +99,8 @@ def test_a_transaction_that_was_ended(alias, published, run, way, then, on_error
             raise ValueError("halfway")
         if then == "database error":
             execute(alias, "SELECT nothing FROM nowhere")
+        if then == "model error":  # Django marks the transaction for a rollback
+            Incident.objects.using(alias).create(kind=None, first_id=0, last_id=0)
 
     published("z")
     run("ends")
