@@ -13,7 +13,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from ..eventlog.lag import Holder, Holders
+from ..eventlog.long_transactions import LongTransaction, LongTransactions
 from ..models import StagedJob
 from ..text import one_line
 from .durations import duration
@@ -86,8 +86,8 @@ def _subscriptions(seen: Seen) -> Iterator[Blocker]:
             )
 
 
-def _rows(found: Holders, what: str, effect: str, may_read: bool) -> Iterator[Blocker]:
-    for holder in found.holders:
+def _rows(found: LongTransactions, what: str, effect: str, may_read: bool) -> Iterator[Blocker]:
+    for holder in found.transactions:
         yield Blocker(
             what,
             _who(holder),
@@ -99,7 +99,7 @@ def _rows(found: Holders, what: str, effect: str, may_read: bool) -> Iterator[Bl
         yield Blocker(what, _("not permitted to see"), "", one_line(found.denied, 200), "")
 
 
-def _who(holder: Holder) -> str:
+def _who(holder: LongTransaction) -> str:
     kind = _("prepared transaction") if holder.prepared else _("session")
     user = one_line(holder.user, 80) or "?"
     return f"{kind} {one_line(holder.id, 80)}, {user}, {one_line(holder.state, 40)}"

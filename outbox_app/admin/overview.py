@@ -20,8 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..aliases import log_alias, outbox_alias
-from ..eventlog.lag import holders
-from ..eventlog.sessions import old_snapshots
+from ..eventlog.long_transactions import long_transactions, open_writers
 from ..jobs.dead_summary import dead_matrix
 from ..jobs.drain import status
 from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription
@@ -103,13 +102,13 @@ def _look(request: HttpRequest, using: str) -> Seen:
         drainers=drainers,
         unowned=status.unowned_shards(drainers),
         rates=series.rates(using=using),
-        snapshots=old_snapshots(using=using, seconds=OLD_SNAPSHOT),
+        snapshots=long_transactions(using=using, seconds=OLD_SNAPSHOT),
     )
     log = log_alias(Event)
     if may_view(request, StagedJob):
         seen.backlog = status.backlog(using=using)
         seen.held = status.held(using=using)
-        seen.in_flight[StagedJob._meta.db_table] = holders(StagedJob, using=using)
+        seen.in_flight[StagedJob._meta.db_table] = open_writers(StagedJob, using=using)
     if may_view(request, DeadJob):
         seen.dead = dead_matrix(using=using)
     if may_view(request, Subscription):

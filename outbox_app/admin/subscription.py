@@ -358,9 +358,9 @@ def _in_flight(request: HttpRequest) -> list[dict[str, Any]]:
             "denied": holders.denied,
             "holders": [
                 shown(each if may_read else replace(each, query=_("hidden")), 500)
-                for each in holders.holders
+                for each in holders.transactions
             ],
         }
         for table, holders in found.items()
-        if holders.holders or holders.denied
+        if holders.transactions or holders.denied
     ]

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..conf import outbox_settings
-from ..eventlog.lag import Holders
+from ..eventlog.long_transactions import LongTransactions
 from ..jobs.dead_summary import DeadMatrix
 from ..jobs.drain import status
 from ..subscriptions import lag
@@ -39,7 +39,7 @@ class Seen:
     unowned: list[int]
     #: Published a minute, by source.
     rates: dict[str, float]
-    snapshots: Holders
+    snapshots: LongTransactions
     backlog: status.Backlog | None = None
     held: status.Held | None = None
     dead: DeadMatrix | None = None
@@ -47,7 +47,7 @@ class Seen:
     #: Open gaps, counted up to MANY + 1.
     gaps: int | None = None
     #: Transactions in flight, by table.
-    in_flight: dict[str, Holders] = field(default_factory=dict)
+    in_flight: dict[str, LongTransactions] = field(default_factory=dict)
 
     @property
     def published(self) -> float:
@@ -170,14 +170,14 @@ def _of_subscriptions(lags: list[lag.SubscriptionLag]) -> Iterator[Problem]:
 
 def _of_transactions(seen: Seen) -> Iterator[Problem]:
     for table, holders in seen.in_flight.items():
-        old = [each for each in holders.holders if (each.seconds or 0) > OLD_WRITER]
+        old = [each for each in holders.transactions if (each.seconds or 0) > OLD_WRITER]
         if old:
             text = _("A transaction that writes to %(table)s has been open for %(age)s.")
             values = {"table": table, "age": duration(old[0].seconds or 0)}
             yield Problem("warning", text % values, "#outbox-blocking")
-    if seen.snapshots.holders:
+    if seen.snapshots.transactions:
         text = _("A transaction has been open for %(age)s: it keeps deleted rows in the tables.")
-        age = duration(seen.snapshots.holders[0].seconds or 0)
+        age = duration(seen.snapshots.transactions[0].seconds or 0)
         yield Problem("warning", text % {"age": age}, "#outbox-blocking")
 
 

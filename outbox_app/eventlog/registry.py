@@ -1,15 +1,21 @@
 """Which logs there are: ``Event``, and every concrete model derived from ``EventLog``.
 
 A log is known by its table, which is what cursors, stream heads and SQL refer to: the model may be
-renamed. It lives on one alias, together with the cursors of who reads it.
+renamed. It lives on one alias, together with the cursors of its readers.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from django.apps import apps
+from django.db.models import Max, Min
 
 from ..exceptions import ArchiveRefused, UnknownLog
 from ..models import EventLog
+
+#: Seconds by which times may be out of order.
+MARGIN = 1.0
 
 
 def all_logs() -> list[type[EventLog]]:
@@ -20,11 +26,7 @@ def all_logs() -> list[type[EventLog]]:
 
 
 def log_named(name: str) -> type[EventLog]:
-    """Return the log of a table name, or of ``app_label.Model``.
-
-    Raises:
-        UnknownLog: There is none.
-    """
+    """Return the log of a table name or of ``app_label.Model``. Raises ``UnknownLog``."""
     for log in all_logs():
         if name in (log._meta.db_table, log._meta.label, log._meta.label_lower):
             return log
@@ -33,18 +35,14 @@ def log_named(name: str) -> type[EventLog]:
 
 
 def own_columns(log: type[EventLog]) -> list[str]:
-    """Return the columns that a log has beyond those of every log, but for generated ones."""
+    """Return the columns that a log has besides those of every log, without generated ones."""
     every = {field.name for field in EventLog._meta.local_fields}
     fields = log._meta.concrete_fields
     return [str(f.column) for f in fields if f.name not in every and not f.generated]
 
 
 def require_archivable(log: type[EventLog]) -> None:
-    """See that an archive keeps all of a log.
-
-    Raises:
-        ArchiveRefused: It has columns of its own, which no archive keeps.
-    """
+    """Raise ``ArchiveRefused`` for a log with columns of its own, which no archive keeps."""
     if names := own_columns(log):
         raise ArchiveRefused(
             f"{log._meta.db_table} has columns of its own ({', '.join(names)}), which an archive "
@@ -53,3 +51,28 @@ def require_archivable(log: type[EventLog]) -> None:
             "their columns: manage.py outbox_prune --events --log "
             f"{log._meta.db_table} --older-than DAYS."
         )
+
+
+def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int:
+    """Return a position behind which every event lies that was recorded at a time or later.
+
+    ``recorded_at`` grows with the positions, but not strictly: a statement is given its time before
+    its rows get their positions. So some events behind it may have been recorded up to ``MARGIN``
+    seconds earlier. Found by bisection: at most 64 looks at the primary key.
+    """
+    rows = log._default_manager.using(using)
+    begin = moment - timedelta(seconds=MARGIN)
+    ends = rows.aggregate(first=Min("id"), last=Max("id"))
+    before, after = (ends["first"] or 1) - 1, (ends["last"] or 0) + 1
+    # Events up to `before` were recorded too early, those from `after` on were not.
+    while after - before > 1:
+        middle = (before + after) // 2
+        found = rows.filter(id__gte=middle, id__lt=after).order_by("id")
+        row = found.values_list("id", "recorded_at").first()
+        if row is None:  # none up to `after`
+            after = middle
+        elif row[1] < begin:
+            before = row[0]
+        else:
+            after = middle
+    return before

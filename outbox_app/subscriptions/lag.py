@@ -16,9 +16,10 @@ from django.db.models import Count, QuerySet
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
-from ..eventlog.lag import Behind, Holders, behind, holders
+from ..eventlog.long_transactions import LongTransactions, open_writers
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
+from ..eventlog.unread import Unread, count_unread
 from ..exceptions import DamagedCursor, UnknownLog
 from ..jobs.drain import status
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Process, Subscription
@@ -33,7 +34,7 @@ class CursorLag:
     """One cursor. Without ``behind`` nobody knows: its state or its log cannot be read."""
 
     cursor: Cursor
-    behind: Behind | None = None
+    behind: Unread | None = None
     #: Age of the oldest event that it has not passed, in seconds; 0 where there is none.
     seconds: float = 0.0
 
@@ -144,13 +145,13 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     return list(result.values())
 
 
-def in_flight(*, using: str) -> dict[str, Holders]:
+def in_flight(*, using: str) -> dict[str, LongTransactions]:
     """Return for each log of an alias, by table, the transactions in flight that may hold events.
 
     None of them is skipped by anybody: their events come when they commit.
     """
     logs = [log for log in all_logs() if log_alias(log) == using]
-    return {log._meta.db_table: holders(log, using=using) for log in logs}
+    return {log._meta.db_table: open_writers(log, using=using) for log in logs}
 
 
 def served(names: list[str], using: str) -> set[str]:
@@ -193,7 +194,7 @@ def _measure(
                 each.cursor.error = each.cursor.error or str(error)
                 continue
             readable.append((each, (state, _filter(each.cursor, reads))))
-        found = behind(reader, [pair for _, pair in readable], bound=bound)
+        found = count_unread(reader, [pair for _, pair in readable], bound=bound)
         ages = _ages(log, {each.first for each in found if each.first}, alias)
         for (each, _), measured in zip(readable, found, strict=True):
             each.behind = measured

@@ -20,8 +20,8 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from ..eventlog.filter import EventFilter
-from ..eventlog.moments import position_before
 from ..eventlog.reader import LogReader
+from ..eventlog.registry import position_before
 from ..eventlog.window import TOMBSTONE, Run
 from ..exceptions import ReadRefused, ReplayRefused
 from ..jobs.drain import status

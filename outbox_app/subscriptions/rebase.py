@@ -19,10 +19,18 @@ from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Least
 
 from ..aliases import outbox_alias
-from ..eventlog import rebase as rows
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.state import WindowState
+from ..eventlog.transaction_ids import (
+    adopt,
+    from_one_cluster,
+    highest_position,
+    is_foreign,
+    renumber,
+    require_all,
+    require_unwritten,
+)
 from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog
 from ..process.tables import require_alias, require_tables
@@ -103,7 +111,7 @@ def _logs_on(using: str) -> list[type[EventLog]]:
 def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: str) -> Plan:
     table = log._meta.db_table
     cursors = [c for c in _cursors(table, using) if not reads_by_time(c.state)]
-    plan = Plan(log, rows.highest(log, using=using) if last_id is None else last_id, cursors)
+    plan = Plan(log, highest_position(log, using=using) if last_id is None else last_id, cursors)
     reader = LogReader(log, using=using)
     states: dict[int, WindowState] = {}
     for cursor in cursors:
@@ -112,8 +120,8 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
         except DamagedCursor:
             plan.damaged.append(cursor)
     if upgraded:
-        new = {pk: rows.adopt(reader, state) for pk, state in states.items()}
-    elif not rows.is_foreign(reader, list(states.values()), last_id):
+        new = {pk: adopt(reader, state) for pk, state in states.items()}
+    elif not is_foreign(reader, list(states.values()), last_id):
         return plan
     else:
         new = _rebased(reader, states, plan, last_id, using=using)
@@ -130,16 +138,16 @@ def _rebased(
     *,
     using: str,
 ) -> dict[int, WindowState]:
-    if not rows.same_past(list(states.values())):
+    if not from_one_cluster(list(states.values())):
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
         raise ReadRefused(
             f"The cursors of {reader.table} were made in different clusters: {', '.join(names)}. "
             "Reset those that have begun since the restore, then rebase, then replay them."
         )
     if last_id is None:
-        rows.require_unwritten(plan.log, plan.last, using=using)
+        require_unwritten(plan.log, plan.last, using=using)
     else:
-        rows.require_all(plan.log, plan.last, using=using)
+        require_all(plan.log, plan.last, using=using)
     new = {}
     for cursor in plan.cursors:
         if cursor.pk in states:
@@ -165,7 +173,7 @@ def _apply(
     with transaction.atomic(using=using):
         _lock(plan, using=using)
         if not upgraded:
-            for reached in rows.renumber(plan.log, plan.last, using=using):
+            for reached in renumber(plan.log, plan.last, using=using):
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
         for pk, state in plan.states.items():
             Cursor.objects.using(using).filter(pk=pk).update(

@@ -19,8 +19,8 @@ from ..filter import EventFilter
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..window import MAX_POSITIONS, Page, Window
 
-#: In this snapshot whatever an earlier cluster wrote is committed, and nothing of this one: there
-#: ``eventlog.rebase`` has made ids of transactions 0 or negative.
+#: In this snapshot all that an earlier cluster wrote is committed, and nothing of this one:
+#: ``eventlog.transaction_ids`` has made its ids 0 or negative.
 REBASED = "1:1:"
 
 

@@ -156,7 +156,7 @@ class Command(TeachingCommand):
         flight = in_flight(using=using)
         if options["json"]:
             holders = {
-                table: {"denied": each.denied, "holders": [asdict(h) for h in each.holders]}
+                table: {"denied": each.denied, "holders": [asdict(h) for h in each.transactions]}
                 for table, each in flight.items()
             }
             rows = [_as_json(lag) for lag in found]
@@ -194,7 +194,7 @@ class Command(TeachingCommand):
                         f"version {failed['version']}{' (skipped)' if 'skip' in failed else ''}"
                     )
         for table, held in flight.items():
-            for holder in held.holders:
+            for holder in held.transactions:
                 self.write(f"in flight on {table}: {one_line(holder, 300)}")
             if held.denied:
                 self.write(f"in flight on {table}: not permitted to see. {held.denied}")

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.lag import holders
+from outbox_app.eventlog.long_transactions import open_writers
 from outbox_app.models import Event
 from outbox_app.subscriptions import lag
 from tests.faults.tools import eventually, on
@@ -49,14 +49,14 @@ def pid_of(connection):
 
 
 def found(alias):
-    return holders(Event, using=alias)
+    return open_writers(Event, using=alias)
 
 
 def looked(alias):
     """The same; whoever asks InnoDB more often than every 0.1 s is shown the last answer."""
     if connections[alias].vendor == "mysql":
         time.sleep(0.15)
-    return found(alias).holders
+    return found(alias).transactions
 
 
 @on("postgres", "mariadb")
@@ -74,7 +74,7 @@ def test_a_long_transaction_is_named(alias, published, run, seen_by):
         assert holder.state in ("idle in transaction", "Sleep")
         assert found(alias).denied == ""
         looked(alias)
-        assert f"session {pid}" in str(lag.in_flight(using=alias)["outbox_event"].holders[0])
+        assert f"session {pid}" in str(lag.in_flight(using=alias)["outbox_event"].transactions[0])
         # It holds its own events only: nothing that could be read is behind.
         assert lag.lags(using=alias)[0].behind == 0
         other.rollback()
@@ -86,7 +86,7 @@ def test_its_statement_is_shown(alias):
     with writing(alias) as other:
         with other.cursor() as cursor:
             cursor.execute("SELECT 'what it did last'")
-        [holder] = found(alias).holders
+        [holder] = found(alias).transactions
         assert holder.query == "SELECT 'what it did last'"
 
 
@@ -98,7 +98,7 @@ def test_transactions_that_wrote_elsewhere_are_not_blamed(alias):
         with other.cursor() as cursor:
             cursor.execute("SELECT pg_current_xact_id()")
             cursor.execute("SELECT * FROM outbox_event FOR UPDATE")
-        assert found(alias).holders == []
+        assert found(alias).transactions == []
     finally:
         other.close()
 
@@ -110,7 +110,7 @@ def test_a_prepared_transaction_is_named(alias):
         with other.cursor() as cursor:
             cursor.execute(f"PREPARE TRANSACTION '{name}'")
         try:
-            [holder] = found(alias).holders
+            [holder] = found(alias).transactions
             assert (holder.id, holder.prepared, holder.state) == (name, True, "prepared")
             assert holder.user
             assert f"prepared transaction {name}" in str(holder)
@@ -119,7 +119,7 @@ def test_a_prepared_transaction_is_named(alias):
             other.set_autocommit(True)
             with other.cursor() as cursor:
                 cursor.execute(f"ROLLBACK PREPARED '{name}'")
-    assert found(alias).holders == []
+    assert found(alias).transactions == []
 
 
 @on("postgres")
@@ -139,7 +139,7 @@ def test_without_the_privilege_it_is_said(alias):
             finally:
                 with own.cursor() as cursor:
                     cursor.execute("RESET ROLE")
-            [holder] = seen.holders
+            [holder] = seen.transactions
             assert holder.id == pid_of(other)
             assert holder.seconds is None
             assert "pg_read_all_stats" in seen.denied
@@ -172,7 +172,7 @@ def test_without_the_process_privilege_it_is_said(alias, monkeypatch):
         other.close()
         with own.cursor() as cursor:
             cursor.execute(f"DROP USER {user}@'%%'")
-    assert seen.holders == []
+    assert seen.transactions == []
     assert "grant PROCESS" in seen.denied
 
 

@@ -11,8 +11,8 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.lag import behind
 from outbox_app.eventlog.reader import LogReader
+from outbox_app.eventlog.unread import count_unread
 from outbox_app.jobs.drain import status
 from outbox_app.models import (
     Cursor,
@@ -179,7 +179,7 @@ def test_each_part_is_an_index_range(alias, published, seen_by, place):
     reader = LogReader(Event, using=alias)
     state = reader.load(Cursor.objects.using(alias).get().state)
     with CaptureQueriesContext(connections[alias]) as queries:
-        [found] = behind(reader, [(state, EventFilter(types=["made"]))], bound=100)
+        [found] = count_unread(reader, [(state, EventFilter(types=["made"]))], bound=100)
     assert found.rows == {"beginning": 2, "now": 1, "middle": 1}[place]
     with connections[alias].cursor() as cursor:
         cursor.execute("EXPLAIN (ANALYZE, BUFFERS) " + queries[0]["sql"])

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from outbox_app.eventlog.sessions import old_snapshots
+from outbox_app.eventlog.long_transactions import long_transactions
 from tests.faults.tools import eventually, on
 
 from .test_holders import pid_of
@@ -39,7 +39,7 @@ def ids(alias, seconds):
     if connections[alias].vendor == "mysql":
         # Whoever asks InnoDB more often than every 0.1 s is shown the last answer.
         time.sleep(0.15)
-    return [each.id for each in old_snapshots(using=alias, seconds=seconds).holders]
+    return [each.id for each in long_transactions(using=alias, seconds=seconds).transactions]
 
 
 @on("postgres", "mariadb")
@@ -63,7 +63,9 @@ def test_a_prepared_transaction_is_named(alias):
             cursor.execute("DELETE FROM outbox_stagedjob WHERE id = 0")
             cursor.execute("SELECT txid_current()")
             cursor.execute(f"PREPARE TRANSACTION '{gid}'")
-        [holder] = [h for h in old_snapshots(using=alias, seconds=0).holders if h.id == gid]
+        [holder] = [
+            h for h in long_transactions(using=alias, seconds=0).transactions if h.id == gid
+        ]
         assert holder.prepared
     finally:
         with other.cursor() as cursor:
@@ -79,15 +81,15 @@ def test_what_may_not_be_seen_is_said(alias):
         cursor.execute(f'CREATE ROLE "{role}"')
         try:
             with reading(alias):
-                assert old_snapshots(using=alias, seconds=0).denied == ""
+                assert long_transactions(using=alias, seconds=0).denied == ""
                 cursor.execute(f'SET ROLE "{role}"')
-                seen = old_snapshots(using=alias, seconds=0)
-                assert (seen.holders, "pg_read_all_stats" in seen.denied) == ([], True)
+                seen = long_transactions(using=alias, seconds=0)
+                assert (seen.transactions, "pg_read_all_stats" in seen.denied) == ([], True)
         finally:
             cursor.execute("RESET ROLE")
             cursor.execute(f'DROP ROLE "{role}"')
 
 
 def test_sqlite_has_none_to_tell():
-    found = old_snapshots(using="default", seconds=0)
-    assert (found.holders, found.denied) == ([], "")
+    found = long_transactions(using="default", seconds=0)
+    assert (found.transactions, found.denied) == ([], "")

@@ -149,7 +149,7 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
         Cursor.objects.using(alias).update(state=before + " ")
         return None
 
-    monkeypatch.setattr("outbox_app.subscriptions.rebase.rows.require_unwritten", move)
+    monkeypatch.setattr("outbox_app.subscriptions.rebase.require_unwritten", move)
     with pytest.raises(CommandError, match="moved meanwhile; nothing was changed"):
         rebase()
     assert Cursor.objects.using(alias).get().state == before + " "

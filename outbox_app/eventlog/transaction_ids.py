@@ -1,9 +1,9 @@
-"""Rows that were written under the transaction ids of another PostgreSQL cluster, or of its past.
+"""Transaction ids of a log that was restored: those of another PostgreSQL cluster, or of its past.
 
 Such an id means nothing here, and may come again. So it is negated: what an earlier cluster wrote
-has ids below 1, where no snapshot of this one looks, and cursors from before still tell by it what
-they have passed (``PostgresWindow.rebase``). Rows that were negated before become 0, which every
-snapshot sees: no cursor but one from the beginning has them before it. Other databases have no such
+has ids below 1, where no snapshot of this one looks, and older cursors still tell by it what they
+have passed (``PostgresWindow.rebase``). Rows that were negated before become 0, which every
+snapshot sees: only a cursor from the beginning has not passed them. Other databases have no such
 ids; there this does nothing.
 """
 
@@ -24,8 +24,7 @@ from .state import PostgresState, Snapshot, WindowState
 BATCH = 50_000
 
 
-def highest(log: type[EventLog], *, using: str) -> int:
-    """Return the highest position in a log, 0 where it is empty."""
+def highest_position(log: type[EventLog], *, using: str) -> int:
     [(top,)] = _run(using, f"SELECT COALESCE(max(id), 0) FROM {_table(log, using)}")
     return int(top)
 
@@ -36,7 +35,7 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     Where cursors are positions, one beyond ``last`` is, too: its position was given out again.
 
     Raises:
-        ReadRefused: Nobody could tell from here: a standby, for example.
+        ReadRefused: This server cannot tell: a standby, for example.
     """
     try:
         if not states:
@@ -50,21 +49,17 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     return any(reader.window.rebase(state, last) != state for state in states)
 
 
-def same_past(states: list[WindowState]) -> bool:
-    """Say whether the states are from one cluster, so that one of them speaks for all."""
+def from_one_cluster(states: list[WindowState]) -> bool:
     clusters = {state.cluster for state in states if isinstance(state, PostgresState)}
     return len(clusters) < 2
 
 
 def require_unwritten(log: type[EventLog], last: int, *, using: str) -> None:
-    """See that no row up to a position was written in this cluster.
+    """Check that no row up to a position was written in this cluster.
 
     Rows that came by a restore have the transaction of the restore in their system column ``xmin``.
     A transaction of this cluster has its own id there, in each of its rows but those that it wrote
-    under a savepoint.
-
-    Raises:
-        ReadRefused: One was.
+    under a savepoint. Raises ``ReadRefused``.
     """
     if connections[using].vendor != "postgresql":
         return
@@ -84,11 +79,7 @@ def require_unwritten(log: type[EventLog], last: int, *, using: str) -> None:
 
 
 def require_all(log: type[EventLog], last: int, *, using: str) -> None:
-    """See that no row after a position is from before, as far as its transaction tells.
-
-    Raises:
-        ReadRefused: One is.
-    """
+    """Check that no row after a position is from before, as far as its transaction tells."""
     if connections[using].vendor != "postgresql":
         return
     [(alien, xmax)] = _run(
@@ -107,8 +98,7 @@ def require_all(log: type[EventLog], last: int, *, using: str) -> None:
 def renumber(log: type[EventLog], last: int, *, using: str, batch: int = BATCH) -> Iterator[int]:
     """Negate the transaction ids of the rows up to a position, in key order, in one transaction.
 
-    Yields:
-        The position that was reached. Nothing says which rows were done: commit all or none.
+    Yields the positions that it reaches. No mark says which rows were done: commit all or none.
     """
     assert connections[using].in_atomic_block
     if connections[using].vendor != "postgresql":
@@ -132,10 +122,9 @@ def renumber(log: type[EventLog], last: int, *, using: str, batch: int = BATCH) 
 
 
 def adopt(reader: LogReader, state: WindowState) -> WindowState:
-    """Return the state for a cluster that goes on with the transaction ids of the one before.
+    """Return the state for a cluster that continues the transaction ids of the one before.
 
-    Raises:
-        ReadRefused: It does not.
+    Raises ``ReadRefused`` where it does not.
     """
     if not isinstance(state, PostgresState):
         return state
@@ -145,7 +134,7 @@ def adopt(reader: LogReader, state: WindowState) -> WindowState:
     if known > Snapshot.parse(here.lo).xmax:
         raise ReadRefused(
             f"A cursor of {reader.table} has seen transaction {known}, which this cluster has not "
-            "begun: it does not go on with the ids of the one before. Leave --upgraded out."
+            "begun: it does not continue the ids of the one before. Leave --upgraded out."
         )
     return replace(state, cluster=here.cluster)
 

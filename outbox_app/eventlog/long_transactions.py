@@ -1,0 +1,154 @@
+"""Transactions that are open on a server: those that have written, and those with an old snapshot.
+
+One in flight on a log delays its own events only. One with an old snapshot slows the drain: a
+deleted row stays in the table and its indexes as long as a snapshot may still see it, so a report
+or a forgotten shell of some hours makes every batch read past the rows of those hours. Nothing is
+lost by either. What this database user may not see is reported as *denied*; nothing fails for it.
+SQLite has no such list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import DatabaseError, connections, transaction
+from django.db.models import Model
+
+#: Transactions that are listed.
+LISTED = 20
+#: MySQL's errors for a user without the privilege.
+DENIED = (1044, 1142, 1227)
+
+
+@dataclass(frozen=True, slots=True)
+class LongTransaction:
+    """An open transaction, in a session or prepared."""
+
+    #: Process id of the session, or the name of the prepared transaction.
+    id: str
+    prepared: bool
+    user: str
+    #: Since its first statement, or since it was prepared; None: not permitted.
+    seconds: float | None
+    state: str
+    query: str
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> LongTransaction:
+        """Return a row of a server's list; any column may be NULL."""
+        id, prepared, user, seconds, state, query = row
+        age = None if seconds is None else max(0.0, float(seconds))
+        return cls(str(id), bool(prepared), user or "", age, state or "", query or "")
+
+    def __str__(self) -> str:
+        what = "prepared transaction" if self.prepared else "session"
+        age = "for a time not permitted to see" if self.seconds is None else f"{self.seconds:.0f} s"
+        return f"{what} {self.id}, user {self.user or '?'}, {age}, {self.state}: {self.query}"
+
+
+@dataclass(frozen=True, slots=True)
+class LongTransactions:
+    """Open transactions, the oldest first."""
+
+    transactions: list[LongTransaction]
+    #: What could not be seen, and why; empty: nothing.
+    denied: str = ""
+
+
+# A transaction that has written to a table holds this lock on it to its end; every user may see it.
+_POSTGRES_WRITERS = f"""
+WITH writers AS (
+    SELECT pid, virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND relation = to_regclass(quote_ident(%s::text)) AND pid IS DISTINCT FROM pg_backend_pid()
+)
+SELECT w.pid::text, FALSE, a.usename, extract(epoch FROM clock_timestamp() - a.xact_start),
+    a.state, left(a.query, 1000)
+FROM writers w LEFT JOIN pg_stat_activity a ON a.pid = w.pid WHERE w.pid IS NOT NULL
+UNION ALL
+SELECT p.gid, TRUE, p.owner, extract(epoch FROM clock_timestamp() - p.prepared), 'prepared', ''
+FROM writers w
+JOIN pg_locks t ON t.virtualtransaction = w.virtualtransaction AND t.pid IS NULL
+    AND t.locktype = 'transactionid' AND t.mode = 'ExclusiveLock'
+JOIN pg_prepared_xacts p ON p.transaction = t.transactionid
+WHERE w.pid IS NULL
+ORDER BY 4 DESC NULLS LAST LIMIT {LISTED}
+"""
+
+_POSTGRES_SNAPSHOTS = f"""
+SELECT pid::text, FALSE, usename, extract(epoch FROM clock_timestamp() - xact_start) AS age,
+    state, left(query, 1000)
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
+AND datname = current_database()
+AND xact_start < clock_timestamp() - make_interval(secs => %s)
+UNION ALL
+SELECT gid, TRUE, owner, extract(epoch FROM clock_timestamp() - prepared), 'prepared', ''
+FROM pg_prepared_xacts
+WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => %s)
+ORDER BY age DESC LIMIT {LISTED}
+"""
+_POSTGRES_HIDDEN = """
+SELECT COUNT(*) FROM pg_stat_activity
+WHERE datname = current_database() AND query = '<insufficient privilege>'
+"""
+
+# The list is a copy of InnoDB's, which is made anew only where it was not read for 0.1 s.
+_MYSQL = """
+SELECT t.trx_mysql_thread_id, t.trx_mysql_thread_id = 0, p.user,
+    UNIX_TIMESTAMP() - UNIX_TIMESTAMP(t.trx_started), p.command, LEFT(p.info, 1000)
+FROM information_schema.innodb_trx t
+LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND {condition}
+ORDER BY t.trx_started LIMIT {limit}
+"""
+_MYSQL_WRITERS = "t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())"
+_MYSQL_SNAPSHOTS = "t.trx_started < NOW() - INTERVAL %s SECOND"
+
+
+def open_writers(table: type[Model], *, using: str) -> LongTransactions:
+    """Return the open transactions that have written to a table.
+
+    On MySQL, which does not say where: that have written anything to the database.
+    """
+    vendor = connections[using].vendor
+    if vendor == "postgresql":
+        found = _listed(_POSTGRES_WRITERS, [table._meta.db_table], using)
+        return _postgres(found, hidden=any(each.seconds is None for each in found))
+    return _mysql(_MYSQL_WRITERS, [], using) if vendor == "mysql" else LongTransactions([])
+
+
+def long_transactions(*, using: str, seconds: float) -> LongTransactions:
+    """Return the transactions of the server that have been open for at least so many seconds."""
+    vendor = connections[using].vendor
+    if vendor == "postgresql":
+        found = _listed(_POSTGRES_SNAPSHOTS, [seconds, seconds], using)
+        with connections[using].cursor() as cursor:
+            cursor.execute(_POSTGRES_HIDDEN)
+            [hidden] = cursor.fetchone()
+        return _postgres(found, hidden=bool(hidden))
+    return _mysql(_MYSQL_SNAPSHOTS, [seconds], using) if vendor == "mysql" else LongTransactions([])
+
+
+def _postgres(found: list[LongTransaction], *, hidden: bool) -> LongTransactions:
+    return LongTransactions(found, "Sessions of others: grant pg_read_all_stats." if hidden else "")
+
+
+def _mysql(condition: str, params: list[Any], using: str) -> LongTransactions:
+    sql = _MYSQL.format(condition=condition, limit=LISTED)
+    try:
+        with transaction.atomic(using=using):  # a savepoint where a transaction is open
+            return LongTransactions(_listed(sql, params, using))
+    except DatabaseError as error:
+        if error.args and error.args[0] in DENIED:
+            return LongTransactions([], "Transactions in flight: grant PROCESS.")
+        raise
+
+
+def _listed(sql: str, params: list[Any], using: str) -> list[LongTransaction]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return [LongTransaction.of(row) for row in cursor.fetchall()]

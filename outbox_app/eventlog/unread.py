@@ -1,0 +1,91 @@
+"""The events that a cursor has not passed, counted up to a bound.
+
+No more rows than the bound are looked at, each through an index, however long the backlog and
+whatever the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import connections
+
+from .filter import EventFilter
+from .reader import LogReader
+from .state import PostgresState, Snapshot, WindowState
+from .window import TOMBSTONE
+from .windows.postgres import array
+
+#: Cursors of one statement. SQLite takes 500 at most.
+CHUNK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What a cursor has not passed."""
+
+    #: Events that it asks for, among those that were looked at.
+    rows: int
+    #: Whether there are none beyond those.
+    complete: bool
+    #: Position of the first of them, 0 where there is none.
+    first: int
+
+
+def count_unread(
+    reader: LogReader, cursors: Sequence[tuple[WindowState, EventFilter]], *, bound: int
+) -> list[Unread]:
+    """Return for each cursor, by its state and filter, what it has not passed."""
+    found: list[Unread] = []
+    for start in range(0, len(cursors), CHUNK):
+        parts, params = [], []
+        for number, (state, only) in enumerate(cursors[start : start + CHUNK]):
+            condition, values = only.sql()
+            wanted = f"{condition and f'({condition}) AND '}type <> '{TOMBSTONE}'"
+            parts.append(
+                f"SELECT {number} AS cursor_number, COUNT(*), COUNT(CASE WHEN {wanted} THEN 1 END),"
+                f" MIN(CASE WHEN {wanted} THEN id END) FROM ({_ahead(reader, state, bound + 1)}) u"
+            )
+            params += values * 2
+        with connections[reader.using].cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(parts), params)
+            for number, looked_at, rows, first in sorted(cursor.fetchall()):
+                state = cursors[start + number][0]
+                complete = looked_at <= bound and not _is_cut(state, bound)
+                found.append(Unread(min(rows, bound), complete, first or 0))
+    return found
+
+
+def _ahead(reader: LogReader, state: WindowState, limit: int) -> str:
+    """Return SQL for about ``limit`` rows that were not passed, the oldest among them."""
+    select = f"SELECT id, topic, type, slice FROM {reader.window.source} WHERE"
+    if not isinstance(state, PostgresState) or state.rebased:
+        return f"{select} {reader.window.unread(state)} ORDER BY id LIMIT {limit}"
+    # As one condition the planner would scan the whole table: an index range each.
+    arms = []
+    later = Snapshot.parse(state.lo)
+    if state.hi:
+        lo, later = later, Snapshot.parse(state.hi)
+        after = max(state.pos, state.first - 1)
+        # The planner does not know how many rows of the window are its own: bounded by positions.
+        arms.append(
+            f"{select} id > {after} AND id <= {state.last} AND id <= 2 * {limit} + "
+            f"(SELECT COALESCE(MIN(id), 0) FROM {reader.window.source} WHERE id > {after}) "
+            f"AND txid + 0 >= {lo.xmax} AND txid + 0 < {later.xmax} "
+            f"AND NOT (txid + 0 = ANY({array(later.running)})) ORDER BY id LIMIT {limit}"
+        )
+        ended = lo.running - later.running
+        arms.append(
+            f"{select} txid = ANY({array(ended)}) AND id > {state.pos} ORDER BY id LIMIT {limit}"
+        )
+    arms.append(f"{select} txid = ANY({array(later.running)}) ORDER BY id LIMIT {limit}")
+    arms.append(f"{select} txid >= {later.xmax} ORDER BY txid, id LIMIT {limit}")
+    return " UNION ALL ".join(f"({arm})" for arm in arms)
+
+
+def _is_cut(state: WindowState, bound: int) -> bool:
+    """Say whether the open window may reach further than ``_ahead`` looks."""
+    if not isinstance(state, PostgresState) or not state.hi:
+        return False
+    return state.last - max(state.pos, state.first - 1) > 2 * bound
