@@ -17,7 +17,7 @@ from django.db.models import Field, ForeignKey, UniqueConstraint
 
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs
-from ..eventlog.requirements import faults
+from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from .aliases import written_aliases
@@ -128,10 +128,12 @@ def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> l
         for log in all_logs():
             if log._meta.db_table not in tables:
                 continue
-            for fault in faults(log, using=alias):
-                if fault.id == "outbox.E011" and is_told:
+            run = LogReader(log, using=alias).run
+            for each in violations(connections[alias].vendor, log._meta.db_table, run):
+                if each.id == "outbox.E011" and is_told:
                     continue
-                found.append(Error(fault.text, hint=fault.hint, obj=log, id=fault.id))
+                text = f"On {alias!r}: {each.text}"
+                found.append(Error(text, hint=each.hint, obj=log, id=each.id))
             if Cursor._meta.db_table in tables:
                 found += _check_cursors(log, alias)
     return found
@@ -146,7 +148,7 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
                 reader.window.verify(reader.load(cursor.state))
         except (DamagedCursor, ForeignCursor) as error:
             refused.append((cursor, str(error)))
-        except UnsafeLog:  # said by the faults of the log
+        except UnsafeLog:  # reported as a violation
             break
     for cursor, text in refused[:LISTED]:
         yield Error(

@@ -22,7 +22,6 @@ from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
 from .record import COLUMNS, RecordedEvent
-from .requirements import require_sound
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
 
@@ -90,7 +89,7 @@ class LogReader:
         window: type[Window[Any]] = import_string(windows[vendor])
         self.window = window(
             self.table,
-            self._run,
+            self.run,
             dirty=self._run_dirty if window.needs_dirty else None,
             settle=conf.SETTLE_SECONDS,
             tombstones=conf.TOMBSTONES,
@@ -103,16 +102,10 @@ class LogReader:
         return loaded
 
     def verify(self, state: WindowState) -> None:
-        """See that the log can be read exactly, and that the state belongs to it.
-
-        Raises:
-            ReadRefused: It cannot, or does not.
-        """
+        """Check the log's requirements, and that the state is its own. Raises ``ReadRefused``."""
         known = self._known
         if self._foreign == state and known and self._last_row(known[0]) != known:
             raise self._emptied()  # though positions may have come as far as the state again
-        if not self.by_time:
-            require_sound(self.log, using=self.using)
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
@@ -151,7 +144,7 @@ class LogReader:
     def _last_row(self, reached: int | None) -> tuple[Any, ...] | None:
         if reached is None:
             return None
-        rows = self._run(
+        rows = self.run(
             f"SELECT id, message_id FROM {self.window.source} WHERE id <= %s "
             "ORDER BY id DESC LIMIT 1",
             [reached],
@@ -171,7 +164,7 @@ class LogReader:
             self._dirty.close()
             self._dirty = None
 
-    def _run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall()) if cursor.description else []

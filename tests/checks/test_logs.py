@@ -13,6 +13,7 @@ from django.test.utils import isolate_apps
 from outbox_app import subscriber
 from outbox_app.checks.databases import check_databases
 from outbox_app.checks.logs import check_log_tables, check_logs
+from outbox_app.eventlog.reader import LogReader
 from outbox_app.models import Cursor, Event, EventLog
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -277,15 +278,13 @@ class TestMySQL:
     )
     def test_clusters(self, alias, monkeypatch, variables, found):
         """Such a cluster is told by its variables; there is none here to ask."""
-        from outbox_app.eventlog import requirements
-
         answer = {"auto_increment_increment": "1", "read_only": "OFF", **variables}
-        run = requirements._run
+        run = LogReader.run
         monkeypatch.setattr(
-            requirements,
-            "_run",
-            lambda using, sql, params: (
-                list(answer.items()) if sql.startswith("SHOW") else run(using, sql, params)
+            LogReader,
+            "run",
+            lambda reader, sql, params: (
+                list(answer.items()) if sql.startswith("SHOW") else run(reader, sql, params)
             ),
         )
         assert set(ids(check_log_tables(databases=[alias]))) == (

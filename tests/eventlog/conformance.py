@@ -49,7 +49,7 @@ def names(events: Any) -> list[str]:
 def unread(reader: LogReader, state: Any) -> set[str]:
     """What the condition says will still come."""
     condition = f"{reader.window.unread(state)} AND type <> '{TOMBSTONE}'"
-    rows = reader._run(f"SELECT stream, version FROM outbox_event WHERE {condition}", [])
+    rows = reader.run(f"SELECT stream, version FROM outbox_event WHERE {condition}", [])
     return {f"{stream}{version}" for stream, version in rows}
 
 

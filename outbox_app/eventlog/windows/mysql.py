@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ...exceptions import ForeignCursor, TooManyGaps, UnsafeLog
+from ...exceptions import ForeignCursor, TooManyGaps
 from ..filter import EventFilter
+from ..requirements import require_exact
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
@@ -50,7 +51,6 @@ class MysqlWindow(Window[MysqlState]):
     quote = "`"
 
     def start(self, after: int | None = None) -> MysqlState:
-        """See ``Window``."""
         [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
         high = top if after is None else after
         end = min(top, high)
@@ -67,7 +67,6 @@ class MysqlWindow(Window[MysqlState]):
     def read(
         self, state: MysqlState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[MysqlState]:
-        """See ``Window``."""
         known: Runs = list(state.missing)
         crowded = len(known) > MAX_RUNS
         most = limit
@@ -103,18 +102,11 @@ class MysqlWindow(Window[MysqlState]):
         )
 
     def unread(self, state: MysqlState) -> str:
-        """See ``Window``."""
         runs = [f"id BETWEEN {first} AND {last}" for first, last, _ in state.missing]
         return f"({' OR '.join([f'id > {state.high}', *runs])})"
 
     def verify(self, state: MysqlState) -> None:
-        """See ``Window``."""
-        [(read_only,)] = self.run("SELECT @@GLOBAL.read_only", [])
-        if read_only:
-            raise UnsafeLog(
-                f"{self.table} is read from a server with read_only = ON, a replica. Its rows may "
-                "be behind, and dirty reads show nothing. Read from the primary."
-            )
+        require_exact("mysql", self.table, self.run)
         used = self._used()
         if state.high > used:
             raise ForeignCursor(
@@ -123,11 +115,9 @@ class MysqlWindow(Window[MysqlState]):
             )
 
     def reached(self, state: MysqlState) -> int | None:
-        """See ``Window``."""
         return state.high
 
     def rebase(self, state: MysqlState, last: int | None = None) -> MysqlState:
-        """See ``Window``."""
         high = min(state.high, self._used() if last is None else last)
         runs = [(a, min(b, high), since) for a, b, since in state.missing if a <= high]
         return MysqlState(high, runs)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...exceptions import ForeignCursor, UnsafeLog
 from ..filter import EventFilter
+from ..requirements import require_exact
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
 from ..window import MAX_POSITIONS, Page, Window
 
@@ -30,7 +31,6 @@ class PostgresWindow(Window[PostgresState]):
     state = PostgresState
 
     def start(self, after: int | None = None) -> PostgresState:
-        """See ``Window``."""
         now, cluster = self._snapshot()
         self._require_own_rows()
         if after is None:
@@ -40,7 +40,6 @@ class PostgresWindow(Window[PostgresState]):
     def read(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
-        """See ``Window``."""
         now, cluster = self._snapshot()
         self._require_own(state, now, cluster)
         if state.rebased:
@@ -56,7 +55,6 @@ class PostgresWindow(Window[PostgresState]):
         return self._read_window(state, columns=columns, limit=limit, only=only)
 
     def unread(self, state: PostgresState) -> str:
-        """See ``Window``."""
         lo = Snapshot.parse(state.lo)
         condition = f"(txid >= {lo.xmax} OR txid = ANY({array(lo.running)}))"
         if state.hi:
@@ -66,23 +64,13 @@ class PostgresWindow(Window[PostgresState]):
         return f"({condition})"
 
     def verify(self, state: PostgresState) -> None:
-        """See ``Window``."""
         now, cluster = self._snapshot()
         self._require_own(state, now, cluster)
         self._require_own_rows()
-        blocks = self.run(
-            "SELECT seqcache, seqincrement FROM pg_sequence "
-            f"WHERE seqrelid = pg_get_serial_sequence('{self.source}', 'id')::regclass",
-            [],
-        )
-        if any(cache > 1 or increment < 1 for cache, increment in blocks):
-            raise UnsafeLog(
-                f"Positions of {self.table} are given out in blocks, one a session, so that they "
-                "are in no order. ALTER SEQUENCE … CACHE 1 INCREMENT 1."
-            )
+        require_exact("postgresql", self.table, self.run)
 
     def rebase(self, state: PostgresState, last: int | None = None) -> PostgresState:
-        """See ``Window``. What the old state had not passed is read first, by its own snapshots."""
+        """What the old state had not passed is read first, by its own snapshots."""
         if state.rebased:
             raise ForeignCursor(
                 f"The cursor of {self.table} has not read all that was left at its last rebase; "

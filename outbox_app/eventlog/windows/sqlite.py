@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...exceptions import ForeignCursor, UnsafeLog
+from ...exceptions import ForeignCursor
 from ..filter import EventFilter
+from ..requirements import require_exact
 from ..state import SqliteState
 from ..window import MAX_POSITIONS, Page, Window
 
@@ -21,13 +22,11 @@ class SqliteWindow(Window[SqliteState]):
     state = SqliteState
 
     def start(self, after: int | None = None) -> SqliteState:
-        """See ``Window``."""
         return SqliteState(self._top() if after is None else after)
 
     def read(
         self, state: SqliteState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[SqliteState]:
-        """See ``Window``."""
         top = self._top()
         if top <= state.pos:
             return Page([], state, more=False)
@@ -44,17 +43,10 @@ class SqliteWindow(Window[SqliteState]):
         return Page(rows, SqliteState(pos), more=full or end < top, position=pos)
 
     def unread(self, state: SqliteState) -> str:
-        """See ``Window``."""
         return f"id > {state.pos}"
 
     def verify(self, state: SqliteState) -> None:
-        """See ``Window``."""
-        made = self.run("SELECT sql FROM sqlite_master WHERE name = %s", [self.table])
-        if not made or "AUTOINCREMENT" not in made[0][0].upper():
-            raise UnsafeLog(
-                f"Table {self.table} has no AUTOINCREMENT, so that positions are used again after "
-                "a delete. Give it a BigAutoField as primary key, and migrate."
-            )
+        require_exact("sqlite", self.table, self.run)
         used = self._used()
         if state.pos > used:
             raise ForeignCursor(
@@ -63,11 +55,9 @@ class SqliteWindow(Window[SqliteState]):
             )
 
     def reached(self, state: SqliteState) -> int | None:
-        """See ``Window``."""
         return state.pos
 
     def rebase(self, state: SqliteState, last: int | None = None) -> SqliteState:
-        """See ``Window``."""
         return SqliteState(min(state.pos, self._used() if last is None else last))
 
     def _used(self) -> int:

@@ -110,13 +110,13 @@ class TimeWindow(Window[TimeState]):
         )
 
     def unread(self, state: TimeState) -> str:
-        """See ``Window``. A row that committed late counts as passed, though nobody has read it."""
+        """A row that committed late counts as passed, though nobody has read it."""
         if not state.at:
             return "(1 = 1)"
         return f"((recorded_at, id) > ({self._literal(state.at)}, {state.id}))"
 
     def verify(self, state: TimeState) -> None:
-        """See ``Window``. There is nothing by which a time could be told from another's."""
+        """There is nothing by which a time could be told from another's."""
 
     def _now(self) -> str:
         [(text,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
@@ -144,7 +144,7 @@ class MysqlTimeWindow(TimeWindow):
     bound = "(UTC_TIMESTAMP(6) - INTERVAL {} SECOND)"
 
     def unread(self, state: TimeState) -> str:
-        """See ``TimeWindow``; as two ranges, since an index does not serve a row comparison."""
+        """As two ranges, since an index does not serve a row comparison."""
         if not state.at:
             return "(1 = 1)"
         at = self._literal(state.at)
