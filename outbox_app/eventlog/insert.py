@@ -1,13 +1,12 @@
-"""Writes events: an INSERT a thousand rows, a MiB, or what the database takes as parameters.
+"""Writes events: one INSERT for a thousand rows, a MiB, or what the database takes as parameters.
 
-By hand, as ``bulk_create`` costs several times as much for rows of which everything is known. What
-the database gives to a row (its position, transaction and time) is set on it, where the database
-can return it. Rows get their positions in the order of the list.
+``bulk_create`` costs several times as much for rows of which everything is known. What the database
+gives to a row (its position, transaction and time) is set on it, where the database can return it.
+Rows get their positions in the order of the list.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from django.db.models.expressions import Col
 
 from ..models import EventLog
 from .heads import bump_sql
+from .newevent import CheckedEvent
 
 #: An INSERT ends at this many rows or characters of JSON, whichever comes first.
 CHUNK_ROWS = 1000
@@ -27,14 +27,8 @@ COLUMNS = ("topic", "stream", "version", "type", "data", "metadata", "slice", "m
 RETURNED = ("id", "txid", "recorded_at")
 
 
-def insert(rows: Sequence[EventLog], log: type[EventLog], *, using: str) -> None:
-    """Insert rows of a log, in the open transaction.
-
-    Args:
-        rows: Instances of ``log``, complete but for what the database fills in.
-        log: The log.
-        using: Database alias.
-    """
+def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -> None:
+    """Insert events, whose rows have their versions, in the open transaction."""
     connection = connections[using]
     quote = connection.ops.quote_name
     extra = _extra_fields(log)
@@ -45,33 +39,27 @@ def insert(rows: Sequence[EventLog], log: type[EventLog], *, using: str) -> None
     slots = f"({', '.join(['%s'] * len(names))})"
     limit = min(CHUNK_ROWS, (connection.features.max_query_params or 10**6) // len(names))
     native = connection.features.has_native_uuid_field
-    for chunk in _chunks(rows, limit):
+    for chunk in _chunks(events, limit):
         params: list[Any] = []
-        for row, data, metadata in chunk:
+        for row, data, metadata, _ in chunk:
             id = str(row.message_id) if native else row.message_id.hex
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
             params += (_stored(f, row, connection) for f in extra)
         with connection.cursor() as cursor:
             cursor.execute(f"{head}{', '.join([slots] * len(chunk))}{tail}", params)
             given = cursor.fetchall() if returning else ()
-        _note([row for row, *_ in chunk], given, log, using=using)
+        _set_given([event.row for event in chunk], given, log, using=using)
 
 
 def insert_and_bump(
-    row: EventLog, log: type[EventLog], *, expected: int | None, using: str
+    event: CheckedEvent, log: type[EventLog], *, expected: int | None, using: str
 ) -> bool:
-    """Raise the stream's head and insert one row, by one statement. Only on PostgreSQL.
+    """Bump the stream and insert one event, by one statement. Only on PostgreSQL.
 
-    Args:
-        row: Complete but for its version.
-        log: The log.
-        expected: As for ``heads.bump_sql``.
-        using: Database alias.
-
-    Returns:
-        False where the stream is not where it was expected; nothing was written then.
+    Return False where the stream is at another version than ``expected``, as in ``heads.bump_sql``;
+    then nothing was written.
     """
-    connection = connections[using]
+    row, connection = event.row, connections[using]
     extra = _extra_fields(log)
     head, params = bump_sql(log._meta.db_table, row.stream, expected=expected)
     fields: list[Any] = [*map(log._meta.get_field, COLUMNS), *extra]
@@ -85,8 +73,8 @@ def insert_and_bump(
         f"WITH head AS ({head}) INSERT INTO {connection.ops.quote_name(log._meta.db_table)} "
         f"({names}) SELECT {', '.join(values)} FROM head RETURNING version, {', '.join(RETURNED)}"
     )
-    data, metadata = _encoded(row.data), _encoded(row.metadata)
-    params += (row.topic, row.stream, row.type, data, metadata, row.slice, str(row.message_id))
+    params += (row.topic, row.stream, row.type, event.data, event.metadata, row.slice)
+    params.append(str(row.message_id))
     params += (_stored(f, row, connection) for f in extra)
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
@@ -94,12 +82,12 @@ def insert_and_bump(
     if given is None:
         return False
     row.version = given[0]
-    _note([row], [given[1:]], log, using=using)
+    _set_given([row], [given[1:]], log, using=using)
     return True
 
 
 def own_values(log: type[EventLog], *, using: str) -> dict[str, Any]:
-    """Return the columns that a log has of its own, as a row without values for them has them."""
+    """Return the columns that a log has of its own, with the values of a row that gives none."""
     row, connection = log(), connections[using]
     return {str(f.column): _stored(f, row, connection) for f in _extra_fields(log)}
 
@@ -108,20 +96,16 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
     return field.get_db_prep_save(field.pre_save(row, True), connection)  # auto_now_add, too
 
 
-def _encoded(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _chunks(rows: Sequence[EventLog], limit: int) -> Iterator[list[tuple[EventLog, str, str]]]:
-    chunk: list[tuple[EventLog, str, str]] = []
+def _chunks(events: Sequence[CheckedEvent], limit: int) -> Iterator[list[CheckedEvent]]:
+    chunk: list[CheckedEvent] = []
     size = 0
-    for row in rows:
-        data, metadata = _encoded(row.data), _encoded(row.metadata)
-        if chunk and (len(chunk) >= limit or size + len(data) + len(metadata) > CHUNK_SIZE):
+    for event in events:
+        length = len(event.data) + len(event.metadata)
+        if chunk and (len(chunk) >= limit or size + length > CHUNK_SIZE):
             yield chunk
             chunk, size = [], 0
-        chunk.append((row, data, metadata))
-        size += len(data) + len(metadata)
+        chunk.append(event)
+        size += length
     if chunk:
         yield chunk
 
@@ -136,7 +120,9 @@ def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
     ]
 
 
-def _note(rows: list[EventLog], given: Sequence[Any], log: type[EventLog], *, using: str) -> None:
+def _set_given(
+    rows: list[EventLog], given: Sequence[Any], log: type[EventLog], *, using: str
+) -> None:
     connection = connections[using]
     column = Col(log._meta.db_table, log._meta.get_field("recorded_at"))
     converters = connection.ops.get_db_converters(column)

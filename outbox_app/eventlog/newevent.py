@@ -1,25 +1,36 @@
 """Events that are offered, and what is refused of them before any statement.
 
 The rules are those of the strictest database, so that a log can move: names of 1 to 255 characters
-in valid Unicode without NUL, canonical JSON, versions that are integers and nothing like it.
+in valid Unicode without NUL, and versions that are integers and nothing like it. JSON is strict
+UTF-8 without NaN, Infinity and NUL, at most 30 levels deep (MariaDB stores no more than 32). What
+``DjangoJSONEncoder`` knows (dates, decimals, UUIDs) becomes text, and keys become strings.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID, uuid4
 from zlib import crc32
 
-from ..conf import SLICES
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ..conf import SLICES, outbox_settings
 from ..exceptions import InvalidEvent
 from ..models import EventLog
-from .encoding import canonical
 
 #: Characters of a name: the columns' width.
 MAX_NAME = 255
+#: Levels of JSON.
+MAX_DEPTH = 30
+
+_encode = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False).encode
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Expected(Enum):
@@ -29,7 +40,7 @@ class Expected(Enum):
     NO_STREAM = "no stream"
 
 
-#: Whatever version the stream is at.
+#: Any version of the stream.
 ANY: Final = Expected.ANY
 #: The stream must not exist yet.
 NO_STREAM: Final = Expected.NO_STREAM
@@ -49,24 +60,36 @@ class NewEvent:
     message_id: UUID | None = None
 
 
-def checked(event: NewEvent, log: type[EventLog]) -> tuple[EventLog, NewEvent]:
-    """Return the row of an event, without a version, and the event.
+class CheckedEvent(NamedTuple):
+    """An event that every database can store."""
 
-    Raises:
-        InvalidEvent: Something of it could not be stored on every database.
-    """
+    #: Without a version.
+    row: EventLog
+    #: What the row holds, as JSON.
+    data: str
+    metadata: str
+    #: Whether its message id was given.
+    repeatable: bool
+
+
+def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
+    """Return an event with its row. Raises ``InvalidEvent``."""
     if not isinstance(event, NewEvent):
         raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
+    topic = _name("topic", event.topic, empty=True)
+    stream, type = _name("stream", event.stream), _name("type", event.type)
+    data, data_text = _canonical("data", event.data)
+    metadata, metadata_text = _canonical("metadata", event.metadata)
     row = log(
-        topic=_name("topic", event.topic, empty=True),
-        stream=_name("stream", event.stream),
-        type=_name("type", event.type),
-        data=canonical("data", event.data),
-        metadata=canonical("metadata", event.metadata),
-        slice=slice_of(event.stream),
+        topic=topic,
+        stream=stream,
+        type=type,
+        data=data,
+        metadata=metadata,
+        slice=slice_of(stream),
         message_id=uuid4() if event.message_id is None else _uuid(event.message_id),
     )
-    return row, event
+    return CheckedEvent(row, data_text, metadata_text, event.message_id is not None)
 
 
 def slice_of(stream: str) -> int:
@@ -100,13 +123,46 @@ def _uuid(value: Any) -> UUID:
         raise InvalidEvent(f"message_id must be a UUID; got {value!r}.") from error
 
 
-def expected_of(given: Any, rows: list[tuple[EventLog, NewEvent]]) -> dict[str, ExpectedVersion]:
-    """Return what is expected of each stream.
+def _canonical(field: str, value: Any) -> tuple[Any, str]:
+    """Return a value as readers will see it, and its JSON."""
+    try:
+        text = _encode(value)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidEvent(
+            f"{field} cannot be stored as JSON: {error}. Use strings, numbers, booleans, None, "
+            "lists and dictionaries."
+        ) from error
+    limit = outbox_settings().MAX_EVENT_BYTES
+    if size > limit:
+        raise InvalidEvent(
+            f"{field} is {size} bytes of JSON; at most {limit} are possible "
+            "(OUTBOX['MAX_EVENT_BYTES']). Store the bulk elsewhere and publish its key."
+        )
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidEvent(f"{field} holds a NUL character (\\u0000). Remove it.")
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise InvalidEvent(
+            f"{field} is nested {_depth(text)} levels deep; at most {MAX_DEPTH} are possible."
+        )
+    seen = json.loads(text)
+    # Keys that became the same string, as 1 and "1" do, are in the text twice.
+    return seen, text if seen == value else _encode(seen)
 
-    Raises:
-        InvalidEvent: It makes no sense, or it is not said of which stream.
-    """
-    streams = {row.stream for row, _ in rows}
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in _STRINGS.sub("", text):
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def expected_of(given: Any, streams: set[str]) -> dict[str, ExpectedVersion]:
+    """Return what is expected of each stream. Raises ``InvalidEvent``."""
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - streams):
             raise InvalidEvent(

@@ -24,7 +24,7 @@ from ..signals import events_published
 from ..transactions import require_atomic, require_table
 from .heads import bump_version, bump_versions, current_version
 from .insert import insert, insert_and_bump
-from .newevent import ANY, NO_STREAM, ExpectedVersion, NewEvent, checked, expected_of
+from .newevent import ANY, NO_STREAM, CheckedEvent, ExpectedVersion, NewEvent, checked, expected_of
 
 
 def publish(
@@ -89,23 +89,23 @@ def publish_many(
     """
     table = _table(log)
     using = using or log_alias(log)
-    rows = [checked(event, log) for event in events]
-    expectations = expected_of(expected_version, rows)
+    offered = [checked(event, log) for event in events]
+    expectations = expected_of(expected_version, {each.row.stream for each in offered})
     require_atomic("publish()", using=using)
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
-    if not rows:
+    if not offered:
         return []
-    given = [row for row, event in rows if event.message_id is not None]
-    if len({row.message_id for row in given}) < len(given):
+    repeatable = [each.row for each in offered if each.repeatable]
+    if len({row.message_id for row in repeatable}) < len(repeatable):
         raise InvalidEvent("Two of the events have the same message_id. Give each its own.")
-    known = _published_before(given, log, using=using)
+    known = _published_before(repeatable, log, using=using)
     written = False
     while not written:
-        new = [row for row, _ in rows if row.message_id not in known]
-        streams = Counter(row.stream for row in new)
+        new = [each for each in offered if each.row.message_id not in known]
+        streams = Counter(each.row.stream for each in new)
         # A savepoint costs two statements: only where what was written may have to be undone.
         several = len(streams) > 1 and any(e is not ANY for e in expectations.values())
-        undo = bool(given) or several or not connections[using].in_atomic_block
+        undo = bool(repeatable) or several or not connections[using].in_atomic_block
         try:
             with transaction.atomic(using=using) if undo else nullcontext():
                 _write(new, streams, expectations, log, table, using=using)
@@ -114,17 +114,17 @@ def publish_many(
             # The same call, in another transaction, may have been ahead by a moment. Where there is
             # no such row a lock would be one on a gap, and hold others up.
             locked = isinstance(error, IntegrityError)
-            met = _published_before(given, log, using=using, locked=locked)
+            met = _published_before(repeatable, log, using=using, locked=locked)
             if not met.keys() - known.keys():
                 raise
             known |= met
-            for row in new:
-                row.pk, row._state.adding = None, True
-    return [known.get(row.message_id, row) for row, _ in rows]
+            for each in new:
+                each.row.pk, each.row._state.adding = None, True
+    return [known.get(each.row.message_id, each.row) for each in offered]
 
 
 def _write(
-    rows: list[EventLog],
+    events: list[CheckedEvent],
     streams: Mapping[str, int],
     expectations: Mapping[str, ExpectedVersion],
     log: type[EventLog],
@@ -132,50 +132,33 @@ def _write(
     *,
     using: str,
 ) -> None:
-    if not rows:
+    if not events:
         return
-    if len(rows) == 1 and connections[using].vendor == "postgresql":
-        _write_one(rows[0], expectations.get(rows[0].stream, ANY), log, table, using=using)
+    rows = [event.row for event in events]
+    # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
+    # rollback: it cannot commit without its events. A conflict is raised between them.
+    if len(events) == 1 and connections[using].vendor == "postgresql":
+        [stream] = streams
+        expected = expectations.get(stream, ANY)
+        with transaction.atomic(using=using, savepoint=False):
+            done = insert_and_bump(events[0], log, expected=_number(expected), using=using)
+        if not done:
+            raise _conflict(table, stream, expected, using=using)
     else:
-        _write_all(rows, streams, expectations, log, table, using=using)
+        with transaction.atomic(using=using, savepoint=False):
+            heads = _bump_versions(streams, expectations, table, using=using)
+        for stream, expected in expectations.items():
+            if stream in streams and stream not in heads:
+                raise _conflict(table, stream, expected, using=using)
+        versions = {stream: heads[stream] - n for stream, n in streams.items()}
+        for row in rows:
+            versions[row.stream] += 1
+            row.version = versions[row.stream]
+        with transaction.atomic(using=using, savepoint=False):
+            insert(events, log, using=using)
     with transaction.atomic(using=using, savepoint=False):
         events_published.send(log, using=using, events=rows)
         wake_after_commit(using, EVENTS)
-
-
-def _write_one(
-    row: EventLog, expected: ExpectedVersion, log: type[EventLog], table: str, *, using: str
-) -> None:
-    """Raise the head and insert the row by one statement."""
-    at = _number(expected)
-    with transaction.atomic(using=using, savepoint=False):
-        written = insert_and_bump(row, log, expected=at, using=using)
-    if not written:
-        raise _conflict(table, row.stream, expected, using=using)
-
-
-def _write_all(
-    rows: list[EventLog],
-    streams: Mapping[str, int],
-    expectations: Mapping[str, ExpectedVersion],
-    log: type[EventLog],
-    table: str,
-    *,
-    using: str,
-) -> None:
-    # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
-    # rollback: it cannot commit without its events. A conflict is raised between them.
-    with transaction.atomic(using=using, savepoint=False):
-        heads = _bump_versions(streams, expectations, table, using=using)
-    for stream, expected in expectations.items():
-        if stream in streams and stream not in heads:
-            raise _conflict(table, stream, expected, using=using)
-    versions = {stream: heads[stream] - n for stream, n in streams.items()}
-    for row in rows:
-        versions[row.stream] += 1
-        row.version = versions[row.stream]
-    with transaction.atomic(using=using, savepoint=False):
-        insert(rows, log, using=using)
 
 
 def _bump_versions(
@@ -185,11 +168,11 @@ def _bump_versions(
     *,
     using: str,
 ) -> dict[str, int]:
-    """Return the new versions, without those streams that were not where they should be."""
+    """Return the new versions, without those streams that were at another version."""
     if all(expectations.get(stream, ANY) is ANY for stream in streams):
         return bump_versions(table, streams, using=using)
     heads: dict[str, int] = {}
-    # In one order, whatever is expected of them: see log.heads.
+    # In one order, also where different versions are expected: see eventlog.heads.
     for stream, count in sorted(streams.items()):
         at = _number(expectations.get(stream, ANY))
         if at is None:
@@ -221,11 +204,7 @@ def _conflict(table: str, stream: str, expected: ExpectedVersion, *, using: str)
 def _published_before(
     rows: Sequence[EventLog], log: type[EventLog], *, using: str, locked: bool = False
 ) -> dict[UUID, EventLog]:
-    """Return the events whose message ids are taken, if they are the same events.
-
-    Raises:
-        MessageIdConflict: One of them is another event.
-    """
+    """Return the events whose ids are taken, or raise ``MessageIdConflict`` for another event."""
     if not rows:
         return {}
     found = log._default_manager.using(using).filter(message_id__in=[r.message_id for r in rows])

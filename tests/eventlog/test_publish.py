@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from uuid import uuid4
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import TextField
+from django.db.models.functions import Cast
 
 from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
 from outbox_app.eventlog.reader import LogReader
@@ -233,3 +236,11 @@ def test_cost(alias, django_assert_num_queries):
     with django_assert_num_queries(2, connection=connections[alias]):
         publish_many([NewEvent(f"s{i % 10}", "made") for i in range(50)])
     assert Event.objects.using(alias).count() == 52
+
+
+def test_keys_that_become_the_same_string_are_stored_once(alias):
+    event = publish("a", "made", {1: "number", "1": "text", "at": (1, 2)})
+    assert event.data == {"1": "text", "at": [1, 2]}
+    rows = Event.objects.using(alias).annotate(text=Cast("data", TextField()))
+    stored = json.loads(rows.get().text, object_pairs_hook=lambda pairs: sorted(map(list, pairs)))
+    assert stored == [["1", "text"], ["at", [1, 2]]]
