@@ -32,7 +32,7 @@ def _read(stop: threading.Event, partitions: int, part: int) -> None:
 
     reader = NaiveReader(partitions, part)
     while not stop.is_set():
-        if not reader.turn():
+        if not reader.run_once():
             stop.wait(INTERVAL)
     connection.close()
 
@@ -64,7 +64,7 @@ class NaiveReader:
             f"AND {condition or '1 = 1'} ORDER BY recorded_at, id LIMIT {PAGE}"
         )
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Read a page and store the place after it. Returns whether the page was full."""
         from django.db import connection, transaction
 

@@ -22,7 +22,7 @@ from ..exceptions import GapNotSkippable
 from ..jobs.drain import status
 from ..jobs.drain.status import LISTED
 from ..models import Event, Gap
-from ..subscriptions.gaps import skip_gap
+from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
 from .base import given

@@ -23,8 +23,8 @@ from ..exceptions import ReplayRefused
 from ..jobs.drain.status import LISTED
 from ..models import Event, ParkedStream
 from ..subscriptions import control, lag
-from ..subscriptions.places import parse_place
 from ..subscriptions.skips import discard_stream, skip_event
+from ..subscriptions.start_point import parse_start_point
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
 from .base import EscapedChangeList
@@ -34,7 +34,7 @@ from .filters import column_filter
 from .masking import masked_line, masked_text
 
 
-class Place(RequiredReason):
+class ReplayForm(RequiredReason):
     """From where, and why."""
 
     place = forms.CharField(
@@ -54,7 +54,7 @@ class Place(RequiredReason):
     def clean_place(self) -> Any:
         """Return the place that the text names."""
         try:
-            return parse_place(self.cleaned_data["place"])
+            return parse_start_point(self.cleaned_data["place"])
         except ReplayRefused as error:
             raise ValidationError(shown(error, 300)) from error
 
@@ -182,7 +182,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
                 "they stand may pass over events: that leaves a row among the gaps."
             ),
             _replay,
-            Place,
+            ReplayForm,
         ),
         BulkAction(
             "release_selected",

@@ -25,7 +25,7 @@ MAX_BEFORE = 10_000
 _BEFORE, _AFTER = 0, 1
 
 
-class Hole(NamedTuple):
+class MissingVersions(NamedTuple):
     """Versions of a stream that are missing, or not passed yet."""
 
     stream: str
@@ -41,7 +41,7 @@ class Checked(NamedTuple):
 
     #: What is to be handled, in order.
     events: list[RecordedEvent]
-    holes: list[Hole]
+    missing: list[MissingVersions]
 
 
 class Completeness:
@@ -76,16 +76,16 @@ class Completeness:
         floor = state.floor if isinstance(state, TimeState) else state
         unknown = [run for name, runs in streams.items() if name not in handled for run in runs]
         beside = self._beside(floor, unknown)
-        holes: list[Hole] = []
+        missing: list[MissingVersions] = []
         accepted = {
-            stream: self._accept(state, floor, runs, handled.get(stream), beside, holes)
+            stream: self._accept(state, floor, runs, handled.get(stream), beside, missing)
             for stream, runs in streams.items()
         }
-        return Checked(_in_order(events, accepted), holes)
+        return Checked(_in_order(events, accepted), missing)
 
-    def following(
+    def next_events(
         self, state: WindowState, stream: str, version: int, limit: int
-    ) -> tuple[list[RecordedEvent], Hole | None, bool]:
+    ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
         """Return what can be handled of a stream that was held, from a version on.
 
         Returns:
@@ -95,11 +95,11 @@ class Completeness:
         passed = "" if isinstance(state, TimeState) else f"NOT ({self._unread(state)}) AND"
         rows = self._select(f"{passed} stream = %s AND version >= {version}", [stream], limit)
         ready = _contiguous(version, rows)
-        hole = None
+        missing = None
         if len(ready) < len(rows):
             late = rows[len(ready)]
-            hole = Hole(stream, version + len(ready), late.version - 1, late.id)
-        return ready, hole, len(rows) == limit
+            missing = MissingVersions(stream, version + len(ready), late.version - 1, late.id)
+        return ready, missing, len(rows) == limit
 
     def _accept(
         self,
@@ -108,9 +108,9 @@ class Completeness:
         runs: list[list[RecordedEvent]],
         handled: int | None,
         beside: Mapping[tuple[int, int], tuple[int, bool]],
-        holes: list[Hole],
+        missing: list[MissingVersions],
     ) -> list[RecordedEvent]:
-        """Return the events of one stream that are to be handled; note the hole that stops it."""
+        """Return the events of one stream that are to be handled; note what stops it."""
         accepted: list[RecordedEvent] = []
         for run in runs:
             done = handled
@@ -135,7 +135,7 @@ class Completeness:
             if ready and (not chain or chain[-1].version < last.version):
                 done += len(chain)
                 late = next(event for event in ready if event.version > done)
-                holes.append(Hole(stream, done + 1, late.version - 1, late.id))
+                missing.append(MissingVersions(stream, done + 1, late.version - 1, late.id))
                 break
         return accepted
 

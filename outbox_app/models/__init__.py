@@ -3,7 +3,7 @@
 from .clock import DatabaseNow
 from .collation import compare_bytes
 from .event import Event, EventLog, StreamHead
-from .gap import Gap
+from .gap import Gap, GapQuerySet
 from .inbox import InboxEntry
 from .incident import Incident
 from .job import DeadJob, StagedJob
@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "EventLog",
     "Gap",
+    "GapQuerySet",
     "InboxEntry",
     "Incident",
     "Lease",

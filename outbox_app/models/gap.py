@@ -8,10 +8,54 @@ skip have a row as well, by position: it was never open, and says who decided an
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .clock import DatabaseNow
+
+
+class GapQuerySet(models.QuerySet["Gap"]):
+    """Gaps by state. One that is settled keeps when, and where a person decided, who and why."""
+
+    def open(self) -> GapQuerySet:
+        return self.filter(state=Gap.State.OPEN)
+
+    def settle(self, state: str, *, by: str = "", reason: str = "", **columns: Any) -> int:
+        """Settle those that are open. Returns how many were."""
+        return self.open().update(
+            state=state,
+            settled_at=DatabaseNow(),
+            settled_by=by[:255],
+            reason=reason[:10_000],
+            **columns,
+        )
+
+    def record_missing(self, key: dict[str, Any], **columns: Any) -> Gap:
+        """Return the open gap of this key, with these columns; it may have been settled before."""
+        gap, created = self.get_or_create(**key, defaults=columns)
+        if not created:
+            if gap.state != Gap.State.OPEN:
+                columns |= Gap.UNSETTLED
+            for name, value in columns.items():
+                setattr(gap, name, value)
+            gap.save(using=self.db, update_fields=list(columns))
+        return gap
+
+    def record_skip(
+        self, *, last: int, by: str, reason: str, partition: int = 0, stream: str = "", **key: Any
+    ) -> Gap:
+        """Record, in the open transaction, that a person has a subscription skip events of a log.
+
+        The row was never open. A second decision about the same place is written above the first.
+        """
+        key |= {"kind": Gap.Kind.EVENT, "partition": partition, "stream": stream}
+        if before := self.filter(**key).first():
+            reason = f"{reason}\nBefore, to {before.last}, by {before.settled_by}: {before.reason}"
+        values = {"state": Gap.State.SKIPPED, "last": last, "settled_at": DatabaseNow()}
+        values |= {"settled_by": by[:255], "reason": reason[:10_000]}
+        return self.update_or_create(**key, defaults=values)[0]
 
 
 class Gap(models.Model):
@@ -33,6 +77,15 @@ class Gap(models.Model):
         TOMBSTONE = "tombstone", _("sealed with a tombstone")
         SKIPPED = "skipped", _("skipped")
 
+    #: Columns of a gap that is open again.
+    UNSETTLED: ClassVar = {
+        "state": State.OPEN,
+        "attempts": 0,
+        "settled_at": None,
+        "settled_by": "",
+        "reason": "",
+    }
+
     id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("kind"), max_length=10, choices=Kind.choices)
     state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.OPEN)
@@ -49,6 +102,8 @@ class Gap(models.Model):
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
     settled_by = models.CharField(_("settled by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
+
+    objects = GapQuerySet.as_manager()
 
     class Meta:
         db_table = "outbox_gap"

@@ -7,6 +7,8 @@ known to the window of the log (``eventlog.state``); nothing here reads it.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -38,8 +40,23 @@ class Subscription(models.Model):
         return self.name
 
 
+class CursorQuerySet(models.QuerySet["Cursor"]):
+    """Cursors. A process that holds one of an older revision drops its page."""
+
+    def bump_revision(self) -> int:
+        return self.update(revision=models.F("revision") + 1)
+
+    def move(self, **columns: Any) -> int:
+        """Write columns, such as another state, and clear the error."""
+        values = {**Cursor.WELL, "revision": models.F("revision") + 1, **columns}
+        return self.update(**values)
+
+
 class Cursor(models.Model):
     """Where one partition of a subscription stands in one log."""
+
+    #: Columns of a cursor that does not fail.
+    WELL: ClassVar = {"error": "", "failures": 0, "retry_at": None}
 
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
@@ -56,15 +73,17 @@ class Cursor(models.Model):
     position = models.BigIntegerField(_("position"), default=0)
     handled = models.BigIntegerField(_("events handled"), default=0)
     moved_at = models.DateTimeField(_("moved at"), db_default=DatabaseNow())
-    #: Why it stands still: the exception in its own words; empty when all is well.
+    #: Why it has stopped: type, message and notes of the exception; empty while it runs.
     error = models.TextField(_("error"), blank=True, default="")
     failures = models.PositiveIntegerField(_("failures in a row"), default=0)
     #: Not before this time is it tried again.
     retry_at = models.DateTimeField(_("next attempt"), null=True)
-    #: The event that fails, once it is known (``subscriptions.isolation``).
+    #: The event that fails, once it is known (``subscriptions.handling``).
     failed_event = models.JSONField(_("failed event"), null=True, editable=False)
     #: Where it was when counting began (``subscriptions.counting``); null: it is not counted.
     counted = models.JSONField(_("counted since"), null=True, editable=False)
+
+    objects = CursorQuerySet.as_manager()
 
     class Meta:
         db_table = "outbox_cursor"
@@ -81,7 +100,7 @@ class Cursor(models.Model):
 
 
 class ParkedStream(models.Model):
-    """A stream that one subscription has set aside; its other streams go on."""
+    """A stream that one subscription has parked; its other streams are handled."""
 
     id = models.BigAutoField(primary_key=True)
     subscription = models.CharField(_("subscription"), max_length=80)
@@ -112,6 +131,11 @@ class ParkedStream(models.Model):
     def __str__(self) -> str:
         return f"{self.stream}@{self.version} of {self.subscription}"
 
+    def compare_and_set(self, **columns: Any) -> bool:
+        """Write columns, unless a process or a person has moved the stream since it was read."""
+        rows = ParkedStream.objects.using(self._state.db).filter(pk=self.pk, version=self.version)
+        return bool(rows.update(**columns))
+
 
 class DeliveredVersion(models.Model):
     """How far a reader by time has handled a stream: its cursor alone cannot tell (``by_time``)."""
@@ -121,7 +145,7 @@ class DeliveredVersion(models.Model):
     log = models.CharField(_("log"), max_length=128)
     stream = models.CharField(_("stream"), max_length=255)
     version = models.BigIntegerField(_("highest version handled"))
-    #: Of the cursor's state; one that was reset or replayed has another, and this row counts not.
+    #: Of the cursor's state; a replay starts another run, and rows of an older one are ignored.
     run = models.CharField(_("run"), max_length=32)
 
     class Meta:

@@ -8,20 +8,20 @@ from ..exports import lazy
 
 if TYPE_CHECKING:
     from .counting import count_events as count_events
-    from .gaps import list_gaps as list_gaps
-    from .gaps import skip_gap as skip_gap
     from .rebase import rebase_outbox as rebase_outbox
     from .skips import discard_stream as discard_stream
+    from .skips import list_gaps as list_gaps
     from .skips import skip_event as skip_event
+    from .skips import skip_gap as skip_gap
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "count_events": "outbox_app.subscriptions.counting",
         "discard_stream": "outbox_app.subscriptions.skips",
-        "list_gaps": "outbox_app.subscriptions.gaps",
+        "list_gaps": "outbox_app.subscriptions.skips",
         "rebase_outbox": "outbox_app.subscriptions.rebase",
         "skip_event": "outbox_app.subscriptions.skips",
-        "skip_gap": "outbox_app.subscriptions.gaps",
+        "skip_gap": "outbox_app.subscriptions.skips",
     },
 )

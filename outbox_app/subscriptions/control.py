@@ -1,72 +1,53 @@
-"""What a person does with a subscription: pause, resume, replay, release, repartition.
+"""What a person does with a subscription: pause, resume, replay, release, repartition, delete.
 
-Each locks the subscription's row, then its cursors, and commits once. A page that is being handled
-is waited for; one that was only read fails its compare and set: when ``pause`` has returned nothing
-more is handled, and when ``replay`` has returned whatever is handled comes from the new place. A
-running process notices by itself, at the latest after a fifth of its lease. What a subscription has
-done to its database is not undone by a replay: its handler gets the events again.
+Each call locks the subscription's row, then its cursors, and commits once. A page that is being
+handled is waited for; a page that was only read fails its compare and set. So when ``pause`` has
+returned nothing more is handled, and when ``replay`` has returned every event handled comes from
+the new place. A running process sees the change within a fifth of its lease. A replay undoes
+nothing that the handler has done: the handler gets the events again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import django.db
 from django.db import connections, transaction
-from django.db.models import F, Max
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_named
-from ..exceptions import ReplayRefused, TransactionEnded
-from ..models import Cursor, DatabaseNow, Event, EventLog, Gap, ParkedStream, Subscription
-from .gaps import record_skip
-from .places import Landing, Place, landing, position_of
+from ..exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
+from ..models import (
+    Cursor,
+    DatabaseNow,
+    DeliveredVersion,
+    Event,
+    EventLog,
+    Gap,
+    Lease,
+    ParkedStream,
+    Subscription,
+)
+from ..text import get_logger
+from .lag import served
 from .repartition import adopt_partitions
+from .start_point import Move, StartPoint, planned_move, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
+
+logger = get_logger("outbox_app.subscriptions")
 
 #: Longest wait for a page that is being handled, on PostgreSQL; elsewhere as the server has it.
 LOCK_SECONDS = 50
-#: Parked streams forgotten by one statement.
+#: Parked streams deleted by one statement.
 CHUNK = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Where the cursors of one log go."""
-
-    log: type[EventLog]
-    #: Highest position that any of its partitions has passed; None: they have never run.
-    before: int | None
-    #: Behind which position; None: behind all that is committed at that moment.
-    after: int | None
-    #: What it passes over, for people; empty: nothing.
-    passes: str = ""
-
-    def __str__(self) -> str:
-        here = "never run" if self.before is None else f"at {self.before}"
-        if self.after is None:
-            there = "to now"
-        elif self.after == 0:
-            there = "to the beginning: every event that is kept is handled again"
-        else:
-            there = (
-                f"to {self.after}: the events behind it are handled, again or for the first time"
-            )
-        passes = self.passes and f"; passes over {self.passes}"
-        return f"{self.log._meta.db_table}: from where it is ({here}) {there}{passes}"
-
-
 def pause(name: str, *, using: str | None = None) -> None:
-    """Have nothing of a subscription handled, from the return of this call on.
-
-    Args:
-        name: The subscription. It may never have run.
-        using: Database alias. Default: that of its logs.
+    """Handle no event of a subscription after this call has returned. It may never have run.
 
     Raises:
         UnknownSubscription: There is none of this name.
@@ -76,18 +57,31 @@ def pause(name: str, *, using: str | None = None) -> None:
 
 
 def resume(name: str, *, using: str | None = None) -> None:
-    """Have a subscription go on that is paused or has stopped. Arguments, errors: as ``pause``."""
+    """Run a subscription again that is paused or has stopped. Raises what ``pause`` raises."""
     _set_paused(name, False, using)
 
 
+def _set_paused(name: str, paused: bool, using: str | None) -> None:
+    using = using or alias_of(name)
+    with locked(name, using) as (row, _):
+        row.paused = paused
+        row.save(using=using, update_fields=["paused"])
+        cursors = Cursor.objects.using(using).filter(subscription=name)
+        cursors.bump_revision()
+        if not paused:  # also what has stopped by itself (subscriptions.cursors.is_stopped)
+            stopped = cursors.filter(error__startswith=TransactionEnded.__name__)
+            stopped.update(**Cursor.WELL)
+
+
 def plan(
-    name: str, place: Place, *, log: str | None = None, using: str | None = None
+    name: str, place: StartPoint, *, log: str | None = None, using: str | None = None
 ) -> list[Move]:
     """Return what ``replay`` would do; it has the same arguments and errors."""
     using = using or alias_of(name)
-    cursors = Cursor.objects.using(using).filter(subscription=name)
-    at = dict(cursors.values_list("log").annotate(Max("position")))
-    logs = _logs_of(name, sorted(at))
+    cursors = list(Cursor.objects.using(using).filter(subscription=name))
+    subscriber = _declared(name)
+    tables = sorted({cursor.log for cursor in cursors})
+    logs = subscriber.logs if subscriber else [log_named(table) for table in tables]
     if log is not None:
         wanted = log_named(log)
         if wanted not in logs:
@@ -96,26 +90,20 @@ def plan(
             )
         logs = [wanted]
     if isinstance(place, int) and len(logs) > 1:
-        tables = ", ".join(each._meta.db_table for each in logs)
         raise ReplayRefused(
-            f"Subscription {name!r} reads several logs ({tables}), and position {place} belongs to "
+            f"Subscription {name!r} reads several logs "
+            f"({', '.join(each._meta.db_table for each in logs)}), and position {place} belongs to "
             "one of them. Name that log, or give a time."
         )
-    moves = [
-        Move(each, at.get(each._meta.db_table), position_of(each, place, using=using))
-        for each in logs
-    ]
+    positions = [(each, position_of(each, place, using=using)) for each in logs]
     row = Subscription.objects.using(using).filter(pk=name).first()
     partitions = row.partitions if row else subscriber_named(name).partitions
-    return [
-        replace(move, passes=str(_landing(name, partitions, move, list(cursors), using)))
-        for move in moves
-    ]
+    return [_plan(name, partitions, *each, cursors, using) for each in positions]
 
 
 def replay(
     name: str,
-    place: Place,
+    place: StartPoint,
     *,
     log: str | None = None,
     skip_ahead: bool = False,
@@ -123,10 +111,10 @@ def replay(
     reason: str = "",
     using: str | None = None,
 ) -> list[Move]:
-    """Put the cursors of a subscription to a place; paused or running, healthy or damaged.
+    """Move the cursors of a subscription to a place; paused or running, healthy or damaged.
 
-    Parked streams whose events all come again are forgotten; the others stay parked, as their
-    events would not come. What is in flight now comes when it commits, whatever its position.
+    Parked streams whose events all come again are deleted; the others stay parked, as their events
+    would not come. What is in flight now comes when it commits, whatever its position.
 
     Args:
         name: The subscription. It may never have run.
@@ -145,49 +133,119 @@ def replay(
     Raises:
         UnknownSubscription: There is none of this name.
         UnknownLog: There is no such log.
-        ReplayRefused: The place is none of the log, events would be passed over, or a page that is
+        ReplayRefused: The log has no such position, events would be passed over, or a page that is
             being handled does not end. Nothing was changed.
         ReadRefused: The server cannot tell what has been committed.
     """
     using = using or alias_of(name)
     moves = plan(name, place, log=log, using=using)
     with locked(name, using) as (row, cursors):
-        for number, move in enumerate(moves):
-            # Anew, under the locks: a page may have been handled since, and events published.
-            there = _landing(name, row.partitions, move, cursors, using)
-            moves[number] = replace(move, passes=str(there))
-            if there.passed and not skip_ahead:
+        # Anew, under the locks: a page may have been handled since, and events published.
+        moves = [
+            _plan(name, row.partitions, move.log, move.after, cursors, using) for move in moves
+        ]
+        for move in moves:
+            if move.passed and not skip_ahead:
                 raise ReplayRefused(
-                    f"Nothing was changed: {name!r} would pass over {there} in "
-                    f"{move.log._meta.db_table}. Let it handle them first, or say that they are to "
-                    "be skipped: --skip-ahead, skip_ahead=True."
+                    f"Nothing was changed: {name!r} would pass over {move.passes} in {move.table}. "
+                    "Let it handle them first, or say that they are to be skipped: --skip-ahead, "
+                    "skip_ahead=True."
                 )
-            if there.passed:
-                ends = there.passed[0][0], move.after or there.last
-                why = f"Moved ahead over {there}. {reason}".strip()
-                record_skip(name, move.log._meta.db_table, *ends, by=by, reason=why, using=using)
-            _move(row, move, there, using)
+            if move.passed:
+                record_skip(
+                    subscription=name,
+                    log=move.table,
+                    first=move.passed[0][0],
+                    last=move.after or move.last,
+                    by=by,
+                    reason=f"Moved ahead over {move.passes}. {reason}".strip(),
+                    using=using,
+                )
+            _move(row, move, using)
     return moves
 
 
+def _plan(
+    name: str,
+    partitions: int,
+    log: type[EventLog],
+    after: int | None,
+    cursors: list[Cursor],
+    using: str,
+) -> Move:
+    """Return where the cursors of a log go, and which events would not be handled any more."""
+    subscriber, table = _declared(name), log._meta.db_table
+    by_part = {each.partition: each for each in cursors if each.log == table}
+    reads = reads_of(name, using)
+    parts: list[tuple[Cursor | None, EventFilter]] = [
+        (by_part.get(part), EventFilter(reads.get("topics"), reads.get("types"), partitions, part))
+        for part in range(partitions)
+        if part in by_part or (subscriber and subscriber.start == "beginning")
+    ]
+    reader = LogReader(
+        log,
+        using=(subscriber and subscriber.read_from) or using,
+        by_time=bool(subscriber and subscriber.by_time),
+    )
+    # Those of parked streams are not lost: they come with the release.
+    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
+    streams = set(parked.values_list("stream", flat=True))
+    return planned_move(
+        reader,
+        after,
+        parts,
+        before=max((each.position for each in by_part.values()), default=None),
+        parked=streams,
+    )
+
+
+def _move(row: Subscription, move: Move, using: str) -> None:
+    """Write the cursors of one log, in the open transaction that holds the locks."""
+    values: dict[str, Any] = {
+        "state": move.state,
+        "position": move.last if move.after is None else move.after,
+        "partitions": row.partitions,
+        "moved_at": DatabaseNow(),
+        "failed_event": None,
+        "counted": None,
+    }
+    cursors = Cursor.objects.using(using).filter(subscription=row.name, log=move.table)
+    cursors.move(**values)
+    begun = set(cursors.values_list("partition", flat=True))
+    Cursor.objects.using(using).bulk_create(
+        Cursor(subscription=row.name, partition=part, log=move.table, **values)
+        for part in set(range(row.partitions)) - begun
+    )
+    if move.after is not None:
+        _delete_parked(row.name, move.table, move.after, using)
+
+
+def _delete_parked(name: str, table: str, after: int, using: str) -> None:
+    """Delete the parked streams whose events all come again, and close the gaps they wait for."""
+    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
+    streams = list(parked.filter(position__gt=after).values_list("stream", flat=True))
+    gaps = Gap.objects.using(using).filter(subscription=name, log=table, kind=Gap.Kind.VERSION)
+    for start in range(0, len(streams), CHUNK):
+        some = streams[start : start + CHUNK]
+        gaps.filter(stream__in=some).settle(
+            Gap.State.CLOSED,
+            reason="The subscription was replayed. What is still missing is noted again.",
+        )
+        parked.filter(stream__in=some).delete()
+
+
 def reset(name: str, *, using: str | None = None) -> list[Move]:
-    """Put a subscription to the beginning of its logs: see ``replay``."""
+    """Move a subscription to the beginning of its logs: see ``replay``."""
     return replay(name, "beginning", using=using)
 
 
 def release(name: str, streams: Sequence[str] | None = None, *, using: str | None = None) -> int:
-    """Have parked streams handled from where they were set aside.
-
-    Args:
-        name: The subscription.
-        streams: Which. Default: all of its parked ones.
-        using: Database alias. Default: that of its logs.
+    """Handle parked streams, these or all, from the event at which they were parked.
 
     Returns:
         How many were parked. One whose handler fails again stays parked, with the new error.
     """
-    using = using or alias_of(name)
-    rows = ParkedStream.objects.using(using).filter(subscription=name)
+    rows = ParkedStream.objects.using(using or alias_of(name)).filter(subscription=name)
     if streams is not None:
         rows = rows.filter(stream__in=list(streams))
     return rows.update(released=True)
@@ -208,9 +266,36 @@ def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
     row = Subscription.objects.using(using).filter(pk=name).first()
     if row is None:  # never run: it will begin with them
         return subscriber.partitions, subscriber.partitions
-    with _patient(name):
+    with _refusing_locked(name):
         adopt_partitions(subscriber, using=using, merge=True)
     return row.partitions, subscriber.partitions
+
+
+def delete_subscription(name: str, *, using: str | None = None) -> None:
+    """Delete what is left of a subscription that the code no longer declares.
+
+    Its cursors would keep ``outbox_prune`` from removing events. What its handler has done stays.
+
+    Raises:
+        UnknownSubscription: There is no row of it on this alias.
+        ReplayRefused: It is declared, or a process runs it. Nothing was changed.
+    """
+    using = using or log_alias(Event)
+    if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):
+        raise ReplayRefused(
+            f"Subscription {name!r} is declared: it would begin anew. Remove it from the code "
+            "first, and from every process; or pause it."
+        )
+    if served([name], using):
+        raise ReplayRefused(f"A process runs subscription {name!r}. Stop it, or deploy, first.")
+    with transaction.atomic(using=using):
+        rows = Subscription.objects.using(using).select_for_update().filter(pk=name)
+        if not rows.exists():
+            raise UnknownSubscription(f"Nothing is known of a subscription {name!r} on {using!r}.")
+        for model in (Cursor, ParkedStream, Gap, DeliveredVersion):
+            model._default_manager.using(using).filter(subscription=name).delete()
+        Lease.objects.using(using).filter(resource=f"subscription:{name}").delete()
+        rows.delete()
 
 
 def reads_of(name: str, using: str) -> dict[str, Any]:
@@ -226,96 +311,22 @@ def alias_of(name: str) -> str:
     return subscriber.using if subscriber else log_alias(Event)
 
 
-def _set_paused(name: str, paused: bool, using: str | None) -> None:
-    using = using or alias_of(name)
-    with locked(name, using) as (row, _):
-        row.paused = paused
-        row.save(using=using, update_fields=["paused"])
-        cursors = Cursor.objects.using(using).filter(subscription=name)
-        cursors.update(revision=F("revision") + 1)
-        if not paused:  # also what has stopped by itself (subscriptions.cursors.is_stopped)
-            stopped = cursors.filter(error__startswith=TransactionEnded.__name__)
-            stopped.update(error="", failures=0, retry_at=None)
-
-
-def _logs_of(name: str, tables: list[str]) -> list[type[EventLog]]:
-    subscriber = _declared(name)
-    return subscriber.logs if subscriber else [log_named(table) for table in tables]
-
-
 def _declared(name: str) -> Subscriber | None:
     return next((each for each in all_subscribers() if each.name == name), None)
 
 
-def _landing(name: str, partitions: int, move: Move, cursors: list[Cursor], using: str) -> Landing:
-    """Return where a move ends, and what would not be handled any more."""
-    subscriber = _declared(name)
-    table = move.log._meta.db_table
-    by_part = {each.partition: each for each in cursors if each.log == table}
-    asked = reads_of(name, using)
-    topics, types = asked.get("topics"), asked.get("types")
-    parts: list[tuple[Cursor | None, EventFilter]] = [
-        (by_part.get(part), EventFilter(topics, types, partitions, part))
-        for part in range(partitions)
-        if part in by_part or (subscriber and subscriber.start == "beginning")
-    ]
-    reader = LogReader(
-        move.log,
-        using=(subscriber and subscriber.read_from) or using,
-        by_time=bool(subscriber and subscriber.by_time),
-    )
-    there = landing(reader, move.after, parts)
-    # Those of parked streams are not lost: they come with the release.
-    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
-    streams = set(parked.values_list("stream", flat=True))
-    return replace(there, passed=[each for each in there.passed if each[2] not in streams])
-
-
-def _move(row: Subscription, move: Move, there: Landing, using: str) -> None:
-    """Write the cursors of one log, in the open transaction that holds the locks."""
-    table = move.log._meta.db_table
-    values: dict[str, Any] = {
-        "state": there.state,
-        "position": there.last if move.after is None else move.after,
-        "partitions": row.partitions,
-        "moved_at": DatabaseNow(),
-        "error": "",
-        "failures": 0,
-        "retry_at": None,
-        "failed_event": None,
-        "counted": None,
-    }
-    cursors = Cursor.objects.using(using).filter(subscription=row.name, log=table)
-    cursors.update(**values, revision=F("revision") + 1)
-    begun = set(cursors.values_list("partition", flat=True))
-    Cursor.objects.using(using).bulk_create(
-        Cursor(subscription=row.name, partition=part, log=table, **values)
-        for part in set(range(row.partitions)) - begun
-    )
-    if move.after is not None:
-        _forget_parked(row.name, table, move.after, using)
-
-
-def _forget_parked(name: str, table: str, after: int, using: str) -> None:
-    """Let go of the streams whose events all come again, and of the gaps that they waited for."""
-    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
-    streams = list(parked.filter(position__gt=after).values_list("stream", flat=True))
-    gaps = Gap.objects.using(using).filter(subscription=name, log=table, kind=Gap.Kind.VERSION)
-    for start in range(0, len(streams), CHUNK):
-        some = streams[start : start + CHUNK]
-        gaps.filter(stream__in=some, state=Gap.State.OPEN).update(
-            state=Gap.State.CLOSED,
-            settled_at=DatabaseNow(),
-            reason="The subscription was replayed. What is still missing is noted again.",
-        )
-        parked.filter(stream__in=some).delete()
+def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
+    """Record, in the open transaction, that a person has a subscription skip events of a log."""
+    gap = Gap.objects.using(using).record_skip(by=by, **columns)
+    logger.warning("Events skipped subscription=%s gap=%s by=%s", gap.subscription, gap, by)
+    return gap
 
 
 @contextmanager
 def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
-    """Hold the rows of a subscription: the order of locks is that of ``subscriptions.cursors``."""
+    """Lock the rows of a subscription: the order of locks is that of ``subscriptions.cursors``."""
     rows = Subscription.objects.using(using)
-    with _patient(name), transaction.atomic(using=using):
+    with _refusing_locked(name), transaction.atomic(using=using):
         if connections[using].vendor == "postgresql":  # the others do not wait for ever
             with connections[using].cursor() as cursor:
                 cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
@@ -328,7 +339,7 @@ def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]
 
 
 @contextmanager
-def _patient(name: str) -> Iterator[None]:
+def _refusing_locked(name: str) -> Iterator[None]:
     try:
         yield
     except django.db.OperationalError as error:

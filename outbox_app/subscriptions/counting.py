@@ -24,7 +24,7 @@ from ..eventlog.window import TOMBSTONE, Run
 from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
 from .control import alias_of, locked, reads_of
-from .places import looking_aside
+from .start_point import autocommit_connection
 
 #: Streams, or decisions, that one statement looks for.
 CHUNK = 200
@@ -67,7 +67,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
     """
     using = using or alias_of(name)
     reads = {key: reads_of(name, using).get(key) for key in ("topics", "types")}
-    with looking_aside(using) as run:
+    with autocommit_connection(using) as run:
         with locked(name, using) as (_, cursors):
             # Locking reads: the transaction may have a snapshot from before the cursors' locks.
             streams = ParkedStream.objects.using(using).select_for_update()

@@ -1,11 +1,13 @@
 """Cursors in the database: made once, moved by compare and set.
 
-``advance`` runs inside the transaction of the effects, first: it locks the row, so another process
-that holds the same page waits, and then finds that the page is no longer its own.
+``store_position`` runs first inside the transaction of the effects: it locks the row, so another
+process that holds the same page waits, and then finds that the page is no longer its own.
 """
 
 from __future__ import annotations
 
+import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +17,16 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
+from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..models import Cursor, DatabaseNow, Subscription
 from ..process.backoff import described
+from ..text import storable
 from .subscriber import Subscriber
+
+#: Characters of a traceback that are kept: its end.
+TRACEBACK = 8000
 
 
 class PartitionsDiffer(ReadRefused):
@@ -35,66 +42,72 @@ class PartitionsDiffer(ReadRefused):
         )
 
 
-class Overtaken(LeaseLost):
-    """Somebody else has moved the cursor: another process, or a person."""
+class CursorConflict(LeaseLost):
+    """Another process, or a person, has moved the cursor."""
 
 
 class Paused(LeaseLost):
-    """A person has paused the subscription: nothing of it is handled until it is resumed."""
+    """A person has paused the subscription: none of its events is handled until it is resumed."""
+
+
+@dataclass(slots=True)
+class LogCursor:
+    """One log of a partition: its reader, and where it stands."""
+
+    reader: LogReader
+    cursor: Cursor
+    state: WindowState
+    stored_at: float
 
 
 def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
     """Return the cursor of a partition in a log; made where it has never run.
 
     Raises:
-        Paused: The subscription is. Whoever pauses bumps the revisions in the same transaction, so
-            a cursor that was returned before cannot be advanced after.
+        Paused: The subscription is. ``pause`` bumps the revisions in the same transaction, so a
+            position cannot be stored any more with a cursor that was returned before.
         PartitionsDiffer: In the database the subscription has another number of partitions.
-        Overtaken: The cursor went while it was looked for.
+        CursorConflict: The cursor was deleted meanwhile.
     """
-    key = {"subscription": subscriber.name, "partition": part, "log": reader.table}
     # One statement: a pause that comes between two of them would be missed.
     paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
-    cursors = Cursor.objects.using(subscriber.using).filter(**key)
-    cursors = cursors.annotate(is_paused=Exists(paused))
-    found = cursors.first()
+    cursors = (
+        Cursor.objects.using(subscriber.using)
+        .filter(subscription=subscriber.name, partition=part, log=reader.table)
+        .annotate(is_paused=Exists(paused))
+    )
+    found: Any = cursors.first()
     if found is None:
         _begin(subscriber, reader)
         found = cursors.first()
     if found is None:
-        raise Overtaken(f"Cursor {part} of {subscriber.name!r} in {reader.table} was taken away.")
+        raise CursorConflict(f"Cursor {part} of {subscriber.name!r} in {reader.table} was deleted.")
     if found.is_paused:
         raise Paused(f"Subscription {subscriber.name!r} is paused.")
     if found.partitions != subscriber.partitions:
         raise PartitionsDiffer.between(subscriber.name, found.partitions, subscriber.partitions)
-    return found
+    cursor: Cursor = found
+    return cursor
 
 
 def _begin(subscriber: Subscriber, reader: LogReader) -> None:
     state = reader.window.start(0 if subscriber.start == "beginning" else None).dump()
-    count = subscriber.partitions
-    with transaction.atomic(using=subscriber.using):
+    name, count, using = subscriber.name, subscriber.partitions, subscriber.using
+    with transaction.atomic(using=using):
         # All partitions at one place: the slice of a stream must lie behind one of them only.
-        subscriptions = Subscription.objects.using(subscriber.using).select_for_update()
-        row = subscriptions.get(pk=subscriber.name)
+        row = Subscription.objects.using(using).select_for_update().get(pk=name)
         if row.paused:
-            raise Paused(f"Subscription {subscriber.name!r} is paused.")
+            raise Paused(f"Subscription {name!r} is paused.")
         if row.partitions != count:
-            raise PartitionsDiffer.between(subscriber.name, row.partitions, count)
+            raise PartitionsDiffer.between(name, row.partitions, count)
         rows = [
-            Cursor(
-                subscription=subscriber.name,
-                partition=n,
-                partitions=count,
-                log=reader.table,
-                state=state,
-            )
+            Cursor(subscription=name, partition=n, partitions=count, log=reader.table, state=state)
             for n in range(count)
         ]
-        Cursor.objects.using(subscriber.using).bulk_create(rows, ignore_conflicts=True)
+        Cursor.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
 
-def advance(
+def store_position(
     cursor: Cursor,
     state: WindowState,
     *,
@@ -106,33 +119,41 @@ def advance(
     """Move a cursor, in the open transaction of the effects.
 
     Raises:
-        Overtaken: It was moved since it was read.
+        CursorConflict: It was moved since it was read.
     """
-    text = state.dump()
-    position = max(cursor.position, position)
-    moved = (
-        Cursor.objects.using(using)
-        .filter(pk=cursor.pk, revision=cursor.revision)
-        .update(
-            state=text,
-            position=position,
-            revision=cursor.revision + 1,
-            handled=F("handled") + handled,
-            moved_at=DatabaseNow(),
-            error="",
-            failures=0,
-            retry_at=None,
-            failed_event=failed_event,
+    rows = Cursor.objects.using(using).filter(pk=cursor.pk, revision=cursor.revision)
+    if not rows.move(
+        state=state.dump(),
+        position=max(cursor.position, position),
+        handled=F("handled") + handled,
+        moved_at=DatabaseNow(),
+        failed_event=failed_event,
+    ):
+        raise CursorConflict(
+            f"The cursor {cursor} was moved by another process; this page is dropped."
         )
-    )
-    if not moved:
-        raise Overtaken(f"The cursor {cursor} was moved by another process; this page is dropped.")
 
 
-def is_in_hand(cursor: Cursor, *, using: str) -> bool:
-    """Say whether somebody holds a cursor's row: a page of it is being handled elsewhere.
+def apply_position(
+    cursor: Cursor,
+    state: WindowState,
+    *,
+    position: int,
+    failed_event: dict[str, Any] | None = None,
+) -> None:
+    """Set in memory what ``store_position`` wrote, once it is committed."""
+    cursor.state = state.dump()
+    cursor.position = max(cursor.position, position)
+    cursor.revision += 1
+    cursor.failures = 0
+    cursor.error = ""
+    cursor.failed_event = failed_event
 
-    Whoever advanced it would wait for that, and keep its other subscriptions waiting.
+
+def is_locked(cursor: Cursor, *, using: str) -> bool:
+    """Say whether another process has locked the cursor's row: it is handling a page.
+
+    Storing a position would wait for that page, and keep the other subscriptions waiting.
     """
     if not connections[using].features.has_select_for_update_nowait:
         return False
@@ -145,18 +166,8 @@ def is_in_hand(cursor: Cursor, *, using: str) -> bool:
     return False
 
 
-def advanced(cursor: Cursor, state: WindowState, *, position: int) -> None:
-    """Note in memory what ``advance`` wrote, once it is committed."""
-    cursor.state = state.dump()
-    cursor.position = max(cursor.position, position)
-    cursor.revision += 1
-    cursor.failures = 0
-    cursor.error = ""
-    cursor.failed_event = None
-
-
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
-    """Write down why a cursor stands still. Returns the seconds after which to try again.
+    """Record why a cursor does not move. Returns the seconds after which to try again.
 
     Where the page's transaction was ended, and the cursor's move committed by that, it is put back
     and stops until a person decides: by then its effects may be there in part.
@@ -169,36 +180,41 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
     """
     cursor.failures += 1
     rows = Cursor.objects.using(using).filter(pk=cursor.pk)
+    columns: dict[str, Any] = {"failures": cursor.failures, "failed_event": cursor.failed_event}
     if isinstance(error, TransactionEnded):
         error.add_note(
             "The effects of these events may be there in part. They are not tried again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
         cursor.error = described(error)
-        if rows.filter(revision=cursor.revision + 1).update(
+        if rows.filter(revision=cursor.revision + 1).move(
+            **columns,
             state=cursor.state,
             position=cursor.position,
             handled=F("handled") - handled,
-            revision=F("revision") + 1,
             error=cursor.error,
-            failures=cursor.failures,
-            failed_event=cursor.failed_event,
-            retry_at=None,
         ):
             return float("inf")
         error.__notes__.pop()  # the move is not there: all of it was rolled back
     delay: float = min(outbox_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = described(error)
-    columns: dict[str, Any] = {
-        "error": cursor.error,
-        "failures": cursor.failures,
-        "retry_at": DatabaseNow() + timedelta(seconds=delay),
-        "failed_event": cursor.failed_event,
-    }
-    rows.filter(revision=cursor.revision).update(**columns)
+    retry_at = DatabaseNow() + timedelta(seconds=delay)
+    rows.filter(revision=cursor.revision).update(**columns, error=cursor.error, retry_at=retry_at)
     return delay
 
 
 def is_stopped(cursor: Cursor) -> bool:
     """Say whether a cursor was put back, and waits until its subscription is resumed."""
     return cursor.retry_at is None and cursor.error.startswith(TransactionEnded.__name__)
+
+
+def evidence(event: RecordedEvent, error: BaseException) -> dict[str, Any]:
+    """Return what is kept of an event that fails: ``failed_event`` of a cursor or parked stream."""
+    text = storable("".join(traceback.format_exception(error)))
+    return {
+        "position": event.id,
+        "version": event.version,
+        "type": event.type,
+        "stream": event.stream,
+        "traceback": text[-TRACEBACK:],
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from django.db.models import Q
 
@@ -18,24 +17,17 @@ from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
 from ..eventlog.state import MysqlState, WindowState
 from ..eventlog.window import TOMBSTONE
-from ..models import DatabaseNow, Gap
+from ..models import Gap
 from .subscriber import Subscriber
 
 #: Seconds between two looks.
 LOOK_SECONDS = 3.0
-#: Gap rows of one log that are open at a time; more would tell nobody more.
+#: Gap rows of one log that are open at a time; more rows add no information.
 MAX_ROWS = 100
 
 
 class IdGaps:
-    """The missing positions of one partition.
-
-    Args:
-        subscriber: The subscription.
-        part: Its partition.
-        using: Database alias.
-        clock: Monotonic clock, in seconds.
-    """
+    """The missing positions of one partition."""
 
     def __init__(
         self,
@@ -61,9 +53,8 @@ class IdGaps:
         mine = Q(partition=self.part)
         if self.part == 0:  # with those of partitions that are no more
             mine |= Q(partition__gte=self.partitions)
-        rows = Gap.objects.using(self.using).filter(
-            mine, kind=Gap.Kind.ID, state=Gap.State.OPEN, subscription=self.subscription
-        )
+        rows = Gap.objects.using(self.using).open()
+        rows = rows.filter(mine, kind=Gap.Kind.ID, subscription=self.subscription)
         for row in rows.order_by("first"):
             self._open.setdefault(row.log, []).append(row)
 
@@ -93,21 +84,19 @@ class IdGaps:
         for (first, last), at in seen.items():
             known = any(first <= gap.last and gap.first <= last for gap in rows)
             if now - at >= patience and not known and len(rows) < MAX_ROWS:
-                rows.append(self._note(log, first, last))
+                rows.append(self._record(log, first, last))
         self._open[log] = rows
 
-    def _note(self, log: str, first: int, last: int) -> Gap:
-        again: dict[str, Any] = {"last": last, "state": Gap.State.OPEN, "settled_at": None}
-        gap, _ = Gap.objects.using(self.using).update_or_create(
-            kind=Gap.Kind.ID,
-            subscription=self.subscription,
-            partition=self.part,
-            log=log,
-            stream="",
-            first=first,
-            defaults=again,
-        )
-        return gap
+    def _record(self, log: str, first: int, last: int) -> Gap:
+        key = {
+            "kind": Gap.Kind.ID,
+            "subscription": self.subscription,
+            "partition": self.part,
+            "log": log,
+            "stream": "",
+            "first": first,
+        }
+        return Gap.objects.using(self.using).record_missing(key, last=last)
 
     def _settle(self, reader: LogReader, gap: Gap) -> None:
         """Write down what the log says of the positions."""
@@ -117,5 +106,4 @@ class IdGaps:
         state = Gap.State.CLOSED
         if found:
             state = Gap.State.TOMBSTONE if found == {TOMBSTONE} else Gap.State.FILLED
-        open_row = Gap.objects.using(self.using).filter(pk=gap.pk, state=Gap.State.OPEN)
-        open_row.update(state=state, settled_at=DatabaseNow())
+        Gap.objects.using(self.using).filter(pk=gap.pk).settle(state)

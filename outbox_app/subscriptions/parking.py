@@ -1,9 +1,9 @@
-"""Parked streams: set aside by one subscription, so that its other streams may go on.
+"""Parked streams: one subscription leaves them out, and handles its other streams.
 
-The row of a parked stream is written in the transaction that advances the cursor past its event;
-from then on the stream's events are left out, by the version that was not handled and all later
-ones. When a person releases it, the events that the cursor has passed are handled in order, and the
-row goes in the transaction of the last of them. Only the owner of the partition writes here.
+The row of a parked stream is written in the transaction that moves the cursor past its event; from
+then on the stream's events are left out, from the version that was not handled on. When a person
+releases it, the events that the cursor has passed are handled in order, and the row is deleted in
+the transaction of the last of them. Only the owner of the partition writes here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import django.db
 from django.db import connections, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 
 from ..eventlog.reader import LogReader
 from ..eventlog.record import COLUMNS, RecordedEvent
@@ -22,24 +22,17 @@ from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import stream_parked
-from .cursors import Overtaken
-from .isolation import Found, evidence
+from .cursors import CursorConflict, evidence
 from .subscriber import Subscriber
 
-#: Streams that a person has released and that are looked at in one turn.
+#: Streams that a person has released and that are looked at in one run.
 MAX_RELEASED = 100
 
 Handle = Callable[[list[RecordedEvent]], None]
 
 
 class Parking:
-    """The parked streams of one partition.
-
-    Args:
-        subscriber: The subscription.
-        part: Its partition.
-        using: Database alias.
-    """
+    """The parked streams of one partition."""
 
     def __init__(self, subscriber: Subscriber, part: int, *, using: str) -> None:
         self.subscriber = subscriber
@@ -47,7 +40,7 @@ class Parking:
         self.using = using
         #: First version that was not handled, by log and stream.
         self.parked: dict[tuple[str, str], int] = {}
-        #: Events for which a stream was set aside by now.
+        #: Events for which a stream was parked by now.
         self.failed = 0
 
     def load(self) -> None:
@@ -61,18 +54,20 @@ class Parking:
             return events
         return [event for event in events if (event.log, event.stream) not in self.parked]
 
-    def handle_each(self, found: Found, handle: Handle, cursor: Cursor) -> Found:
-        """Handle a page's events one by one. Returns the page with those that were handled.
+    def handle_each(
+        self, events: list[RecordedEvent], handle: Handle, cursor: Cursor
+    ) -> list[RecordedEvent]:
+        """Handle a page's events one by one. Returns those that were handled.
 
-        The others count when they are made up for, and not as well when the cursor passes them.
+        The others count when they are handled later, and not also when the cursor passes them.
         """
-        handled = [event for event in found.events if self.handle(event, handle)]
-        if missed := len(found.events) - len(handled):
+        handled = [event for event in events if self._handle(event, handle)]
+        if missed := len(events) - len(handled):
             rows = Cursor.objects.using(self.using).filter(pk=cursor.pk)
             rows.update(handled=F("handled") - missed)
-        return found._replace(events=handled)
+        return handled
 
-    def handle(self, event: RecordedEvent, handle: Handle) -> bool:
+    def _handle(self, event: RecordedEvent, handle: Handle) -> bool:
         """Handle one event in a savepoint; park its stream where that fails. Says if it worked."""
         if (event.log, event.stream) in self.parked:
             return False
@@ -87,15 +82,19 @@ class Parking:
         except TransactionEnded:
             raise  # there is nothing any more that parking could be committed with
         except Exception as error:
-            self.park(event, error)
+            self._park_failed(event, error)
             return False
         return True
 
-    def park(self, event: RecordedEvent, error: BaseException) -> None:
-        """Set the event's stream aside, from this event on, in the open transaction."""
-        why = described(error)
-        found = evidence(event, error)
-        parked = self.hold(event.log, event.stream, event.version, event.id, why, failed=found)
+    def _park_failed(self, event: RecordedEvent, error: BaseException) -> None:
+        parked = self.park(
+            log=event.log,
+            stream=event.stream,
+            version=event.version,
+            position=event.id,
+            error=described(error),
+            failed_event=evidence(event, error),
+        )
 
         def committed() -> None:
             self.failed += 1
@@ -103,39 +102,27 @@ class Parking:
 
         transaction.on_commit(committed, using=self.using, robust=True)
 
-    def hold(
-        self,
-        log: str,
-        stream: str,
-        version: int,
-        position: int,
-        why: str,
-        *,
-        failed: dict[str, Any] | None = None,
-    ) -> ParkedStream:
-        """Set a stream aside, from a version on, in the open transaction."""
-        parked = ParkedStream(
-            subscription=self.subscriber.name,
-            partition=self.part,
-            log=log,
-            stream=stream,
-            version=version,
-            position=position,
-            error=why,
-            failed_event=failed,
-        )
+    def park(self, **columns: Any) -> ParkedStream:
+        """Park a stream, from a version on, in the open transaction."""
+        parked = ParkedStream(subscription=self.subscriber.name, partition=self.part, **columns)
         parked.save(using=self.using, force_insert=True)
-        self.parked[log, stream] = version
+        self.parked[parked.log, parked.stream] = parked.version
         return parked
 
-    def move(self, parked: ParkedStream, version: int, position: int, why: str) -> bool:
-        """Leave a stream aside from a version on. Says whether nobody else has moved it."""
-        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk, version=parked.version)
-        return bool(row.update(version=version, position=position, error=why, released=False))
+    def repark(
+        self, parked: ParkedStream, error: BaseException, events: list[RecordedEvent]
+    ) -> None:
+        """Leave it parked: it failed again. The event is kept with the error, where it is known."""
+        values: dict[str, Any] = {"released": False, "error": described(error)}
+        if len(events) == 1:
+            [event] = events
+            values["failed_event"] = evidence(event, error)
+            values |= {"version": event.version, "position": event.id}
+        ParkedStream.objects.using(self.using).filter(pk=parked.pk).update(**values)
 
     def due(self, log: str, streams: Sequence[str]) -> list[ParkedStream]:
-        """Return the streams of a log that a person wants to go on, and these. Asks only where some
-        are parked."""
+        """Return the streams of a log that a person has released, and these ones. No statement
+        where none is parked."""
         if not self.parked:
             return []
         wanted = Q(released=True) | Q(stream__in=streams)
@@ -159,46 +146,33 @@ class Parking:
             return reader.records(list(cursor.fetchall()))
 
     def progress(
-        self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool = False
+        self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool
     ) -> None:
-        """Note in the open transaction what was made up for; forget the stream where it is all.
+        """Record in the open transaction what was handled of a parked stream.
 
         Args:
-            parked: The stream.
+            parked: The stream; where nothing of it is left, its row is deleted.
             events: What was handled of it.
-            more: Whether there is more to make up for at once.
+            more: Whether more of it can be handled at once.
             waits: Whether it waits for a version that is missing.
 
         Raises:
-            Overtaken: A person has skipped some of it in the meantime.
+            CursorConflict: A person has skipped some of it in the meantime.
         """
-        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk, version=parked.version)
         key = (parked.log, parked.stream)
-        if not more and not waits:
-            moved = row.delete()[0]
-            transaction.on_commit(lambda: self.parked.pop(key, None), using=self.using)
-        else:
+        if more or waits:
             version, position = events[-1].version + 1, events[-1].id + 1
-            moved = row.update(
+            moved = parked.compare_and_set(
                 version=version, position=position, released=not waits, failed_event=None
             )
             self.parked[key] = version
+        else:
+            moved = bool(self._rows().filter(pk=parked.pk, version=parked.version).delete()[0])
+            transaction.on_commit(lambda: self.parked.pop(key, None), using=self.using)
         if not moved:
-            raise Overtaken(f"{parked} was moved by somebody else; it is looked at again.")
+            raise CursorConflict(f"{parked} was moved by another process; it is looked at again.")
 
-    def park_again(
-        self, parked: ParkedStream, error: BaseException, events: list[RecordedEvent]
-    ) -> None:
-        """It failed again: leave it parked, with the new error and the event, where it is known."""
-        row = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        values: dict[str, Any] = {"released": False, "error": described(error)}
-        if len(events) == 1:
-            [event] = events
-            values["failed_event"] = evidence(event, error)
-            values |= {"version": event.version, "position": event.id}
-        row.update(**values)
-
-    def _rows(self) -> Any:
+    def _rows(self) -> QuerySet[ParkedStream]:
         return ParkedStream.objects.using(self.using).filter(
             subscription=self.subscriber.name, partition=self.part
         )

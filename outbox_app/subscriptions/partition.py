@@ -2,65 +2,61 @@
 
 ::
 
-    read a page (autocommit) -> begin -> advance the cursor -> handle -> commit -> next
+    read a page (autocommit) -> begin -> store the position -> handle -> commit -> next
 
 A crash anywhere leaves the cursor and the effects where they were, together. A handler that raises
 stops the partition: its error stays on the cursor's row and the page is tried again, with back-off.
-The second failure of a page looks for the event (``subscriptions.isolation``). With
-``on_error="park"`` the third attempt goes event by event, and sets the streams at fault aside. A
-page may be checked for missing versions first (``subscriptions.version_gaps``).
+The second failure of a page looks for the event (``subscriptions.handling``). With
+``on_error="park"`` the third attempt goes event by event, and parks the streams at fault. A page
+may be checked for missing versions first (``subscriptions.version_gaps``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-import traceback
 from collections.abc import Callable
 
 import django.db
-from django.db import close_old_connections, connections, transaction
+from django.db import close_old_connections, transaction
 
 from ..conf import outbox_settings
-from ..enclosure import SwallowedError, enclosed
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
-from ..exceptions import LeaseLost, OutboxError, ReadRefused, TransactionEnded
+from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import page_failed, page_handled
-from .cursors import Overtaken, advance, advanced, cursor_of, fail, is_in_hand, is_stopped
+from .cursors import (
+    CursorConflict,
+    LogCursor,
+    apply_position,
+    cursor_of,
+    evidence,
+    fail,
+    is_locked,
+    is_stopped,
+    store_position,
+)
+from .handling import Attempt, CheckedPage, call_handler, narrowed
 from .id_gaps import IdGaps
-from .isolation import Attempt, Feed, Found, evidence, narrowed
 from .parking import Parking
 from .subscriber import Subscriber
-from .version_gaps import Gaps
+from .version_gaps import VersionGaps
 
 #: Seconds after which a cursor that has moved past nothing is written nevertheless.
 STORE_SECONDS = 5.0
 #: The attempt at a page that parks its streams, with ``on_error="park"``.
 PARK_AFTER = 3
-#: Seconds for which a page in the hands of another process is left alone.
-IN_HAND_SECONDS = 1.0
-#: Nobody's fault but the database's: the runner rests, and nothing is written down.
-AWAY = (django.db.OperationalError, django.db.InterfaceError)
-
-
-class EndedByHandler(OutboxError):
-    """A handler asked for the end of the process, in which other subscriptions run."""
+#: Seconds for which a page that another process handles is left alone.
+LOCKED_SECONDS = 1.0
+#: No handler's fault: the runner backs off, and no error is recorded.
+DATABASE_UNAVAILABLE = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class Partition:
-    """One partition of a subscription, in the hands of this process.
-
-    Args:
-        subscriber: The subscription.
-        part: Which partition.
-        batch_size: Events of a page. Default: the subscription's, or the setting PAGE_SIZE.
-        clock: Monotonic clock, in seconds.
-    """
+    """One partition of a subscription, run by this process."""
 
     def __init__(
         self,
@@ -79,9 +75,9 @@ class Partition:
         self._failed = 0
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
-        self.gaps = Gaps(subscriber, part, self.parking, clock=clock)
+        self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
-        self._feeds: list[Feed] = []
+        self._cursors: list[LogCursor] = []
         self._readers = [
             LogReader(
                 log,
@@ -95,7 +91,7 @@ class Partition:
 
     @property
     def failed(self) -> int:
-        """Attempts that failed by now: at a page, at a stream that is set aside, at an event."""
+        """Attempts that failed by now: at a page, at a parked stream, at an event."""
         return self._failed + self.parking.failed
 
     @property
@@ -105,43 +101,43 @@ class Partition:
 
     @property
     def pause(self) -> float | None:
-        """Seconds after which it wants a turn by itself; None: it need not have one."""
+        """Seconds after which it has to run again; None: when there are events."""
         return self.resting or self.gaps.pause
 
     @property
     def revisions(self) -> dict[int, int]:
         """Of the cursors it holds, by id."""
-        return {feed.cursor.pk: feed.cursor.revision for feed in self._feeds}
+        return {each.cursor.pk: each.cursor.revision for each in self._cursors}
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
         if self.resting:
             return False
-        if not self._feeds:
+        if not self._cursors:
             self._load()
         try:
-            more = self._catch_up()
-            for feed in list(self._feeds):
+            more = self._process_due()
+            for at in list(self._cursors):
                 if self.resting:
                     return False
-                more |= self._handle_page(feed)
-                self._id_gaps.look(feed.reader, feed.state)
+                more |= self._process_page(at)
+                self._id_gaps.look(at.reader, at.state)
         except BaseException as error:
-            # What was noted in memory may have been rolled back: begin from the rows.
-            self._feeds = []
-            if isinstance(error, Overtaken):
+            # What is in memory may have been rolled back: begin from the rows.
+            self._cursors = []
+            if isinstance(error, CursorConflict):
                 return True
             raise
         return more or self.gaps.pause == 0
 
     def close(self) -> None:
-        """Close what it holds."""
+        """Close its connections."""
         for reader in self._readers:
             reader.close()
 
     def _load(self) -> None:
         """Read the cursors, and see that they belong to this database."""
-        feeds = []
+        found = []
         for reader in self._readers:
             try:
                 cursor = cursor_of(self.subscriber, self.part, reader)
@@ -155,32 +151,41 @@ class Partition:
             try:
                 state = reader.load(cursor.state)
                 reader.verify(state)
-            except AWAY:
+            except DATABASE_UNAVAILABLE:
                 raise
             except Exception as error:
                 self._fail(cursor, error)
                 return
-            if is_in_hand(cursor, using=self.using):
+            if is_locked(cursor, using=self.using):
                 self.error = "Another process, which has had it before, still handles a page of it."
-                self._rest_until = self.clock() + IN_HAND_SECONDS
+                self._rest_until = self.clock() + LOCKED_SECONDS
                 return
-            feeds.append(Feed(reader, cursor, state, self.clock()))
+            found.append(LogCursor(reader, cursor, state, self.clock()))
+        self._load_parked()
+        self._id_gaps.load()
+        self._cursors = found
+        # An error from before it had its cursors is over; what is on their rows is not.
+        self.error = next((each.cursor.error for each in found if each.cursor.error), "")
+
+    def _load_parked(self) -> None:
+        """Read anew what a transaction that was rolled back may have changed in memory."""
         self.parking.load()
         self.gaps.load()
-        self._id_gaps.load()
-        self._feeds = feeds
-        # What it stood still for before it had its cursors is over; what is on them is not.
-        self.error = next((feed.cursor.error for feed in feeds if feed.cursor.error), "")
 
-    def _handle_page(self, feed: Feed) -> bool:
-        cursor, parks = feed.cursor, self.subscriber.on_error == "park"
+    def _process_page(self, at: LogCursor) -> bool:
+        cursor, parks = at.cursor, self.subscriber.on_error == "park"
         failures = cursor.failures
         parking = parks and failures + 1 >= PARK_AFTER
-        tried = self._try_page(feed, 1 if cursor.failed_event else self.batch_size, parking)
+        tried = self._try_page(at, 1 if cursor.failed_event else self.batch_size, parking)
         # Parking finds events itself; what it does not catch is looked for as elsewhere.
         ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
         if tried.error and not ended and tried.rows > 1 and failures and (parking or not parks):
-            tried = narrowed(tried, lambda limit: self._try_again(feed, limit, parking))
+
+            def attempt(limit: int) -> Attempt:
+                self._load_parked()
+                return self._try_page(at, limit, parking)
+
+            tried = narrowed(tried, attempt)
         if not tried.error:
             return tried.more
         cursor.failures = failures  # the halves that succeeded do not shorten the back-off
@@ -190,33 +195,24 @@ class Partition:
         self._fail(cursor, tried.error, handled=len(tried.events))
         return False
 
-    def _try_again(self, feed: Feed, limit: int, parks: bool) -> Attempt:
-        self._forget_notes()
-        return self._try_page(feed, limit, parks)
-
-    def _forget_notes(self) -> None:
-        """Read anew what was noted in memory by a transaction that was rolled back."""
-        self.parking.load()
-        self.gaps.load()
-
-    def _try_page(self, feed: Feed, limit: int, parks: bool) -> Attempt:
+    def _try_page(self, at: LogCursor, limit: int, parks: bool) -> Attempt:
         """Handle a page of at most so many rows. What it fails with is returned."""
         try:
-            events, page = feed.reader.read(feed.state, limit)
+            events, page = at.reader.read(at.state, limit)
             failpoint("page_read")
-            checked = self.gaps.check(feed.reader, feed.state, events)
-        except AWAY:
+            checked = self.gaps.check(at.reader, at.state, events)
+        except DATABASE_UNAVAILABLE:
             raise
-        except Exception as error:  # refused; or a row that somebody edited into nonsense
+        except Exception as error:  # refused; or a row that was edited by hand
             return Attempt(error=error)
-        found = Found(self.gaps.wanted(checked.events), page, checked)
-        failed = feed.cursor.failed_event
+        found = CheckedPage(self.gaps.wanted(checked.events), page, checked)
+        failed = at.cursor.failed_event
         if failed and failed.get("skip"):  # a person has decided so
             kept = [event for event in found.events if event.id != failed["position"]]
             before = page.more and page.position < failed["position"]  # others committed late
             found = found._replace(events=kept, keeps=failed if before else None)
         seen = events if self.gaps.active else found.events
-        if not seen and not page.more and not self._is_stale(feed, page.state):
+        if not seen and not page.more and not self._is_stale(at, page.state):
             # The state is not moved in memory either. A server that crashes may give out again
             # the ids of transactions that wrote nothing down: a snapshot is worth something from
             # the moment on at which a later transaction, the cursor's own, is on disk.
@@ -224,12 +220,13 @@ class Partition:
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
-                self._advance(feed, found)
+                self._store_position(at, found)
                 if parks:
-                    found = self.parking.handle_each(found, self._handle, feed.cursor)
+                    handled = self.parking.handle_each(found.events, self._handle, at.cursor)
+                    found = found._replace(events=handled)
                 elif found.events:
                     self._handle(found.events)
-                self.gaps.passed(feed.reader, feed.state, *checked)
+                self.gaps.record(at.reader, at.state, *checked)
         except LeaseLost:
             raise
         except Exception as error:
@@ -237,12 +234,12 @@ class Partition:
                 first, last = found.events[0], found.events[-1]
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
             return Attempt(len(events), False, error, found.events)
-        self._moved(feed, found, self.clock() - started)
+        self._committed(at, found, self.clock() - started)
         return Attempt(len(events), page.more)
 
-    def _advance(self, feed: Feed, found: Found) -> None:
-        advance(
-            feed.cursor,
+    def _store_position(self, at: LogCursor, found: CheckedPage) -> None:
+        store_position(
+            at.cursor,
             found.page.state,
             handled=len(found.events),
             position=found.page.position,
@@ -252,47 +249,13 @@ class Partition:
         failpoint("advanced")
 
     def _handle(self, events: list[RecordedEvent]) -> None:
-        with enclosed(f"The handler of {self.subscriber.name!r}", using=self.using):
-            self._call(events)
+        call_handler(self.subscriber, events)
 
-    def _call(self, events: list[RecordedEvent]) -> None:
-        connection = connections[self.using]
-        blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
-        try:
-            self.subscriber.handle(list(events))  # it may take them out
-        except BaseException as error:
-            if len(connection.savepoint_ids) > savepoints:
-                # The error holds a generator inside atomic(), which would leave it later: in the
-                # middle of ours.
-                traceback.clear_frames(error.__traceback__)
-            if isinstance(error, SystemExit | asyncio.CancelledError):
-                raise EndedByHandler(
-                    f"The handler of {self.subscriber.name!r} raised {error!r}. That ends nothing "
-                    "but its page; catch it where it comes from."
-                ) from error
-            raise
-        finally:
-            left = len(connection.savepoint_ids) > savepoints
-            # Or the end of our transaction would be taken for the end of that block.
-            del connection.savepoint_ids[savepoints:], connection.atomic_blocks[blocks:]
-        if left:
-            raise SwallowedError(
-                f"The handler of {self.subscriber.name!r} has entered atomic() and not left it, as "
-                "a generator does that is not read to its end. What it did was undone."
-            )
-        if connection.needs_rollback:
-            raise SwallowedError(
-                f"The handler of {self.subscriber.name!r} caught an error of the database, which "
-                "has undone its transaction. Put the statement that may fail into atomic()."
-            )
-        failpoint("handled")
-
-    def _moved(self, feed: Feed, found: Found, seconds: float) -> None:
+    def _committed(self, at: LogCursor, found: CheckedPage, seconds: float) -> None:
         failpoint("committed")
-        feed.state = found.page.state
-        advanced(feed.cursor, found.page.state, position=found.page.position)
-        feed.cursor.failed_event = found.keeps
-        feed.stored_at = self.clock()
+        at.state = found.page.state
+        apply_position(at.cursor, at.state, position=found.page.position, failed_event=found.keeps)
+        at.stored_at = self.clock()
         self.handled += len(found.events)
         self.error = ""
         if found.events:
@@ -301,88 +264,89 @@ class Partition:
                 using=self.using,
                 subscription=self.subscriber.name,
                 partition=self.part,
-                log=feed.reader.table,
+                log=at.reader.table,
                 count=len(found.events),
                 seconds=seconds,
             )
 
-    def _is_stale(self, feed: Feed, state: WindowState) -> bool:
+    def _is_stale(self, at: LogCursor, state: WindowState) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
-        return bool(feed.cursor.failures or feed.cursor.failed_event) or (
-            state.dump() != feed.cursor.state and self.clock() - feed.stored_at > STORE_SECONDS
+        return bool(at.cursor.failures or at.cursor.failed_event) or (
+            state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
         )
 
-    def _catch_up(self) -> bool:
+    def _process_due(self) -> bool:
         """Handle what was released or waited for, up to where the cursor stands."""
         more = False
-        for feed in list(self._feeds):
-            for parked in self.gaps.due(feed.reader.table):
+        for at in list(self._cursors):
+            for parked in self.gaps.due(at.reader.table):
                 if self.resting:
                     return False
-                more |= self._make_up(feed, parked)
+                more |= self._process_held(at, parked)
         return more
 
-    def _make_up(self, feed: Feed, parked: ParkedStream, limit: int | None = None) -> bool:
+    def _process_held(self, at: LogCursor, parked: ParkedStream, limit: int | None = None) -> bool:
         try:
-            events, hole, more = self.gaps.following(
-                feed.reader, feed.state, parked, limit or self.batch_size
+            events, missing, more = self.gaps.next_events(
+                at.reader, at.state, parked, limit or self.batch_size
             )
-        except AWAY:
+        except DATABASE_UNAVAILABLE:
             raise
-        except Exception as error:  # a row that somebody edited into nonsense
-            return self._leave_aside(feed, parked, error, [])
-        if hole and not events:
-            self.gaps.wait(parked, hole)
+        except Exception as error:  # a row that was edited by hand
+            return self._repark(at, parked, error, [])
+        if missing and not events:
+            self.gaps.wait(parked, missing)
             return False
         wanted = self.gaps.wanted(events)
+        handled, using = len(wanted), self.using
         try:
-            with transaction.atomic(using=self.using):
-                advance(feed.cursor, feed.state, handled=len(wanted), position=0, using=self.using)
+            with transaction.atomic(using=using):
+                store_position(at.cursor, at.state, handled=handled, position=0, using=using)
                 failpoint("advanced")
                 if wanted:
                     self._handle(wanted)
-                self.parking.progress(parked, events, more=more, waits=bool(hole))
-                self.gaps.made_up(parked, feed.state, events, hole)
+                self.parking.progress(parked, events, more=more, waits=bool(missing))
+                self.gaps.filled(parked, at.state, events, missing)
         except LeaseLost:
             raise
         except TransactionEnded as error:
             error.add_note(
                 f"Handling version {parked.version} and later of {parked.stream!r:.100}."
             )
-            self._fail(feed.cursor, error, handled=len(wanted))
+            self._fail(at.cursor, error, handled=handled)
             return False
         except Exception as error:
             if len(events) > 1 and limit != 1:  # find the event; what is before it is handled
-                self._forget_notes()
-                parked.refresh_from_db(using=self.using)
-                return self._make_up(feed, parked, len(events) // 2)
-            return self._leave_aside(feed, parked, error, wanted)
+                self._load_parked()
+                parked.refresh_from_db(using=using)
+                return self._process_held(at, parked, len(events) // 2)
+            return self._repark(at, parked, error, wanted)
         failpoint("committed")
-        advanced(feed.cursor, feed.state, position=0)
-        self.handled += len(wanted)
+        apply_position(at.cursor, at.state, position=0)
+        self.handled += handled
         return True
 
-    def _leave_aside(
-        self, feed: Feed, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
+    def _repark(
+        self, at: LogCursor, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
     ) -> bool:
-        self._feeds = []  # what was noted in memory was rolled back
-        stops = self.subscriber.on_error == "stop" or isinstance(error, AWAY)
+        self._cursors = []  # what is in memory was rolled back
+        stops = self.subscriber.on_error == "stop" or isinstance(error, DATABASE_UNAVAILABLE)
         if stops and self.gaps.held(parked):
-            self._fail(feed.cursor, error)
+            self._fail(at.cursor, error)
             return False
         self._failed += 1
         self.gaps.failed(parked)
-        self.parking.park_again(parked, error, events)
+        self.parking.repark(parked, error, events)
         return True
 
     def _fail(self, cursor: Cursor, error: Exception, *, handled: int = 0) -> None:
         self._failed += 1
         delay = fail(cursor, error, handled=handled, using=self.using)
         self.error = cursor.error
-        # Those that the handler uses: in a process that serves no requests nobody else does it.
+        # Those that the handler uses: a process that serves no requests closes none otherwise.
         close_old_connections()
         self._rest_until = self.clock() + delay
-        self._feeds = []
+        self._cursors = []
         page_failed.send_robust(
             Partition,
             using=self.using,

@@ -43,7 +43,7 @@ ANSWER_SECONDS = 300.0
 ONCE_FAILURES = 5
 
 
-class Share:
+class SubscriptionWorker:
     """The partitions of one subscription that this process owns.
 
     Args:
@@ -67,7 +67,7 @@ class Share:
         self.using = subscriber.using
         self.lease_seconds = lease_seconds
         #: What fails under it: the database, or a lease.
-        self.away = Trouble(f"subscription {subscriber.name}", logger)
+        self.backoff = Trouble(f"subscription {subscriber.name}", logger)
         self._aside_until = float("-inf")
         self.membership = Membership(
             using=self.using,
@@ -86,7 +86,7 @@ class Share:
     @property
     def trouble(self) -> str:
         """What its partitions stand still for."""
-        return "; ".join(filter(None, [self.away.text, self._standing]))
+        return "; ".join(filter(None, [self.backoff.text, self._standing]))
 
     @property
     def _standing(self) -> str:
@@ -102,7 +102,7 @@ class Share:
             self._share()
             self._sample_if_due()
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Turn every partition once. Returns whether there may be more at once."""
         self.beat()
         more = False
@@ -113,7 +113,7 @@ class Share:
                 continue  # the last beat has dropped it
             before = partition.handled, partition.failed
             try:
-                more |= partition.turn()
+                more |= partition.run_once()
             except Paused:
                 self.paused = True  # until the next look at its row
                 return False
@@ -228,8 +228,8 @@ class Runner:
         self.on_turn = on_turn
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
-        self.shares = [
-            Share(
+        self.workers = [
+            SubscriptionWorker(
                 each,
                 lease_seconds=self.lease_seconds,
                 batch_size=batch_size,
@@ -247,12 +247,12 @@ class Runner:
     @property
     def handled(self) -> int:
         """Events handled by now."""
-        return sum(share.handled for share in self.shares)
+        return sum(worker.handled for worker in self.workers)
 
     @property
     def trouble(self) -> str:
         """What stands still, and why; empty when all is well."""
-        return "; ".join(f"{s.subscriber.name}: {s.trouble}" for s in self.shares if s.trouble)
+        return "; ".join(f"{s.subscriber.name}: {s.trouble}" for s in self.workers if s.trouble)
 
     def stop(self) -> None:
         """Have it finish the page in hand and return. From any thread or signal handler."""
@@ -271,24 +271,24 @@ class Runner:
             self._leave()
         return self.handled
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Turn every subscription once. Returns whether there may be more at once."""
         more = False
-        for share in self.shares:
+        for worker in self.workers:
             if self._stop.is_set():
                 break
-            if not share.away.rest:
-                more |= bool(self._survive(share.turn, share.away))
+            if not worker.backoff.rest:
+                more |= bool(self._survive(worker.run_once, worker.backoff))
         self._counters.write_if_due()
         return more
 
     def _loop(self, *, once: bool) -> None:
         linger = False
         while not self._stop.is_set():
-            more = self.turn()
+            more = self.run_once()
             if self.on_turn:
                 self.on_turn(self)
-            failures = [share.away.failures for share in self.shares]
+            failures = [worker.backoff.failures for worker in self.workers]
             if more:
                 linger = True
             elif once and not any(0 < each < ONCE_FAILURES for each in failures):
@@ -299,8 +299,8 @@ class Runner:
                 linger = self._waiter.wait(LINGER if linger else self._pause())
 
     def _pause(self) -> float:
-        pauses = [p.pause for s in self.shares for p in s.partitions.values()]
-        pauses += [share.away.rest for share in self.shares]
+        pauses = [p.pause for s in self.workers for p in s.partitions.values()]
+        pauses += [worker.backoff.rest for worker in self.workers]
         rests = [pause for pause in pauses if pause]
         return min([self.interval, self.lease_seconds / 5, *rests])
 
@@ -320,10 +320,10 @@ class Runner:
     def _leave(self) -> None:
         self._waiter.close()
         reached = True
-        for share in self.shares:
-            for _ in range(1 if share.away.text else 2):
+        for worker in self.workers:
+            for _ in range(1 if worker.backoff.text else 2):
                 try:
-                    share.leave()
+                    worker.leave()
                     break
                 except (django.db.Error, LeaseLost) as error:
                     logger.warning("Leases not handed back runner=%s error=%r", self, error)

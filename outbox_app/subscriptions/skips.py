@@ -1,23 +1,86 @@
-"""Events that a person gives up: one that fails, or all that a parked stream has missed.
+"""What a person gives up: a gap, an event that fails, or all that a parked stream has missed.
 
-Each takes a name and a reason, and leaves a row in ``Gap`` of the kind ``event``. The process that
-runs the subscription goes on by itself. Permission is the caller's business
-(``outbox_app.skip_event``).
+Each takes a name and a reason, which are kept in a row of ``Gap``, and is final: versions that
+arrive later are dropped. The process that runs the subscription continues by itself. A gap that an
+audit has found blocks no stream: skipping it accepts it, and later audits leave it out. Permission
+is checked by the caller (``outbox_app.skip_gap``, ``outbox_app.skip_event``).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.db.models import F, Max
+from django.db import transaction
+from django.db.models import Max, QuerySet
 
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import log_named
 from ..exceptions import GapNotSkippable
 from ..models import Cursor, Gap, ParkedStream
-from .control import alias_of, locked
-from .delivered import note
-from .gaps import record_skip
+from ..text import get_logger
+from .control import alias_of, locked, record_skip
+from .version_gaps import record_versions
+
+logger = get_logger("outbox_app.subscriptions")
+
+
+def list_gaps(
+    *, using: str, subscription: str | None = None, state: str | None = Gap.State.OPEN
+) -> QuerySet[Gap]:
+    """Return gaps, the oldest first.
+
+    Args:
+        using: Database alias.
+        subscription: Only those of one subscription.
+        state: Only those in this state; None: in any. Default: those that are open.
+    """
+    gaps = Gap.objects.using(using).order_by("seen_at", "id")
+    if subscription is not None:
+        gaps = gaps.filter(subscription=subscription)
+    return gaps if state is None else gaps.filter(state=state)
+
+
+def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
+    """Give up the versions of a gap: its stream continues behind them, or an audit accepts it.
+
+    Args:
+        gap_id: Id of the row.
+        by: Who decided.
+        reason: Why.
+        using: Database alias.
+
+    Returns:
+        The row as it is now.
+
+    Raises:
+        GapNotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
+            name or reason are missing. Nothing was changed.
+    """
+    _require(by, reason, "Skipping a gap takes a name and a reason; both are kept with it.")
+    with transaction.atomic(using=using):
+        gap = Gap.objects.using(using).filter(pk=gap_id).first()
+        if gap is None:
+            raise GapNotSkippable(f"There is no gap {gap_id} on {using!r}.")
+        if gap.kind != Gap.Kind.VERSION:
+            raise GapNotSkippable(
+                f"Gap {gap_id} is one of positions: nothing waits for it. It is closed by itself."
+            )
+        # The stream first, then the gap: as its reader does, which may be filling it right now.
+        parked = ParkedStream.objects.using(using).filter(
+            subscription=gap.subscription,
+            log=gap.log,
+            stream=gap.stream,
+            version__range=(gap.first, gap.last),
+        )
+        moved = parked.update(version=gap.last + 1, released=True)
+        same = Gap.objects.using(using).filter(pk=gap_id, first=gap.first, last=gap.last)
+        settled = same.settle(Gap.State.SKIPPED, by=by, reason=reason)
+        gap.refresh_from_db(using=using)
+        if not settled or (gap.subscription and not moved):
+            raise GapNotSkippable(
+                f"Gap {gap_id} is {gap.get_state_display()}, or was changed at this moment. Look "
+                "at it again."
+            )
+    logger.warning("Gap skipped database=%s gap=%s by=%s", using, gap, by)
+    return gap
 
 
 def skip_event(
@@ -54,34 +117,28 @@ def skip_event(
         parked = ParkedStream.objects.using(using).filter(
             subscription=name, position=position, failed_event__isnull=False
         )
-        found: list[Any] = [*cursors, *parked]
+        found: list[Cursor | ParkedStream] = [*cursors, *parked]
         for each in found:
             failed = each.failed_event
             if not failed or failed["position"] != position or log not in (None, each.log):
                 continue
-            rows = type(each)._default_manager.using(using).filter(pk=each.pk)
             if isinstance(each, Cursor):  # the owner passes it, in the transaction of its place
-                rows.update(
-                    failed_event={**failed, "skip": True},
-                    revision=F("revision") + 1,
-                    error="",
-                    failures=0,
-                    retry_at=None,
-                )
-            elif not rows.filter(version=each.version).update(
-                version=F("version") + 1, position=position + 1, released=True, failed_event=None
+                rows = Cursor.objects.using(using).filter(pk=each.pk)
+                rows.move(failed_event={**failed, "skip": True})
+            elif not each.compare_and_set(
+                version=each.version + 1, position=position + 1, released=True, failed_event=None
             ):
                 continue
             return record_skip(
-                name,
-                each.log,
-                position,
-                position,
+                subscription=name,
+                partition=each.partition,
+                log=each.log,
+                stream=failed["stream"],
+                first=position,
+                last=position,
                 by=by,
                 reason=reason,
                 using=using,
-                partition=each.partition,
-                stream=failed["stream"],
             )
     raise GapNotSkippable(
         f"Subscription {name!r} does not fail at position {position}. The list of subscriptions "
@@ -111,9 +168,8 @@ def discard_stream(
             raise GapNotSkippable(
                 f"Subscription {name!r} has not parked the stream {stream!r:.300}."
             )
-        if Gap.objects.using(using).filter(
-            subscription=name, log=parked.log, stream=stream, state=Gap.State.OPEN
-        ):
+        gaps = Gap.objects.using(using).filter(subscription=name, log=parked.log, stream=stream)
+        if gaps.open().exists():
             raise GapNotSkippable(f"{parked} waits for versions that are missing: skip its gap.")
         key = (parked.log, parked.partition)
         cursor = next((each for each in cursors if (each.log, each.partition) == key), None)
@@ -129,25 +185,26 @@ def discard_stream(
         )
         missed = missed.extra(where=[f"NOT ({reader.window.unread(state)})"])
         ends = missed.aggregate(Max("id"), Max("version"))
-        last = max(ends["id__max"] or 0, parked.position)
         if ends["version__max"]:
-            note(name, parked.log, state, {stream: ends["version__max"]}, using=using)
+            record_versions(name, parked.log, state, {stream: ends["version__max"]}, using=using)
         parked.delete(using=using)
-        # Whoever holds a page that leaves the stream out has to read it anew.
-        Cursor.objects.using(using).filter(pk=cursor.pk).update(revision=F("revision") + 1)
+        # A process that holds a page without the stream has to read it anew.
+        Cursor.objects.using(using).filter(pk=cursor.pk).bump_revision()
         return record_skip(
-            name,
-            parked.log,
-            parked.position,
-            last,
+            subscription=name,
+            partition=parked.partition,
+            log=parked.log,
+            stream=stream,
+            first=parked.position,
+            last=max(ends["id__max"] or 0, parked.position),
             by=by,
             reason=f"Discarded, from version {parked.version} on. {reason}",
-            partition=parked.partition,
-            stream=stream,
             using=using,
         )
 
 
-def _require(by: str, reason: str) -> None:
+def _require(
+    by: str, reason: str, why: str = "Skipping an event takes a name and a reason; both are kept."
+) -> None:
     if not by.strip() or not reason.strip():
-        raise GapNotSkippable("Skipping an event takes a name and a reason; both are kept.")
+        raise GapNotSkippable(why)

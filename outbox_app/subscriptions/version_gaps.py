@@ -4,26 +4,28 @@ A stream is held by a ``ParkedStream`` and an open ``Gap``, written in the trans
 cursor passes its events: no kill loses them. It is looked for again after 50 ms, doubling to 5 s;
 when the versions are there the events are handled in order. After ``max_backtracks`` looks the
 stream counts as parked, and is looked for every 30 s; ``on_gap="skip"`` skips the gap instead, and
-says so in its row. A person may skip it (``subscriptions.gaps``).
+says so in its row. A person may skip it (``subscriptions.skips``).
+
+A row that commits late lies behind the cursor of a reader by time, although it was not read. So
+for these readers the highest version handled is recorded, one row for each stream, in the
+transaction of the effects. Rows of an older run, from before a replay, are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 
-from ..eventlog.completeness import Checked, Completeness, Hole
+from ..eventlog.completeness import Checked, Completeness, MissingVersions
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
-from ..eventlog.windows.time import TOP
-from ..models import DatabaseNow, Gap, ParkedStream
+from ..eventlog.windows.time import TOP, TimeState
+from ..models import DeliveredVersion, Gap, GapQuerySet, ParkedStream
 from ..signals import stream_parked
 from ..text import get_logger
-from .delivered import note, noted
 from .parking import Parking
 from .subscriber import Subscriber
 
@@ -32,12 +34,12 @@ logger = get_logger("outbox_app.subscriptions")
 #: First and longest pause between two looks, in seconds; and the pause once a stream is parked.
 FIRST_PAUSE, LAST_PAUSE, PARKED_PAUSE = 0.05, 5.0, 30.0
 
-#: Streams that are looked at in one turn.
+#: Streams that are looked at in one run.
 MAX_LOOKS = 100
 
 
 @dataclass(slots=True)
-class Hold:
+class HeldStream:
     """A held stream, in memory."""
 
     #: First version that was not handled.
@@ -46,15 +48,8 @@ class Hold:
     due: float
 
 
-class Gaps:
-    """The version gaps of one partition. With ``on_gap="off"`` there are none.
-
-    Args:
-        subscriber: The subscription.
-        part: Its partition.
-        parking: Its parked streams.
-        clock: Monotonic clock, in seconds.
-    """
+class VersionGaps:
+    """The version gaps of one partition. With ``on_gap="off"`` there are none."""
 
     def __init__(
         self, subscriber: Subscriber, part: int, parking: Parking, *, clock: Callable[[], float]
@@ -65,23 +60,24 @@ class Gaps:
         self.using = parking.using
         self.clock = clock
         self.active = subscriber.on_gap != "off"
-        self._holds: dict[tuple[str, str], Hold] = {}
+        #: By log and stream.
+        self._held: dict[tuple[str, str], HeldStream] = {}
         self._checks: dict[str, Completeness] = {}
 
     @property
     def pause(self) -> float | None:
         """Seconds until the next look; None: no stream is held."""
-        dues = [hold.due for hold in self._holds.values()]
+        dues = [held.due for held in self._held.values()]
         return max(0.0, min(dues) - self.clock()) if dues else None
 
     def load(self) -> None:
         """Read which streams are held."""
-        self._holds = {}
+        self._held = {}
         if self.active and self.parking.parked:
             held = set(self._open().values_list("log", "stream"))
             now = self.clock()
-            self._holds = {
-                key: Hold(version, now)
+            self._held = {
+                key: HeldStream(version, now)
                 for key, version in self.parking.parked.items()
                 if key in held
             }
@@ -91,12 +87,14 @@ class Gaps:
         if not self.active:
             return Checked(self.parking.without(events), [])
         for event in events:
-            hold = self._holds.get((event.log, event.stream))
-            if hold and event.version <= hold.version:
-                hold.due = self.clock()  # the page brings what it waits for
+            held = self._held.get((event.log, event.stream))
+            if held and event.version <= held.version:
+                held.due = self.clock()  # the page brings what it waits for
         events = self.parking.without(events)
         streams = {event.stream for event in events}
-        handled = noted(self.subscriber.name, reader.table, state, streams, using=self.using)
+        handled = handled_versions(
+            self.subscriber.name, reader.table, state, streams, using=self.using
+        )
         return self._completeness(reader).check(state, events, handled)
 
     def wanted(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
@@ -106,152 +104,143 @@ class Gaps:
             return events
         return [event for event in events if only.matches(event.topic, event.type)]
 
-    def passed(
+    def record(
         self,
         reader: LogReader,
         state: WindowState,
         events: Sequence[RecordedEvent],
-        holes: Sequence[Hole],
+        missing: Sequence[MissingVersions],
     ) -> None:
-        """Note in the open transaction what was handled, and what has to wait."""
-        for hole in holes:
-            self._hold(reader.table, hole)
+        """Record in the open transaction what was handled, and which streams have to wait."""
+        parked = self.parking.parked
+        for each in missing:
+            # A handler may have failed in this page; on release its stream comes to this again.
+            if (reader.table, each.stream) not in parked:
+                self.parking.park(
+                    log=reader.table,
+                    stream=each.stream,
+                    version=each.first,
+                    position=each.position,
+                    error=_text(each),
+                )
+                self._hold(reader.table, each)
         if not self.active:
             return
-        parked = self.parking.parked
         versions = {
             event.stream: event.version
             for event in events
             if event.version < parked.get((event.log, event.stream), TOP)
         }
-        note(self.subscriber.name, reader.table, state, versions, using=self.using)
+        record_versions(self.subscriber.name, reader.table, state, versions, using=self.using)
 
     def due(self, log: str) -> list[ParkedStream]:
         """Return the streams of a log that are to be looked at now: held, or released."""
         now = self.clock()
-        streams = [key[1] for key, hold in self._holds.items() if key[0] == log and hold.due <= now]
+        streams = [key[1] for key, held in self._held.items() if key[0] == log and held.due <= now]
         found = self.parking.due(log, streams[:MAX_LOOKS])
-        for gone in set(streams[:MAX_LOOKS]).difference(row.stream for row in found):
-            # Somebody has deleted its row.
-            del self._holds[log, gone]
-            self.parking.parked.pop((log, gone), None)
+        for deleted in set(streams[:MAX_LOOKS]).difference(row.stream for row in found):
+            del self._held[log, deleted]
+            self.parking.parked.pop((log, deleted), None)
         return found
 
-    def following(
+    def next_events(
         self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int
-    ) -> tuple[list[RecordedEvent], Hole | None, bool]:
+    ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
         """Return what can be handled of a parked stream, what is missing then, and if more is."""
         if self.active:
             check = self._completeness(reader)
-            return check.following(state, parked.stream, parked.version, limit)
+            return check.next_events(state, parked.stream, parked.version, limit)
         events = self.parking.missed(parked, reader, state, limit)
         return events, None, len(events) == limit
 
     def held(self, parked: ParkedStream) -> bool:
         """Say whether the stream waits for versions, and not for a person."""
-        return bool(self._open().filter(log=parked.log, stream=parked.stream).exists())
+        return self._gaps_of(parked).exists()
 
-    def wait(self, parked: ParkedStream, hole: Hole) -> None:
+    def wait(self, parked: ParkedStream, missing: MissingVersions) -> None:
         """It is still missing: look again later, or give up."""
         subscriber, key = self.subscriber, (parked.log, parked.stream)
         with transaction.atomic(using=self.using):
-            if not self.parking.move(parked, hole.first, hole.position, _text(hole)):
+            if not parked.compare_and_set(
+                version=missing.first,
+                position=missing.position,
+                error=_text(missing),
+                released=False,
+            ):
                 return  # a person has skipped it just now
-            gap = self._gap(parked.log, hole)
+            gap = self._record_missing(parked.log, missing)
             gap.attempts += 1
             gap.save(using=self.using, update_fields=["attempts"])
             if subscriber.on_gap == "skip" and gap.attempts >= subscriber.max_backtracks:
-                self._skip(parked, gap, hole)
+                self._skip(parked, gap, missing)
                 return
             if gap.attempts == max(1, subscriber.max_backtracks):
-                self._say_parked(parked, gap)
+                self._announce_parked(parked, gap)
         parked_by_now = gap.attempts >= subscriber.max_backtracks
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(gap.attempts, 20))
         due = self.clock() + (PARKED_PAUSE if parked_by_now else pause)
-        self._holds[key] = Hold(hole.first, due)
+        self._held[key] = HeldStream(missing.first, due)
 
-    def made_up(
+    def filled(
         self,
         parked: ParkedStream,
         state: WindowState,
         events: Sequence[RecordedEvent],
-        hole: Hole | None,
+        missing: MissingVersions | None,
     ) -> None:
-        """Note in the open transaction that events of a parked stream were handled."""
+        """Record in the open transaction that events of a parked stream were handled."""
         if not self.active:
             return
-        rows = self._open().filter(log=parked.log, stream=parked.stream)
-        settled: dict[str, Any] = {"state": Gap.State.FILLED, "settled_at": DatabaseNow()}
-        if not events:
-            settled.update(state=Gap.State.CLOSED, reason="Nothing is there that waits for it.")
-        elif hole:  # of what was missing it may have been a part
-            rows.filter(last__gte=hole.first).update(last=hole.first - 1)
-        rows.update(**settled)
+        gaps = self._gaps_of(parked)
         if events:
+            if missing:  # of what was missing it may have been a part
+                gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
+            gaps.settle(Gap.State.FILLED)
             versions = {parked.stream: events[-1].version}
-            note(self.subscriber.name, parked.log, state, versions, using=self.using)
-        key = (parked.log, parked.stream)
-        self._holds.pop(key, None)
-        if hole:
-            self._gap(parked.log, hole)
-            self._holds[key] = Hold(hole.first, self.clock() + FIRST_PAUSE)
+            record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
+        else:
+            gaps.settle(Gap.State.CLOSED, reason="Nothing is there that waits for it.")
+        self._held.pop((parked.log, parked.stream), None)
+        if missing:
+            self._hold(parked.log, missing)
 
     def failed(self, parked: ParkedStream) -> None:
         """The versions are there, but the handler refused them: the stream waits for a person."""
         if self.active:
-            rows = self._open().filter(log=parked.log, stream=parked.stream)
-            rows.update(state=Gap.State.FILLED, settled_at=DatabaseNow())
-            self._holds.pop((parked.log, parked.stream), None)
+            self._gaps_of(parked).settle(Gap.State.FILLED)
+            self._held.pop((parked.log, parked.stream), None)
 
-    def _hold(self, log: str, hole: Hole) -> None:
-        if (log, hole.stream) in self.parking.parked:
-            return  # its handler failed in this page; when it is released, the hole is met again
-        self.parking.hold(log, hole.stream, hole.first, hole.position, _text(hole))
-        self._gap(log, hole)
-        self._holds[log, hole.stream] = Hold(hole.first, self.clock() + FIRST_PAUSE)
+    def _hold(self, log: str, missing: MissingVersions) -> None:
+        self._record_missing(log, missing)
+        held = HeldStream(missing.first, self.clock() + FIRST_PAUSE)
+        self._held[log, missing.stream] = held
 
-    def _gap(self, log: str, hole: Hole) -> Gap:
-        """Return the row of an open gap; it may have been settled before, and be open again."""
+    def _record_missing(self, log: str, missing: MissingVersions) -> Gap:
         key = {
             "kind": Gap.Kind.VERSION,
             "subscription": self.subscriber.name,
             "log": log,
-            "stream": hole.stream,
-            "first": hole.first,
-        }
-        values: dict[str, Any] = {"partition": self.part, "last": hole.last}
-        again: dict[str, Any] = {
-            "state": Gap.State.OPEN,
-            "attempts": 0,
-            "settled_at": None,
-            "settled_by": "",
-            "reason": "",
+            "stream": missing.stream,
+            "first": missing.first,
         }
         gaps = Gap.objects.using(self.using)
-        gap, created = gaps.get_or_create(**key, defaults=values)
-        if not created:
-            if gap.state != Gap.State.OPEN:
-                values |= again
-            for name, value in values.items():
-                setattr(gap, name, value)
-            gap.save(using=self.using, update_fields=list(values))
-        return gap
+        return gaps.record_missing(key, partition=self.part, last=missing.last)
 
-    def _skip(self, parked: ParkedStream, gap: Gap, hole: Hole) -> None:
-        gap.state = Gap.State.SKIPPED
-        gap.settled_at = DatabaseNow()
-        gap.settled_by = f"subscription {self.subscriber.name}"
-        gap.reason = f'Not there after {gap.attempts} looks (on_gap="skip").'
-        gap.save(using=self.using)
+    def _skip(self, parked: ParkedStream, gap: Gap, missing: MissingVersions) -> None:
+        Gap.objects.using(self.using).filter(pk=gap.pk).settle(
+            Gap.State.SKIPPED,
+            by=f"subscription {self.subscriber.name}",
+            reason=f'Not there after {gap.attempts} looks (on_gap="skip").',
+        )
         rows = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        rows.update(version=hole.last + 1, released=True)
-        self._holds.pop((parked.log, parked.stream), None)
+        rows.update(version=missing.last + 1, released=True)
+        self._held.pop((parked.log, parked.stream), None)
         logger.warning(
             "Gap skipped subscription=%s log=%s stream=%s first=%d last=%d",
-            *(self.subscriber.name, parked.log, parked.stream, hole.first, hole.last),
+            *(self.subscriber.name, parked.log, parked.stream, missing.first, missing.last),
         )
 
-    def _say_parked(self, parked: ParkedStream, gap: Gap) -> None:
+    def _announce_parked(self, parked: ParkedStream, gap: Gap) -> None:
         logger.warning("Gap stays open subscription=%s gap=%s", self.subscriber.name, gap)
         transaction.on_commit(
             lambda: stream_parked.send_robust(ParkedStream, using=self.using, parked=parked),
@@ -264,11 +253,47 @@ class Gaps:
             self._checks[reader.table] = Completeness(reader)
         return self._checks[reader.table]
 
-    def _open(self) -> Any:
-        return Gap.objects.using(self.using).filter(
-            kind=Gap.Kind.VERSION, state=Gap.State.OPEN, subscription=self.subscriber.name
+    def _gaps_of(self, parked: ParkedStream) -> GapQuerySet:
+        return self._open().filter(log=parked.log, stream=parked.stream)
+
+    def _open(self) -> GapQuerySet:
+        gaps = Gap.objects.using(self.using).open()
+        return gaps.filter(kind=Gap.Kind.VERSION, subscription=self.subscriber.name)
+
+
+def _text(missing: MissingVersions) -> str:
+    return f"Versions {missing.first} to {missing.last} are missing; what follows them waits."
+
+
+def handled_versions(
+    subscription: str, log: str, state: WindowState, streams: Collection[str], *, using: str
+) -> dict[str, int]:
+    """Return the highest version handled, of those streams of which it was recorded."""
+    if not isinstance(state, TimeState) or not streams:
+        return {}
+    rows = DeliveredVersion.objects.using(using).filter(
+        subscription=subscription, log=log, stream__in=streams, run=state.run
+    )
+    return dict(rows.values_list("stream", "version"))
+
+
+def record_versions(
+    subscription: str, log: str, state: WindowState, versions: Mapping[str, int], *, using: str
+) -> None:
+    """Record how far streams were handled, in the open transaction of the effects."""
+    if not isinstance(state, TimeState) or not versions:
+        return
+    # In one order, so that two transactions never wait for one another.
+    rows = [
+        DeliveredVersion(
+            subscription=subscription, log=log, stream=stream, version=version, run=state.run
         )
-
-
-def _text(hole: Hole) -> str:
-    return f"Versions {hole.first} to {hole.last} are missing; what follows them waits."
+        for stream, version in sorted(versions.items())
+    ]
+    named = connections[using].features.supports_update_conflicts_with_target
+    DeliveredVersion.objects.using(using).bulk_create(
+        rows,
+        update_conflicts=True,
+        update_fields=["version", "run"],
+        unique_fields=["subscription", "log", "stream"] if named else None,
+    )

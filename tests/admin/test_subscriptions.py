@@ -285,7 +285,7 @@ def test_a_subscription_that_nobody_runs_is_warned_of(alias, shop, superuser):
     words = "No process runs shop. Start manage.py run_subscriptions."
     assert words in text(superuser.get(OVERVIEW))
     runner = Runner([subscriber_named("shop")])
-    runner.turn()
+    runner.run_once()
     try:
         assert words not in text(superuser.get(OVERVIEW))
         drainers = reverse("admin:outbox_app_process_changelist")

@@ -37,7 +37,7 @@ def main() -> dict[str, Any]:
         note("window", [event.id for event in events])
 
     def read() -> None:
-        reader.turn()
+        reader.run_once()
         Runner([subscriber_named("window")]).run(once=True)
 
     with losses.scratch_database():

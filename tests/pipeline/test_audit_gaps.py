@@ -14,7 +14,7 @@ from outbox_app.models import Event, Gap
 from outbox_app.pipeline.defects import Defect
 from outbox_app.pipeline.driver import audit_gaps
 from outbox_app.pipeline.driver.audit_gaps import accepted_gaps, record
-from outbox_app.subscriptions.gaps import list_gaps, skip_gap
+from outbox_app.subscriptions.skips import list_gaps, skip_gap
 
 
 def gap(stream: str, first: int, last: int, kind: str = "gap") -> Defect:

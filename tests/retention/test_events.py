@@ -72,7 +72,7 @@ def page(name: str, size: int, part: int = 0) -> None:
     defaults = {"partitions": declared.partitions}
     Subscription.objects.using(declared.using).get_or_create(name=name, defaults=defaults)
     partition = Partition(declared, part, batch_size=size)
-    partition.turn()
+    partition.run_once()
     partition.close()
 
 

@@ -101,7 +101,7 @@ def test_the_recipe(alias, sql, partitioned, drop_if_passed, published, run):
         assert publish("a", "made", expected_version=6).version == 7
     run("ahead")
     partition = Partition(subscriber_named("behind"), 0, batch_size=2)
-    partition.turn()
+    partition.run_once()
     partition.close()
     assert sorted(ahead) == sorted(Event.objects.using(alias).values_list("stream", "version"))
 

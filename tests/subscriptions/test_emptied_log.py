@@ -48,7 +48,7 @@ def test_a_log_that_is_emptied(alias, log, looks, start):
 
     def turn():
         now[0] += 1000
-        while partition.turn():
+        while partition.run_once():
             pass
 
     try:
@@ -86,15 +86,15 @@ def test_events_that_were_pruned_are_no_emptied_log(alias, published):
     partition = Partition(subscriber_named("all"), 0)
     try:
         published("a", "b", "c")
-        partition.turn()
+        partition.run_once()
         rows = Event.objects.using(alias)
         for keep in (1, 0):
             ids = list(rows.order_by("pk").values_list("pk", flat=True))
             rows.filter(pk__in=ids[: len(ids) - keep])._raw_delete(alias)
-            partition.turn()
+            partition.run_once()
             assert partition.error == ""
         published("d")
-        partition.turn()
+        partition.run_once()
         assert [event.stream for event in seen] == ["a", "b", "c", "d"]
     finally:
         partition.close()

@@ -13,10 +13,11 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
+from outbox_app.enclosure import SwallowedError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, InboxEntry, Incident, Process, Subscription
-from outbox_app.subscriptions.cursors import Overtaken
-from outbox_app.subscriptions.partition import Partition, SwallowedError
+from outbox_app.subscriptions.cursors import CursorConflict
+from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import ROOT, eventually, on
@@ -194,11 +195,11 @@ def test_two_owners_of_one_page(alias, published):
     subscriber("noted")(seen.extend)
     Subscription.objects.using(alias).create(name="noted")
     one, other = (Partition(subscriber_named("noted"), 0) for _ in range(2))
-    set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.turn()))
+    set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.run_once()))
     one._load()
-    with pytest.raises(Overtaken):
-        one._handle_page(one._feeds[0])
-    one.turn()
+    with pytest.raises(CursorConflict):
+        one._process_page(one._cursors[0])
+    one.run_once()
     assert [event.stream for event in seen] == STREAMS
     one.close()
     other.close()
@@ -249,7 +250,7 @@ def test_it_is_tried_again_with_pauses_that_grow(alias, published):
     Subscription.objects.using(alias).create(name="fails")
     partition = Partition(subscriber_named("fails"), 0, clock=lambda: now[0])
     for _ in range(4000):
-        partition.turn()
+        partition.run_once()
         now[0] += 0.05
     partition.close()
     pauses = [after - before for before, after in pairwise(attempts)]
@@ -301,7 +302,7 @@ def test_more_partitions_take_over_where_the_old_ones_stand(alias, published, ru
 
 
 def _exhaust(partition: Partition) -> None:
-    while partition.turn():
+    while partition.run_once():
         pass
 
 

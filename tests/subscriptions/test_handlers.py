@@ -276,10 +276,10 @@ def test_a_replica_that_was_away(alias, published, monkeypatch):
     runner = Runner([subscriber_named("copy")])
     try:
         published("a")
-        runner.turn()
+        runner.run_once()
         cut(alias, replica)
         published("b")
-        eventually(lambda: runner.turn() or len(seen) == 2)
+        eventually(lambda: runner.run_once() or len(seen) == 2)
     finally:
         runner._leave()
         replica.close()
@@ -330,13 +330,13 @@ def test_what_another_process_held_is_no_trouble_any_more(alias, published, run)
         other.set_autocommit(False)
         with other.cursor() as cursor:
             cursor.execute("SELECT id FROM outbox_cursor WHERE subscription = 'idle' FOR UPDATE")
-        partition.turn()
+        partition.run_once()
         assert "Another process" in partition.error
         other.rollback()
     finally:
         other.close()
     partition._rest_until = 0.0
-    partition.turn()
+    partition.run_once()
     partition.close()
     assert partition.error == ""
 
@@ -352,15 +352,15 @@ def test_older_code_beside_newer_code(alias, published, run):
 
     old = declare(1)
     published(*"abcdefgh")
-    old.turn()
+    old.run_once()
     new = declare(4)
-    new.turn()
-    old.shares[0].membership._shared_at = new.shares[0].membership._shared_at = -1e9
-    old.turn()
+    new.run_once()
+    old.workers[0].membership._shared_at = new.workers[0].membership._shared_at = -1e9
+    old.run_once()
     assert "repartition" in old.trouble
     published(*"abcdefgh")
-    new.shares[0].membership._shared_at = -1e9
-    eventually(lambda: new.turn() or len(seen) == 16)
+    new.workers[0].membership._shared_at = -1e9
+    eventually(lambda: new.run_once() or len(seen) == 16)
     assert Process.objects.using(alias).count() == 1
     old._leave()
     new._leave()

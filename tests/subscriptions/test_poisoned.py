@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from outbox_app import subscriber
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
-from outbox_app.subscriptions.isolation import Attempt, narrowed
+from outbox_app.subscriptions.handling import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -1,6 +1,6 @@
 """``manage.py outbox_subscriptions``: shows subscriptions, and does what a person decides.
 
-Thin: arguments in, ``subscriptions.control``, ``subscriptions.lag`` and ``subscriptions.gaps`` out.
+Thin: arguments in; ``control``, ``lag`` and ``skips`` of ``outbox_app.subscriptions`` out.
 It asks for a confirmation only before it skips events, and with ``--noinput`` not even then, so
 that scripts may call it; ``--dry-run`` is the preview.
 """
@@ -18,11 +18,9 @@ from ...jobs.drain.status import LISTED
 from ...models import Event
 from ...process.tables import require_alias, require_tables
 from ...subscriptions import control, counting
-from ...subscriptions.forgetting import forget
-from ...subscriptions.gaps import list_gaps, skip_gap
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
-from ...subscriptions.places import parse_place
-from ...subscriptions.skips import discard_stream, skip_event
+from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
+from ...subscriptions.start_point import parse_start_point
 from ...text import one_line
 from ..teaching import TeachingCommand
 
@@ -209,7 +207,7 @@ class Command(TeachingCommand):
 
     def _replay(self, name: str, *, place: str, using: str, **options: Any) -> None:
         try:
-            where = parse_place(place)
+            where = parse_start_point(place)
         except OutboxError as error:
             raise _usage(str(error)) from error
         self._move(name, where, using=using, **options)
@@ -304,7 +302,7 @@ class Command(TeachingCommand):
         self.write(f"{name} has {after} {noun} (before: {before}).")
 
     def _forget(self, name: str, *, using: str, **options: Any) -> None:
-        forget(name, using=using)
+        control.delete_subscription(name, using=using)
         self.write(f"Forgotten: {name}.")
 
 

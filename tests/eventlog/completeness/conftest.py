@@ -53,7 +53,7 @@ class Reading:
     def poll(self) -> Reading:
         """Turn until there is nothing more to do at this moment."""
         for _ in range(1000):
-            if not self.partition.turn():
+            if not self.partition.run_once():
                 return self
         raise AssertionError("it turns for ever")
 

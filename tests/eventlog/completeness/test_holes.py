@@ -8,7 +8,7 @@ from django.db import connections
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
-from outbox_app.subscriptions.gaps import list_gaps, skip_gap
+from outbox_app.subscriptions.skips import list_gaps, skip_gap
 
 from .conftest import WAYS
 
@@ -174,13 +174,13 @@ def test_a_person_who_skips_while_it_is_filled_is_told(reading, log, way, alias)
     log.add("a", 1, 3)
     reader.poll()
     log.add("a", 2)
-    assert reader.partition.turn()  # its page has come, and the stream is about to be looked at
+    assert reader.partition.run_once()  # its page has come, and the stream is about to be looked at
     parked = ParkedStream.objects.using(alias).get()
     skip_gap(Gap.objects.using(alias).get().pk, by="ann", reason="gone", using=alias)
     # The reader has looked before that, and comes with the version now: it loses.
-    feed = reader.partition._feeds[0]
-    with pytest.raises(Exception, match="moved by somebody else"):
-        reader.partition._make_up(feed, parked)
+    at = reader.partition._cursors[0]
+    with pytest.raises(Exception, match="moved by another process"):
+        reader.partition._process_held(at, parked)
     assert reader.handled == ["a:1"]
     assert reader.start().poll().handled == ["a:1", "a:3"]
     assert reader.gaps == [("a", 2, 2, "skipped")]
@@ -242,7 +242,7 @@ def test_one_statement_a_page_looks_the_predecessors_up(
     reader.poll()
     published(*streams)
     with django_assert_max_num_queries(1000, connection=connections[alias]) as queries:
-        reader.partition.turn()
+        reader.partition.run_once()
     selects = [q["sql"] for q in queries.captured_queries if q["sql"].startswith("SELECT")]
     # By time, what was noted of a stream says it all.
     words = DeliveredVersion._meta.db_table if way else "beside_id"

@@ -98,14 +98,14 @@ def test_a_second_reader_that_holds_the_same_page_changes_nothing(reading, log, 
     old = first.partition
     log.add("a", 2, 4)
     first.start().poll()
-    assert old.turn()  # overtaken: it reads its rows anew
-    assert not old.turn()
+    assert old.run_once()  # overtaken: it reads its rows anew
+    assert not old.run_once()
     assert first.handled == ["a:1", "a:2"]
     assert first.gaps == [("a", 3, 3, "open")]
     log.add("a", 3)
     first.later(60)
-    old.turn()
-    old.turn()
+    old.run_once()
+    old.run_once()
     assert first.handled == ["a:1", "a:2", "a:3", "a:4"]
 
 
@@ -114,14 +114,14 @@ def test_a_commit_that_fails_after_the_hold_was_noted(reading, log, way, monkeyp
     reader = reading(on_error="park", **way)
     log.add("a", 1, 3)
     log.add("b", 1)
-    passed, failures = reader.partition.gaps.passed, iter(range(3))
+    record, failures = reader.partition.gaps.record, iter(range(3))
 
     def fail_at_first(*arguments):
-        passed(*arguments)
+        record(*arguments)
         if next(failures, None) is not None:
             raise ValueError("deferred")
 
-    monkeypatch.setattr(reader.partition.gaps, "passed", fail_at_first)
+    monkeypatch.setattr(reader.partition.gaps, "record", fail_at_first)
     reader.later(10)
     assert reader.handled == ["a:1", "b:1"]
     assert reader.gaps == [("a", 2, 2, "open")]

@@ -33,7 +33,7 @@ def test_predecessors_come_from_indexes(alias, reading):
         return run(sql, params, many, context)
 
     with connections[alias].execute_wrapper(note):
-        reader.partition.turn()
+        reader.partition.run_once()
     [(sql, params)] = [each for each in statements if "beside_id" in each[0]]
     plan = execute(alias, f"EXPLAIN {sql}", *params)
     if alias == "postgres":

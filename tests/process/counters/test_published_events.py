@@ -34,16 +34,16 @@ def test_a_reader_samples_the_newest_position(alias):
 def test_a_minute_is_sampled_once(alias, settings):
     subscriber("sampled")(lambda events: None)
     runner = Runner([subscriber_named("sampled")], lease_seconds=600)
-    runner.turn()
-    [share] = runner.shares
-    share._sampled = minute = share.counters.of(share.membership).begins
+    runner.run_once()
+    [worker] = runner.workers
+    worker._sampled = minute = worker.counters.of(worker.membership).begins
     with transaction.atomic(using=alias):
         publish_many([NewEvent("s", "made")])
-    before = dict(share.counters.of(share.membership).values)
-    share._sample_if_due()
-    if share.counters.of(share.membership).begins == minute:  # or another one has just begun
-        assert share.counters.of(share.membership).values == before
-    share.leave()
+    before = dict(worker.counters.of(worker.membership).values)
+    worker._sample_if_due()
+    if worker.counters.of(worker.membership).begins == minute:  # or another one has just begun
+        assert worker.counters.of(worker.membership).values == before
+    worker.leave()
 
 
 @pytest.fixture

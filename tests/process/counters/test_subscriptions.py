@@ -27,14 +27,14 @@ def turned(*names, turns=3):
     runner = Runner([subscriber_named(name) for name in names], lease_seconds=600)
     stop_the_clock_of(runner._counters)
     for _ in range(turns):
-        runner.turn()
+        runner.run_once()
     return runner
 
 
 def killed(runner):
     """It is gone, and has written nothing; its leases have run out."""
-    for share in runner.shares:
-        share.leave()
+    for worker in runner.workers:
+        worker.leave()
 
 
 def found(alias, **only):
@@ -50,7 +50,7 @@ def test_events_that_were_handled_by_subscription(alias):
     assert found(alias) == {"handled all": 40, "handled shared": 40}
     rows = Statistic.objects.using(alias).filter(dimension="subscription")
     sources = {(row.label, row.source) for row in rows}
-    assert sources == {(s.subscriber.name, str(s.membership.id)) for s in runner.shares}
+    assert sources == {(s.subscriber.name, str(s.membership.id)) for s in runner.workers}
 
     publish(alias, "a", "b")
     Runner([subscriber_named("all")]).run(once=True)
@@ -75,7 +75,7 @@ def test_attempts_that_failed(alias, settings):
     publish(alias, "a")  # the search for an event in a page counts as one attempt
     runner = turned("failing", "well")
     while failures:
-        runner.turn()
+        runner.run_once()
     runner.run(once=True)
     while not found(alias).get("handled failing"):
         runner.run(once=True)
@@ -104,10 +104,10 @@ def test_a_killed_process_loses_what_was_not_written(alias):
     runner = turned("all")
     assert found(alias) == {}
     runner._counters._tried_at = float("-inf")
-    runner.turn()
+    runner.run_once()
     assert found(alias) == {"handled all": 3}
     publish(alias, "d", "e")
-    runner.turn()
+    runner.run_once()
     killed(runner)
     assert found(alias) == {"handled all": 3}
 
@@ -120,16 +120,16 @@ def test_a_page_that_is_handled_before_another_log_fails_counts(alias):
     subscriber("all")(lambda events: None)
     publish(alias, "a", "b", "c")
     runner = turned("all", turns=1)
-    [share] = runner.shares
-    [partition] = share.partitions.values()
+    [worker] = runner.workers
+    [partition] = worker.partitions.values()
     publish(alias, "d")
 
     def look(*args):
         raise ValueError("after the page was committed")
 
     partition._id_gaps.look = look
-    runner.turn()
-    assert share.away.text
+    runner.run_once()
+    assert worker.backoff.text
     runner._leave()
     assert found(alias) == {"handled all": 4}
 
@@ -146,7 +146,7 @@ def test_a_write_that_fails_disturbs_no_subscription(alias):
         runner = turned("all")
         runner._counters.write()
         publish(alias, "d")
-        runner.turn()
+        runner.run_once()
         assert not runner.trouble
     assert runner.handled == 4
     assert Subscription.objects.using(alias).filter(name="all").exists()

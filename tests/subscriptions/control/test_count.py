@@ -17,8 +17,7 @@ from outbox_app.retention.events import prune_events
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.counting import count_events
-from outbox_app.subscriptions.gaps import skip_gap
-from outbox_app.subscriptions.skips import discard_stream, skip_event
+from outbox_app.subscriptions.skips import discard_stream, skip_event, skip_gap
 from tests.faults.tools import on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]

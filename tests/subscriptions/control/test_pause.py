@@ -46,10 +46,10 @@ def test_pause_under_load(alias, published, running, seen_by):
     streams = [f"s{i}" for i in range(300)]
     published(*streams)
     with running("busy") as runner:
-        [share] = runner.shares
+        [worker] = runner.workers
 
         def beats(since):
-            return share.membership._beaten_at != since
+            return worker.membership._beaten_at != since
 
         for _ in range(3):
             before = len(seen)
@@ -57,9 +57,9 @@ def test_pause_under_load(alias, published, running, seen_by):
             control.pause("busy")
             counted = len(seen)
             for _ in range(2):  # it has noticed, and looked again: still nothing
-                beaten = share.membership._beaten_at
+                beaten = worker.membership._beaten_at
                 eventually(lambda beaten=beaten: beats(beaten), "a beat")
-            assert share.paused
+            assert worker.paused
             assert len(seen) == counted
             control.resume("busy")
         eventually(lambda: len(seen) == 300, "the rest")
@@ -108,15 +108,15 @@ def test_pause_between_the_read_of_a_page_and_its_transaction(alias, published, 
     adopt_partitions(subscriber_named("all"), using=alias)
     partition = Partition(subscriber_named("all"), 0)
     try:
-        partition.turn()
+        partition.run_once()
         assert seen == [("a", 1)]
         control.pause("all")
-        assert partition.turn()  # overtaken: it looks again at once …
+        assert partition.run_once()  # overtaken: it looks again at once …
         with pytest.raises(Paused):
-            partition.turn()  # … and finds it paused
+            partition.run_once()  # … and finds it paused
         assert seen == [("a", 1)]
         control.resume("all")
-        partition.turn()
+        partition.run_once()
         assert seen == [("a", 1), ("b", 1)]
     finally:
         partition.close()

@@ -99,7 +99,7 @@ def test_a_page_of_the_old_partitions_in_flight(
     published(*STREAMS)
     run("counted")
     old = Runner([module.subscriber_named("counted")], lease_seconds=60)
-    old.turn()
+    old.run_once()
     published(*STREAMS)
     refused = []
 
@@ -119,7 +119,7 @@ def test_a_page_of_the_old_partitions_in_flight(
 
     threads: list[threading.Thread] = []
     at_failpoint(point, beside)
-    while old.turn():
+    while old.run_once():
         pass
     for thread in threads:
         thread.join()

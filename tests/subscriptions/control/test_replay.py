@@ -11,7 +11,7 @@ from outbox_app import publish, subscriber
 from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, ParkedStream
 from outbox_app.subscriptions import control
-from outbox_app.subscriptions.places import parse_place
+from outbox_app.subscriptions.start_point import parse_start_point
 from tests.faults.tools import eventually, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -106,7 +106,7 @@ def test_from_a_time(alias, published, run, seen_by):
 
 def test_a_time_in_an_empty_log(alias, run, seen_by):
     seen_by("all")
-    control.replay("all", parse_place("2026-01-31T12:00"))
+    control.replay("all", parse_start_point("2026-01-31T12:00"))
     assert run("all") == 0
 
 
@@ -161,7 +161,7 @@ def test_a_replay_ends_the_rest_of_a_failure(alias, published, running):
 
         def rests():
             """Again and again: the runner may be about to set its own, shorter rest."""
-            partitions = [p for s in runner.shares for p in s.partitions.values()]
+            partitions = [p for s in runner.workers for p in s.partitions.values()]
             long = [partition for partition in partitions if partition.resting > 20]
             for partition in partitions:
                 partition._rest_until = partition.clock() + 1000
@@ -262,7 +262,7 @@ def test_positions_that_the_log_does_not_have(alias, published, run, seen_by, pl
 @pytest.mark.parametrize("text", ["", "tomorrow", "-1", "1.5", "2026-13-01T00:00", "9" * 30, "٣"])
 def test_texts_that_are_no_place(text):
     with pytest.raises(ReplayRefused, match="is no place in a log"):
-        parse_place(text)
+        parse_start_point(text)
 
 
 def test_effects_and_place_are_one_after_a_rollback(alias, published, run, seen_by):

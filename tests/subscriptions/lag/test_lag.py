@@ -67,7 +67,7 @@ def test_in_the_middle_of_a_backlog(alias, published, run, seen_by):
 
     runner = Runner([subscriber_named("all")])
     for turn in range(6):
-        runner.turn()
+        runner.run_once()
         if turn == 1:
             published(*"abcd")
         assert one(alias, "all").behind == (8 if turn < 1 else 12) - len(seen)

@@ -47,7 +47,7 @@ class Readers:
         declared = subscriber_named(name)
         Subscription.objects.using(declared.using).get_or_create(name=name)
         partition = Partition(declared, 0, batch_size=size)
-        partition.turn()
+        partition.run_once()
         partition.close()
 
     def run(self, *names: str) -> int:

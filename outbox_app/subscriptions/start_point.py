@@ -1,4 +1,4 @@
-"""Places in a log, as people name them, and the positions that they stand for.
+"""Places in a log, as people name them, and where the cursors go that are moved there.
 
 "beginning" is in front of the first event, "now" behind all that is committed when the move is
 made. A position n means what is behind it. A time means what was recorded from then on, and what
@@ -7,7 +7,7 @@ was recorded up to a second before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,10 +28,10 @@ from ..jobs.drain import status
 from ..models import Cursor, EventLog
 from ..text import one_line
 
-Place = Literal["beginning", "now"] | int | datetime
+StartPoint = Literal["beginning", "now"] | int | datetime
 
 
-def parse_place(text: str) -> Place:
+def parse_start_point(text: str) -> StartPoint:
     """Return the place that a text names.
 
     Raises:
@@ -54,7 +54,7 @@ def parse_place(text: str) -> Place:
     return moment
 
 
-def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
+def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | None:
     """Return the position behind which a place lies; None: behind all that is committed.
 
     Raises:
@@ -78,16 +78,27 @@ def position_of(log: type[EventLog], place: Place, *, using: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """Where a move ends, and which events no cursor would handle any more."""
+class Move:
+    """Where the cursors of one log go, and which events none of them would handle any more."""
 
+    log: type[EventLog]
+    #: Highest position that any of its partitions has passed; None: they have never run.
+    before: int | None
+    #: Behind which position; None: behind all that is committed at that moment.
+    after: int | None
     state: str
     #: Highest position that there is.
     last: int
     #: Position, type and stream of the events passed over, in order; at most ``MANY + 1``.
     passed: list[tuple[int, str, str]]
 
-    def __str__(self) -> str:
+    @property
+    def table(self) -> str:
+        return self.log._meta.db_table
+
+    @property
+    def passes(self) -> str:
+        """The events passed over, for people; empty: none."""
         if not self.passed:
             return ""
         count = f"{status.MANY}+" if len(self.passed) > status.MANY else str(len(self.passed))
@@ -98,21 +109,41 @@ class Landing:
         noun = "event" if count == "1" else "events"
         return f"{count} {noun} that it has not handled ({some}{more})"
 
+    def __str__(self) -> str:
+        here = "never run" if self.before is None else f"at {self.before}"
+        if self.after is None:
+            there = "to now"
+        elif self.after == 0:
+            there = "to the beginning: every event that is kept is handled again"
+        else:
+            there = (
+                f"to {self.after}: the events behind it are handled, again or for the first time"
+            )
+        passes = self.passes and f"; passes over {self.passes}"
+        return f"{self.table}: from where it is ({here}) {there}{passes}"
 
-def landing(
-    reader: LogReader, after: int | None, cursors: Sequence[tuple[Cursor | None, EventFilter]]
-) -> Landing:
-    """Return the state behind a position, and what these cursors would pass over on the way there.
 
-    The log is looked at on a connection of its own, in autocommit: the caller holds locks, and a
+def planned_move(
+    reader: LogReader,
+    after: int | None,
+    cursors: Sequence[tuple[Cursor | None, EventFilter]],
+    *,
+    before: int | None,
+    parked: Collection[str],
+) -> Move:
+    """Return the move of these cursors behind a position.
+
+    The log is read on a connection of its own, in autocommit: the caller holds locks, and a
     transaction that has written cannot tell what is committed.
 
     Args:
         reader: Of the log.
         after: The position; None: behind all that is committed.
         cursors: Each with its filter. None instead of a cursor: it would begin with the log.
+        before: Highest position that any cursor has passed.
+        parked: Streams whose events are not passed over.
     """
-    with looking_aside(reader.using) as run:
+    with autocommit_connection(reader.using) as run:
         reader.window.run = run
         passed: list[tuple[int, str, str]] = []
         try:
@@ -129,7 +160,8 @@ def landing(
                 )
         finally:
             reader.close()
-    return Landing(state.dump(), last or 0, sorted(passed)[: status.MANY + 1])
+    passed = [each for each in sorted(passed)[: status.MANY + 1] if each[2] not in parked]
+    return Move(reader.log, before, after, state.dump(), last or 0, passed)
 
 
 def _unread(reader: LogReader, cursor: Cursor | None) -> str:
@@ -144,7 +176,7 @@ def _unread(reader: LogReader, cursor: Cursor | None) -> str:
 
 
 @contextmanager
-def looking_aside(using: str) -> Iterator[Run]:
+def autocommit_connection(using: str) -> Iterator[Run]:
     """Run statements on a connection of their own, in autocommit."""
     connection = connections.create_connection(using)
 

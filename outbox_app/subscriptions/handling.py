@@ -1,0 +1,106 @@
+"""One attempt at a page: the handler's call, and the search for the event at which it fails.
+
+The search goes by halves: each a shorter page, committed with the cursor, so effects are as exact
+as those of whole pages. A handler that fails only for a combination of events gets past it. One
+event that fails alone is kept on the cursor, with its traceback, and is tried alone until it
+succeeds or a person skips it (``subscriptions.skips``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from django.db import connections
+
+from ..enclosure import SwallowedError, enclosed
+from ..eventlog.completeness import Checked
+from ..eventlog.record import RecordedEvent
+from ..eventlog.window import Page
+from ..exceptions import OutboxError, TransactionEnded
+from ..failpoints import failpoint
+from .subscriber import Subscriber
+
+
+class EndedByHandler(OutboxError):
+    """A handler asked for the end of the process, in which other subscriptions run."""
+
+
+class CheckedPage(NamedTuple):
+    """A page, and what of it is to be handled."""
+
+    events: list[RecordedEvent]
+    page: Page[Any]
+    checked: Checked
+    #: The event to be skipped, where the page ends in front of it.
+    keeps: dict[str, Any] | None = None
+
+
+class Attempt(NamedTuple):
+    """The result of handling a page."""
+
+    #: Rows that were read.
+    rows: int = 0
+    #: Whether there may be more at once.
+    more: bool = False
+    error: Exception | None = None
+    #: What the handler was given.
+    events: list[RecordedEvent] = []
+
+
+def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
+    """Call the handler inside the open transaction, which it cannot end unnoticed."""
+    name, using = subscriber.name, subscriber.using
+    with enclosed(f"The handler of {name!r}", using=using):
+        connection = connections[using]
+        blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
+        try:
+            subscriber.handle(list(events))  # it may take them out
+        except BaseException as error:
+            if len(connection.savepoint_ids) > savepoints:
+                # The error holds a generator inside atomic(), which would leave it later: in the
+                # middle of ours.
+                traceback.clear_frames(error.__traceback__)
+            if isinstance(error, SystemExit | asyncio.CancelledError):
+                raise EndedByHandler(
+                    f"The handler of {name!r} raised {error!r}. That ends nothing but its page; "
+                    "catch it where it comes from."
+                ) from error
+            raise
+        finally:
+            left = len(connection.savepoint_ids) > savepoints
+            # Or the end of our transaction would be taken for the end of that block.
+            del connection.savepoint_ids[savepoints:], connection.atomic_blocks[blocks:]
+        if left:
+            raise SwallowedError(
+                f"The handler of {name!r} has entered atomic() and not left it, as a generator "
+                "does that is not read to its end. What it did was undone."
+            )
+        if connection.needs_rollback:
+            raise SwallowedError(
+                f"The handler of {name!r} caught an error of the database, which has undone its "
+                "transaction. Put the statement that may fail into atomic()."
+            )
+        failpoint("handled")
+
+
+def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
+    """Return the attempt at one event that fails; or the last one, where all of the page succeeds.
+
+    Args:
+        failed: The page as a whole.
+        attempt: Tries a page of at most so many rows, from where the cursor is by then.
+    """
+    left, tried = failed.rows, failed
+    while left > 0:
+        size = max(1, left // 2)
+        tried = attempt(size)
+        ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
+        if tried.error and (size == 1 or not tried.rows or ended):
+            break
+        if not (tried.error or tried.rows or tried.more):
+            break
+        left = size if tried.error else left - tried.rows  # none of them may be wanted
+    return tried
