@@ -130,7 +130,7 @@ def insert(streams: list[str], rows: int, *, log: Any) -> list[int]:
     table = log._meta.db_table
     order = [streams[n % len(streams)] for n in range(rows)]
     counts = Counter(order)
-    heads = bump_versions(table, counts, using="default")
+    heads = bump_versions(table, counts, {}, using="default")
     versions = {stream: heads[stream] - count for stream, count in counts.items()}
     now, uuid, txid = "STATEMENT_TIMESTAMP()", "gen_random_uuid()", "DEFAULT"
     if connection.vendor == "mysql":

@@ -4,9 +4,9 @@ For the first row of each stream in a page the row before it is looked up, one s
 is accepted when that one was handled, or nothing older is kept; what is there and was not handled
 comes first; where a version is missing, this stream is held, and no other. What was handled already
 is dropped. Whether a row was handled is computed from the cursor; for a reader by time, which
-cannot compute it, from the versions that were noted. (So what was handled, deleted, missed and put
-back is handled again behind a window.) That the *last* event of a stream was passed over nothing
-can tell, until it has a successor.
+cannot compute it, from the versions that were recorded. (So what was handled, deleted, missed and
+put back is handled again behind a window.) That the *last* event of a stream was passed over cannot
+be seen until it has a successor.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from .record import COLUMNS, RecordedEvent
 from .state import WindowState
 from .windows.time import TimeState
 
-#: Events of one stream that are made up for at once.
+#: Events of one stream that are inserted into a page at once.
 MAX_BEFORE = 10_000
 
 _BEFORE, _AFTER = 0, 1
 
 
 class MissingVersions(NamedTuple):
-    """Versions of a stream that are missing, or not passed yet."""
+    """Versions of a stream, from first to last, that are missing, or not passed yet."""
 
     stream: str
-    #: First and last of them.
     first: int
     last: int
     #: Position of the event that waits for them.
@@ -39,17 +38,13 @@ class MissingVersions(NamedTuple):
 class Checked(NamedTuple):
     """A page after the check."""
 
-    #: What is to be handled, in order.
+    #: To be handled, in order.
     events: list[RecordedEvent]
     missing: list[MissingVersions]
 
 
 class Completeness:
-    """Checks the pages of one reader, which has to read all types and topics of its streams.
-
-    Args:
-        reader: The reader.
-    """
+    """Checks the pages of one reader, which has to read all types and topics of its streams."""
 
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
@@ -61,10 +56,8 @@ class Completeness:
     ) -> Checked:
         """Return what of a page is to be handled, and which streams have to wait.
 
-        Args:
-            state: The cursor before the page.
-            events: The page, without streams that are held.
-            handled: Highest version handled of a stream, where that was noted.
+        ``state`` is the cursor's before the page; ``events`` are without the streams that are held;
+        ``handled`` are the highest versions handled, of the streams of which they were recorded.
         """
         streams: dict[str, list[list[RecordedEvent]]] = {}
         for event in sorted(events, key=lambda event: event.version):
@@ -86,11 +79,9 @@ class Completeness:
     def next_events(
         self, state: WindowState, stream: str, version: int, limit: int
     ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
-        """Return what can be handled of a stream that was held, from a version on.
+        """Return the events of a held stream from a version on, as far as they are contiguous.
 
-        Returns:
-            The events, as far as they follow one another; what is missing after them; whether
-            there may be more.
+        And what is missing after them, and whether there may be more.
         """
         passed = "" if isinstance(state, TimeState) else f"NOT ({self._unread(state)}) AND"
         rows = self._select(f"{passed} stream = %s AND version >= {version}", [stream], limit)
@@ -110,7 +101,7 @@ class Completeness:
         beside: Mapping[tuple[int, int], tuple[int, bool]],
         missing: list[MissingVersions],
     ) -> list[RecordedEvent]:
-        """Return the events of one stream that are to be handled; note what stops it."""
+        """Return the events of one stream that can be handled; append what is missing then."""
         accepted: list[RecordedEvent] = []
         for run in runs:
             done = handled
@@ -178,7 +169,7 @@ class Completeness:
         return int(kept[0][0]) - 1 if kept else version - 1
 
     def _between(self, stream: str, after: int, before: int) -> list[RecordedEvent]:
-        """Return versions that a reader by time has passed over."""
+        """Return the versions that a reader by time has passed over."""
         condition = f"stream = %s AND version > {after} AND version < {before}"
         return self._select(condition, [stream], MAX_BEFORE)
 
@@ -209,7 +200,7 @@ def _contiguous(version: int, events: Iterable[RecordedEvent]) -> list[RecordedE
 def _in_order(
     events: Sequence[RecordedEvent], accepted: Mapping[str, list[RecordedEvent]]
 ) -> list[RecordedEvent]:
-    """Return what was accepted, in the order of the page; what was missed before what showed it."""
+    """Return what was accepted in the order of the page, what was missed before its successor."""
     waiting = {stream: iter(queue) for stream, queue in accepted.items()}
     here = {event.id for event in events}
     found = []

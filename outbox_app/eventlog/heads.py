@@ -20,47 +20,28 @@ from ..models import StreamHead
 CHUNK = 500
 
 
-def bump_versions(log: str, counts: Mapping[str, int], *, using: str) -> dict[str, int]:
-    """Add to each stream its count of new events; return the new version of each stream."""
-    streams = sorted(counts)
+def bump_versions(
+    log: str, counts: Mapping[str, int], expected: Mapping[str, int | None], *, using: str
+) -> dict[str, int]:
+    """Add to each stream its count of new events; return the new versions.
+
+    A stream that is not at the version ``expected`` (0: no stream; None: any) is left as it is, and
+    not returned.
+    """
+    if all(expected.get(stream) is None for stream in counts):
+        return _bump_any(log, counts, using)
     versions: dict[str, int] = {}
-    for start in range(0, len(streams), CHUNK):
-        chunk = streams[start : start + CHUNK]
-        rows: list[Any] = []
-        for stream in chunk:
-            rows += [log, stream, counts[stream]]
-        versions.update(_upsert(chunk, rows, log=log, using=using))
+    for stream, count in sorted(counts.items()):
+        at = expected.get(stream)
+        if at is None:
+            versions |= _bump_any(log, {stream: count}, using)
+        elif _bump_at(log, stream, at, count, using):
+            versions[stream] = at + count
     return versions
 
 
-def bump_version(log: str, stream: str, count: int, *, expected: int, using: str) -> bool:
-    """Do the same for one stream if it is at version ``expected`` (0: if it does not exist).
-
-    Returns:
-        Whether it was there.
-    """
-    if expected:
-        heads = StreamHead.objects.using(using).filter(log=log, stream=stream, version=expected)
-        return bool(heads.update(version=F("version") + count))
-    connection = connections[using]
-    ignore = OnConflict.IGNORE
-    sql = (
-        f"{connection.ops.insert_statement(on_conflict=ignore)} outbox_stream "
-        "(log, stream, version) VALUES (%s, %s, %s) "
-        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [log, stream, count])
-        return bool(cursor.rowcount)
-
-
 def bump_sql(log: str, stream: str, *, expected: int | None) -> tuple[str, list[Any]]:
-    """Return SQL for PostgreSQL that adds one to a stream and returns its new version.
-
-    Args:
-        expected: The version it must be at, 0: it must not exist. If it is at another, the
-            statement returns no row. None: any version.
-    """
+    """Return SQL for PostgreSQL that adds one to a stream and returns its new version, if any."""
     if expected:
         return (
             "UPDATE outbox_stream SET version = version + 1 "
@@ -84,9 +65,8 @@ def current_version(log: str, stream: str, *, using: str) -> int:
     return heads.values_list("version", flat=True).first() or 0
 
 
-def _upsert(streams: list[str], rows: list[Any], *, log: str, using: str) -> list[tuple[str, int]]:
+def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]:
     connection = connections[using]
-    values = ", ".join(["(%s, %s, %s)"] * len(streams))
     if connection.vendor == "mysql":
         update = "ON DUPLICATE KEY UPDATE version = outbox_stream.version + VALUES(version)"
     else:
@@ -94,15 +74,40 @@ def _upsert(streams: list[str], rows: list[Any], *, log: str, using: str) -> lis
             "ON CONFLICT (log, stream) DO UPDATE "
             "SET version = outbox_stream.version + excluded.version"
         )
-    sql = f"INSERT INTO outbox_stream (log, stream, version) VALUES {values} {update}"
+    streams = sorted(counts)
+    versions: dict[str, int] = {}
+    for start in range(0, len(streams), CHUNK):
+        chunk = streams[start : start + CHUNK]
+        values = ", ".join(["(%s, %s, %s)"] * len(chunk))
+        sql = f"INSERT INTO outbox_stream (log, stream, version) VALUES {values} {update}"
+        rows = [value for stream in chunk for value in (log, stream, counts[stream])]
+        with connection.cursor() as cursor:
+            if connection.features.can_return_rows_from_bulk_insert:
+                cursor.execute(f"{sql} RETURNING stream, version", rows)
+            else:
+                cursor.execute(sql, rows)
+                slots = ", ".join(["%s"] * len(chunk))
+                cursor.execute(
+                    "SELECT stream, version FROM outbox_stream "
+                    f"WHERE log = %s AND stream IN ({slots})",
+                    [log, *chunk],
+                )
+            versions.update(cursor.fetchall())
+    return versions
+
+
+def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> bool:
+    """Say whether the stream was at the version, 0: not there, and was bumped."""
+    if version:
+        heads = StreamHead.objects.using(using).filter(log=log, stream=stream, version=version)
+        return bool(heads.update(version=F("version") + count))
+    connection = connections[using]
+    ignore = OnConflict.IGNORE
+    sql = (
+        f"{connection.ops.insert_statement(on_conflict=ignore)} outbox_stream "
+        "(log, stream, version) VALUES (%s, %s, %s) "
+        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
+    )
     with connection.cursor() as cursor:
-        if connection.features.can_return_rows_from_bulk_insert:
-            cursor.execute(f"{sql} RETURNING stream, version", rows)
-        else:
-            cursor.execute(sql, rows)
-            slots = ", ".join(["%s"] * len(streams))
-            cursor.execute(
-                f"SELECT stream, version FROM outbox_stream WHERE log = %s AND stream IN ({slots})",
-                [log, *streams],
-            )
-        return list(cursor.fetchall())
+        cursor.execute(sql, [log, stream, count])
+        return bool(cursor.rowcount)

@@ -161,25 +161,30 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def expected_of(given: Any, streams: set[str]) -> dict[str, ExpectedVersion]:
-    """Return what is expected of each stream. Raises ``InvalidEvent``."""
+def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
+    """Return the version that is expected of each stream, 0: no stream, None: any.
+
+    Raises:
+        InvalidEvent: The expectation is invalid, or does not say of which stream it is.
+    """
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - streams):
             raise InvalidEvent(
                 f"expected_version names the stream {unknown[0]!r}, of which there is no event."
             )
-        return {stream: _expectation(value) for stream, value in given.items()}
-    if _expectation(given) is not ANY and len(streams) > 1:
+        return {stream: _expected(value) for stream, value in given.items()}
+    expected = _expected(given)
+    if expected is not None and len(streams) > 1:
         raise InvalidEvent(
             f"expected_version={given!r} was given for events of {len(streams)} streams. Give a "
             "mapping by stream."
         )
-    return dict.fromkeys(streams, given)
+    return dict.fromkeys(streams, expected)
 
 
-def _expectation(value: Any) -> ExpectedVersion:
+def _expected(value: Any) -> int | None:
     if isinstance(value, Expected):
-        return value
+        return None if value is ANY else 0
     if type(value) is not int or not 1 <= value < 2**63:
         raise InvalidEvent(
             f"expected_version must be an integer from 1 to 2**63 - 1, NO_STREAM or ANY; got "

@@ -22,9 +22,9 @@ from ..models import Event, EventLog
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from ..transactions import require_atomic, require_table
-from .heads import bump_version, bump_versions, current_version
+from .heads import bump_versions, current_version
 from .insert import insert, insert_and_bump
-from .newevent import ANY, NO_STREAM, CheckedEvent, ExpectedVersion, NewEvent, checked, expected_of
+from .newevent import ANY, CheckedEvent, ExpectedVersion, NewEvent, checked, expected_of
 
 
 def publish(
@@ -90,7 +90,7 @@ def publish_many(
     table = _table(log)
     using = using or log_alias(log)
     offered = [checked(event, log) for event in events]
-    expectations = expected_of(expected_version, {each.row.stream for each in offered})
+    expected = expected_of(expected_version, {each.row.stream for each in offered})
     require_atomic("publish()", using=using)
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
     if not offered:
@@ -104,11 +104,11 @@ def publish_many(
         new = [each for each in offered if each.row.message_id not in known]
         streams = Counter(each.row.stream for each in new)
         # A savepoint costs two statements: only where what was written may have to be undone.
-        several = len(streams) > 1 and any(e is not ANY for e in expectations.values())
+        several = len(streams) > 1 and any(at is not None for at in expected.values())
         undo = bool(repeatable) or several or not connections[using].in_atomic_block
         try:
             with transaction.atomic(using=using) if undo else nullcontext():
-                _write(new, streams, expectations, log, table, using=using)
+                _write(new, streams, expected, log, table, using=using)
             written = True
         except (IntegrityError, VersionConflict) as error:
             # The same call, in another transaction, may have been ahead by a moment. Where there is
@@ -126,7 +126,7 @@ def publish_many(
 def _write(
     events: list[CheckedEvent],
     streams: Mapping[str, int],
-    expectations: Mapping[str, ExpectedVersion],
+    expected: Mapping[str, int | None],
     log: type[EventLog],
     table: str,
     *,
@@ -139,17 +139,17 @@ def _write(
     # rollback: it cannot commit without its events. A conflict is raised between them.
     if len(events) == 1 and connections[using].vendor == "postgresql":
         [stream] = streams
-        expected = expectations.get(stream, ANY)
+        at = expected.get(stream)
         with transaction.atomic(using=using, savepoint=False):
-            done = insert_and_bump(events[0], log, expected=_number(expected), using=using)
+            done = insert_and_bump(events[0], log, expected=at, using=using)
         if not done:
-            raise _conflict(table, stream, expected, using=using)
+            raise _conflict(table, stream, at, using=using)
     else:
         with transaction.atomic(using=using, savepoint=False):
-            heads = _bump_versions(streams, expectations, table, using=using)
-        for stream, expected in expectations.items():
+            heads = bump_versions(table, streams, expected, using=using)
+        for stream, at in expected.items():
             if stream in streams and stream not in heads:
-                raise _conflict(table, stream, expected, using=using)
+                raise _conflict(table, stream, at, using=using)
         versions = {stream: heads[stream] - n for stream, n in streams.items()}
         for row in rows:
             versions[row.stream] += 1
@@ -161,37 +161,9 @@ def _write(
         wake_after_commit(using, EVENTS)
 
 
-def _bump_versions(
-    streams: Mapping[str, int],
-    expectations: Mapping[str, ExpectedVersion],
-    table: str,
-    *,
-    using: str,
-) -> dict[str, int]:
-    """Return the new versions, without those streams that were at another version."""
-    if all(expectations.get(stream, ANY) is ANY for stream in streams):
-        return bump_versions(table, streams, using=using)
-    heads: dict[str, int] = {}
-    # In one order, also where different versions are expected: see eventlog.heads.
-    for stream, count in sorted(streams.items()):
-        at = _number(expectations.get(stream, ANY))
-        if at is None:
-            heads |= bump_versions(table, {stream: count}, using=using)
-        elif bump_version(table, stream, count, expected=at, using=using):
-            heads[stream] = at + count
-    return heads
-
-
-def _number(expected: ExpectedVersion) -> int | None:
-    """Return the version that is expected, 0 for no stream, None for any."""
-    if expected is ANY:
-        return None
-    return 0 if expected is NO_STREAM else expected
-
-
-def _conflict(table: str, stream: str, expected: ExpectedVersion, *, using: str) -> VersionConflict:
+def _conflict(table: str, stream: str, expected: int | None, *, using: str) -> VersionConflict:
     current = current_version(table, stream, using=using)
-    wanted = "not to exist yet" if expected is NO_STREAM else f"to be at version {expected}"
+    wanted = f"to be at version {expected}" if expected else "not to exist yet"
     found = f"it is at version {current}" if current else "it has no event"
     return VersionConflict(
         f"Stream {stream!r} of {table} was expected {wanted}; {found}. Read what is new in it, "

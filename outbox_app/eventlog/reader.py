@@ -1,7 +1,7 @@
 """Reads a log through Django: the window of its database, and records of its rows.
 
-A reader holds no cursor. Its statements run in autocommit: whoever reads inside a transaction that
-has written is refused. On MySQL it holds a second connection, for dirty reads.
+A reader holds no cursor. Its statements run in autocommit: reading inside a transaction that has
+written is refused. On MySQL it holds a second connection, for dirty reads.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ class Events(NamedTuple):
 class LogReader:
     """Reads one log on one alias.
 
-    Args:
-        log: The log.
-        using: Database alias.
-        only: Which rows. Default: all.
-        by_time: Read by time, which alone loses rows. See ``eventlog.windows.time``.
+    ``by_time`` reads by time, which alone loses rows: see ``eventlog.windows.time``.
     """
 
     def __init__(
@@ -97,7 +93,6 @@ class LogReader:
         self.window.own_values = partial(own_values, log, using=using)
 
     def load(self, state: str) -> WindowState:
-        """Return the state of a text. Raises ``DamagedCursor``."""
         loaded: WindowState = self.window.state.load(state)
         return loaded
 
@@ -121,7 +116,7 @@ class LogReader:
         return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
 
     def _require_known(self, state: WindowState) -> None:
-        """See that the log was not emptied, and its positions given out again, since the last look.
+        """Check that the log was not emptied since, and its positions given out again.
 
         After the page, whose rows would be of the new log. By the primary key, and not on
         PostgreSQL. A row that is gone may have been pruned: then the highest one below it counts.
@@ -159,7 +154,6 @@ class LogReader:
         )
 
     def close(self) -> None:
-        """Close the connection for dirty reads."""
         if self._dirty is not None:
             self._dirty.close()
             self._dirty = None
@@ -217,7 +211,7 @@ def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], Rec
 
 
 def _json(text: str) -> Any:
-    """Return what a text of JSON says. A page is mostly this."""
+    """Decode JSON, on which a page spends most of its time."""
     if text == "{}":
         return {}
     try:

@@ -1,6 +1,6 @@
-"""What readers of a log are given: one immutable record an event.
+"""What readers of a log get: one immutable record for each event.
 
-Making a model instance costs several times as much as making a tuple, and nobody may save it:
+Making a model instance costs several times as much as making a tuple, and could be saved, though
 events do not change. The order of ``COLUMNS`` is the order of the record's fields.
 """
 

@@ -33,31 +33,17 @@ class LogScan(ABC, Generic[S]):
 
     @abstractmethod
     def end(self, state: S, limit: int | None = None, bound: S | None = None) -> S:
-        """Return the state after the rows that come next; the same state where none has come.
+        """Return the state after the rows that come next; the same state where there are none.
 
-        Args:
-            state: Where the reader stands.
-            limit: About so many rows. Default: all.
-            bound: What ``latest`` returned: nothing beyond. Default: all that is committed by now.
-
-        Raises:
-            ReadRefused: The log cannot be read exactly from here, or not with this state.
+        About ``limit`` rows, by default all; and none beyond ``bound``, which ``latest`` returned.
         """
 
     @abstractmethod
     def parts(self, start: S, end: S, count: int) -> list[list[str]]:
         """Return at most ``count`` parts, which together are the rows between two states.
 
-        Args:
-            start: A state.
-            end: A later one that ``end`` returned, for ``start`` or for a state after it.
-            count: How many read at once.
-
-        Returns:
-            For each part SQL conditions, without parameters. No row meets two of them.
-
-        Raises:
-            ReadRefused: The states do not belong together.
+        For each part SQL conditions, without parameters, of which no row meets two. ``end`` is what
+        the method returned for ``start``, or for a state after it.
         """
 
 

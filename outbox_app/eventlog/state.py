@@ -17,7 +17,7 @@ from ..exceptions import DamagedCursor
 #: Below every transaction id: nothing is visible in it.
 NEVER = -(2**62)
 
-#: What comes of reading a text that is no state.
+#: Errors of reading a text that is no state.
 _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedCursor)
 
 _SNAPSHOT = re.compile(r"(-?\d{1,20}):(-?\d{1,20}):((?:\d{1,20},)*\d{1,20})?", re.ASCII)
@@ -35,11 +35,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """Read the text of a snapshot.
-
-        Raises:
-            DamagedCursor: It is none.
-        """
+        """Read the text of a snapshot. Raises ``DamagedCursor``."""
         match = _SNAPSHOT.fullmatch(text) if isinstance(text, str) else None
         if match:
             xmin, xmax = int(match[1]), int(match[2])
@@ -64,17 +60,12 @@ class WindowState:
     window: ClassVar[str]
 
     def dump(self) -> str:
-        """Return the state as JSON."""
         values = {"window": self.window, **asdict(cast(Any, self))}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def load(cls, text: str) -> Self:
-        """Read what ``dump`` wrote.
-
-        Raises:
-            DamagedCursor: It is something else.
-        """
+        """Read what ``dump`` wrote. Raises ``DamagedCursor``."""
         try:
             values = json.loads(text)
             if values.pop("window") != cls.window:
@@ -88,7 +79,7 @@ class WindowState:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Return the state with these values, checked. Raises what ``load`` makes one error of."""
+        """Return the state with these values, checked. ``load`` makes its errors one."""
         hints = get_type_hints(cls)
         for field in fields(cls):  # type: ignore[arg-type]
             value, kind = values[field.name], hints[field.name]
@@ -101,7 +92,7 @@ class WindowState:
         return state
 
     def check(self) -> None:
-        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` where it makes no sense."""
+        """Raise ``ValueError``, ``TypeError`` or ``DamagedCursor`` where it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +116,6 @@ class PostgresState(WindowState):
     rebased: Any = None
 
     def check(self) -> None:
-        """Both snapshots must be some, and the second one the later."""
         lo = Snapshot.parse(self.lo)
         if self.hi:
             hi = Snapshot.parse(self.hi)
@@ -150,19 +140,18 @@ class MysqlState(WindowState):
     missing: Any = ()
 
     def __post_init__(self) -> None:
-        """Make what JSON returns equal to what it was made of."""
+        # So that a state is equal to what JSON returns for it.
         if not isinstance(self.missing, list | tuple):
             raise TypeError(f"missing is {self.missing!r:.100}")
         object.__setattr__(self, "missing", tuple(map(tuple, self.missing)))
 
     def check(self) -> None:
-        """Runs must be runs, in order, below the highest position."""
         before = 0
         for first, last, since in self.missing:
             if type(first) is not int or type(last) is not int:
-                raise TypeError(f"the run {first!r:.30}-{last!r:.30} makes no sense")
+                raise TypeError(f"the run {first!r:.30}-{last!r:.30} is invalid")
             if not before < first <= last <= self.high:
-                raise ValueError(f"the run {first}-{last} makes no sense")
+                raise ValueError(f"the run {first}-{last} is invalid")
             if since is not None and (type(since) not in (int, float) or not isfinite(since)):
                 raise TypeError(f"the run {first}-{last} is missing since {since!r:.30}")
             before = last

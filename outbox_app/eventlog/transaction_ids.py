@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from django.db import connections
 
 from ..exceptions import ForeignCursor, ReadRefused
-from ..models import EventLog
 from .reader import LogReader
 from .state import PostgresState, Snapshot, WindowState
 
@@ -24,8 +22,8 @@ from .state import PostgresState, Snapshot, WindowState
 BATCH = 50_000
 
 
-def highest_position(log: type[EventLog], *, using: str) -> int:
-    [(top,)] = _run(using, f"SELECT COALESCE(max(id), 0) FROM {_table(log, using)}")
+def highest_position(reader: LogReader) -> int:
+    [(top,)] = reader.run(f"SELECT COALESCE(max(id), 0) FROM {reader.window.source}", [])
     return int(top)
 
 
@@ -54,68 +52,68 @@ def from_one_cluster(states: list[WindowState]) -> bool:
     return len(clusters) < 2
 
 
-def require_unwritten(log: type[EventLog], last: int, *, using: str) -> None:
+def require_unwritten(reader: LogReader, last: int) -> None:
     """Check that no row up to a position was written in this cluster.
 
     Rows that came by a restore have the transaction of the restore in their system column ``xmin``.
     A transaction of this cluster has its own id there, in each of its rows but those that it wrote
     under a savepoint. Raises ``ReadRefused``.
     """
-    if connections[using].vendor != "postgresql":
+    if connections[reader.using].vendor != "postgresql":
         return
-    [(own,)] = _run(
-        using,
+    [(own,)] = reader.run(
         "SELECT min(first) FROM (SELECT min(id) AS first "
-        f"FROM {_table(log, using)} WHERE id <= {last} AND txid > 0 "
+        f"FROM {reader.window.source} WHERE id <= {last} AND txid > 0 "
         "GROUP BY xmin HAVING bool_and(xmin::text::bigint = txid & 4294967295)) here",
+        [],
     )
     if own is not None:
         raise ReadRefused(
-            f"Position {own} of {log._meta.db_table} seems to have been written by a transaction "
+            f"Position {own} of {reader.table} seems to have been written by a transaction "
             "of this very cluster, after the restore. Say which position is the last from before: "
             f"--last-id {own - 1} if it is so. After pg_upgrade, which keeps transaction ids, use "
             "--upgraded."
         )
 
 
-def require_all(log: type[EventLog], last: int, *, using: str) -> None:
+def require_all(reader: LogReader, last: int) -> None:
     """Check that no row after a position is from before, as far as its transaction tells."""
-    if connections[using].vendor != "postgresql":
+    if connections[reader.using].vendor != "postgresql":
         return
-    [(alien, xmax)] = _run(
-        using,
+    [(alien, xmax)] = reader.run(
         "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
-        f"FROM {_table(log, using)} WHERE id > {last}",
+        f"FROM {reader.window.source} WHERE id > {last}",
+        [],
     )
     if alien is not None and alien >= xmax:
         raise ReadRefused(
-            f"{log._meta.db_table} has rows after position {last} of a transaction {alien} that "
+            f"{reader.table} has rows after position {last} of a transaction {alien} that "
             f"this cluster, at {xmax}, has not begun: they are from before. Give a higher "
             "--last-id."
         )
 
 
-def renumber(log: type[EventLog], last: int, *, using: str, batch: int = BATCH) -> Iterator[int]:
+def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[int]:
     """Negate the transaction ids of the rows up to a position, in key order, in one transaction.
 
     Yields the positions that it reaches. No mark says which rows were done: commit all or none.
     """
-    assert connections[using].in_atomic_block
-    if connections[using].vendor != "postgresql":
+    assert connections[reader.using].in_atomic_block
+    if connections[reader.using].vendor != "postgresql":
         return
-    table, reached = _table(log, using), 0
+    table, reached = reader.window.source, 0
     while True:
-        [(end,)] = _run(
-            using,
+        [(end,)] = reader.run(
             f"SELECT max(id) FROM (SELECT id FROM {table} WHERE id > {reached} AND id <= {last} "
             f"ORDER BY id LIMIT {batch}) batch",
+            [],
         )
         if end is None:
             return
-        _run(
-            using,
+        reader.run(
             f"UPDATE {table} SET txid = CASE WHEN txid > 0 THEN -txid ELSE 0 END "
             f"WHERE id > {reached} AND id <= {end}",
+            [],
         )
         reached = end
         yield reached
@@ -137,13 +135,3 @@ def adopt(reader: LogReader, state: WindowState) -> WindowState:
             "begun: it does not continue the ids of the one before. Leave --upgraded out."
         )
     return replace(state, cluster=here.cluster)
-
-
-def _table(log: type[EventLog], using: str) -> str:
-    return connections[using].ops.quote_name(log._meta.db_table)
-
-
-def _run(using: str, sql: str) -> list[tuple[Any, ...]]:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
-        return list(cursor.fetchall()) if cursor.description else []

@@ -1,11 +1,11 @@
 """The contract of a window: reading one log of one database exactly.
 
-``read`` is given a state and returns the rows that come next, with the state that follows. It keeps
-nothing itself: until the following state is stored, the same state gives the same rows again, in
+``read`` takes a state and returns the rows that come next, with the state after them. A window
+keeps no state itself: until the next one is stored, the same state gives the same rows again, in
 the same order, after any crash (on MySQL and SQLite with those that were committed meanwhile, on
 MySQL in between). Every committed row comes once; no row comes before it is committed; rows of one
-stream come in the order of their versions, and if b's writer could see a, a comes before b.
-Whatever would break this is refused with a ``ReadRefused``. One suite holds every window to it
+stream come in the order of their versions, and if b's writer could see a, a comes before b. What
+would break this is refused with a ``ReadRefused``. One suite holds every window to it
 (tests/eventlog/conformance.py). Imports no Django: Spark's executors use it.
 """
 
@@ -24,7 +24,7 @@ Run = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 
 S = TypeVar("S", bound=WindowState)
 
-#: A page passes at most about so many positions, whatever is filtered out of it.
+#: A page passes at most about so many positions, also where a filter drops most of them.
 MAX_POSITIONS = 100_000
 
 #: Rows that seal a position at which there will never be an event.
@@ -35,12 +35,12 @@ TOMBSTONE = "$tombstone"
 class Page(Generic[S]):
     """Rows, and the state after them."""
 
-    #: In the order in which they are to be handled; columns as they were asked for.
+    #: In the order in which they are to be handled, with the columns that were asked for.
     rows: list[tuple[Any, ...]]
     state: S
     #: Whether there may be more at once.
     more: bool
-    #: Highest position among all that was passed, 0 where nothing was.
+    #: Highest position that was passed, 0: none was.
     position: int = 0
     #: Runs of positions, first and last, that will never be used; with ``sealed`` by a tombstone.
     closed: list[tuple[int, int]] = field(default_factory=list)
@@ -48,18 +48,10 @@ class Page(Generic[S]):
 
 
 class Window(ABC, Generic[S]):
-    """Reads one log over one connection.
-
-    Args:
-        table: The log's table.
-        run: Runs statements. No transaction may be open.
-        dirty: The same on a connection at READ UNCOMMITTED, where ``needs_dirty``.
-        settle: Seconds after which a missing position of which nothing was seen was never used.
-        tombstones: Seal such positions.
-    """
+    """Reads one log over one connection, on which no transaction may be open."""
 
     state: type[S]
-    #: Whether ``dirty`` has to be given.
+    #: Whether ``dirty`` has to be given: ``run`` on a connection at READ UNCOMMITTED.
     needs_dirty = False
     quote = '"'
     #: Gives the columns that the log has of its own, for one tombstone.
@@ -79,59 +71,44 @@ class Window(ABC, Generic[S]):
         self.source = f"{self.quote}{table}{self.quote}"
         self.run = run
         self.dirty = dirty
+        #: Seconds after which a missing position of which nothing was seen was never used …
         self.settle = settle
+        #: … and is sealed by a tombstone.
         self.tombstones = tombstones
 
     @abstractmethod
     def start(self, after: int | None = None) -> S:
-        """Return the state of a reader that begins.
+        """Return the state of a new reader.
 
-        Args:
-            after: Of what has been committed by now, positions up to this are left out, 0: none
-                is. Default: all of it is. What is in flight comes when it commits.
-
-        Raises:
-            ReadRefused: The log cannot be read exactly from here.
+        Of what has been committed by now it skips the positions up to ``after``; by default all.
+        What is in flight comes when it commits.
         """
 
     @abstractmethod
     def read(self, state: S, *, columns: Sequence[str], limit: int, only: EventFilter) -> Page[S]:
-        """Return at most about ``limit`` rows that come next; there may be more without any now.
-
-        Raises:
-            ReadRefused: The log cannot be read exactly from here, or not with this state.
-        """
+        """Return at most about ``limit`` rows that come next; a page without any may have more."""
 
     @abstractmethod
     def unread(self, state: S) -> str:
         """Return an SQL condition, without parameters: the row has not been passed by the state.
 
-        It is written so that indexes serve where few rows have not.
+        It uses indexes where few rows have not.
         """
 
     @abstractmethod
     def verify(self, state: S) -> None:
-        """Look whether the state belongs to this database as it is now.
-
-        Raises:
-            ReadRefused: It does not, or the server is none to read from.
-        """
+        """Check the requirements, and that the state belongs to this database as it is now."""
 
     def reached(self, state: S) -> int | None:
         """Return the position up to which a state relies on positions never being used again.
 
-        None: it does not, as on PostgreSQL, where rows are told by their transactions.
+        None: it does not, as on PostgreSQL, where rows are known by their transactions.
         """
         return None
 
     def rebase(self, state: S, last: int | None = None) -> S:
-        """Return the state that goes on in a database that was restored or set back.
+        """Return the state with which a reader continues in a database that was restored.
 
-        Args:
-            state: From before.
-            last: Highest position from before. Default: what has been given out by now.
-
-        Raises:
-            ReadRefused: It cannot be told what the state has passed.
+        ``last`` is the highest position from before; by default what has been given out by now.
         """
         return state

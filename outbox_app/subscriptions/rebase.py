@@ -45,7 +45,7 @@ EXIT_OK, EXIT_DAMAGED = 0, 1
 class Plan:
     """What is to be done to a log."""
 
-    log: type[EventLog]
+    reader: LogReader
     #: Highest position from before.
     last: int
     #: Every cursor, as it was read.
@@ -109,10 +109,9 @@ def _logs_on(using: str) -> list[type[EventLog]]:
 
 
 def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: str) -> Plan:
-    table = log._meta.db_table
-    cursors = [c for c in _cursors(table, using) if not reads_by_time(c.state)]
-    plan = Plan(log, highest_position(log, using=using) if last_id is None else last_id, cursors)
     reader = LogReader(log, using=using)
+    cursors = [c for c in _cursors(reader.table, using) if not reads_by_time(c.state)]
+    plan = Plan(reader, highest_position(reader) if last_id is None else last_id, cursors)
     states: dict[int, WindowState] = {}
     for cursor in cursors:
         try:
@@ -124,7 +123,7 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
     elif not is_foreign(reader, list(states.values()), last_id):
         return plan
     else:
-        new = _rebased(reader, states, plan, last_id, using=using)
+        new = _rebased(reader, states, plan, last_id)
     plan.states = {pk: state.dump() for pk, state in new.items() if state != states[pk]}
     plan.foreign = bool(plan.states) or not cursors
     return plan
@@ -135,8 +134,6 @@ def _rebased(
     states: dict[int, WindowState],
     plan: Plan,
     last_id: int | None,
-    *,
-    using: str,
 ) -> dict[int, WindowState]:
     if not from_one_cluster(list(states.values())):
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
@@ -145,9 +142,9 @@ def _rebased(
             "Reset those that have begun since the restore, then rebase, then replay them."
         )
     if last_id is None:
-        require_unwritten(plan.log, plan.last, using=using)
+        require_unwritten(reader, plan.last)
     else:
-        require_all(plan.log, plan.last, using=using)
+        require_all(reader, plan.last)
     new = {}
     for cursor in plan.cursors:
         if cursor.pk in states:
@@ -161,7 +158,7 @@ def _rebased(
 def _apply(
     plan: Plan, *, using: str, dry_run: bool, upgraded: bool, write: Callable[[str], Any]
 ) -> None:
-    table = plan.log._meta.db_table
+    table = plan.reader.table
     for cursor in plan.damaged:
         write(f"damaged log={table} cursor={cursor} state={cursor.state[:100]!r}: reset or replay")
     if not plan.foreign:
@@ -173,7 +170,7 @@ def _apply(
     with transaction.atomic(using=using):
         _lock(plan, using=using)
         if not upgraded:
-            for reached in renumber(plan.log, plan.last, using=using):
+            for reached in renumber(plan.reader, plan.last):
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
         for pk, state in plan.states.items():
             Cursor.objects.using(using).filter(pk=pk).update(
@@ -193,11 +190,11 @@ def _lock(plan: Plan, *, using: str) -> None:
     if connections[using].vendor == "postgresql":
         with connections[using].cursor() as cursor:
             cursor.execute("LOCK TABLE outbox_cursor IN EXCLUSIVE MODE")
-    found = _cursors(plan.log._meta.db_table, using).select_for_update()
+    found = _cursors(plan.reader.table, using).select_for_update()
     now = {(c.pk, c.state) for c in found if not reads_by_time(c.state)}
     if now != {(c.pk, c.state) for c in plan.cursors}:
         raise ReplayRefused(
-            f"A cursor of {plan.log._meta.db_table} was moved meanwhile; nothing was changed. Stop "
+            f"A cursor of {plan.reader.table} was moved meanwhile; nothing was changed. Stop "
             "run_subscriptions, and run this again."
         )
 

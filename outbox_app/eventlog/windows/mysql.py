@@ -1,6 +1,6 @@
 """MySQL and MariaDB: positions commit out of order, and a gap is closed only by evidence.
 
-Delivery goes on past a missing position; when it appears it is delivered. What is still missing
+Delivery continues past a missing position; when it appears it is delivered. What is still missing
 after a page is looked for by a *dirty* read, which sees rows that are not committed. The run rule:
 missing positions that follow one another are one run, and while any of it is dirty-visible all of
 it is open, because an INSERT of many rows reserves its positions before the rows exist. A run of
@@ -23,7 +23,7 @@ from ..requirements import require_exact
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
-#: A cursor keeps at most so many runs; then it stands still, and says so.
+#: A cursor keeps at most so many runs; then it stops, and says so.
 MAX_RUNS = 10_000
 #: A reader that begins looks for unfinished rows so far below the position it begins at …
 LOOK_BACK = 100_000
@@ -37,7 +37,7 @@ MAX_ROWS = 20_000
 MIN_ROWS = 100
 #: Of longer runs one row is looked for, of shorter ones all.
 WIDE = 50
-#: Longer runs are not sealed: somebody has set AUTO_INCREMENT.
+#: Longer runs are not sealed: they come of setting AUTO_INCREMENT.
 MAX_SEALED = 10_000
 
 Runs = list[tuple[int, int, Any]]
@@ -229,7 +229,7 @@ class MysqlWindow(Window[MysqlState]):
             f"{len(state.missing)} runs of positions are missing in {self.table} below "
             f"{state.high}, more than a cursor may keep ({MAX_RUNS}). They are in flight, or "
             "rolled back less than the settle time ago: look for a long transaction. Nothing is "
-            "skipped; it goes on by itself."
+            "skipped; delivery continues by itself."
         )
 
 

@@ -1,6 +1,6 @@
 """SQLite: commit order is position order.
 
-A second writer is refused before it gets a position, so whatever is visible is complete up to the
+A second writer is refused before it gets a position, so what is visible is complete up to the
 highest position. That needs AUTOINCREMENT, Django's default: a plain rowid is used again after a
 delete.
 """

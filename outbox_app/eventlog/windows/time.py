@@ -38,7 +38,7 @@ class TimeState(WindowState):
     #: Where it began. Rows up to here are not asked for.
     since_at: str = ""
     since_id: int = 0
-    #: Made when it began: what was noted of another beginning does not count.
+    #: Made when it began: versions recorded under another one are ignored.
     run: str = ""
 
     def check(self) -> None:
@@ -110,13 +110,13 @@ class TimeWindow(Window[TimeState]):
         )
 
     def unread(self, state: TimeState) -> str:
-        """A row that committed late counts as passed, though nobody has read it."""
+        """A row that committed late counts as passed, though it was not read."""
         if not state.at:
             return "(1 = 1)"
         return f"((recorded_at, id) > ({self._literal(state.at)}, {state.id}))"
 
     def verify(self, state: TimeState) -> None:
-        """There is nothing by which a time could be told from another's."""
+        """A time of this database looks like one of any other."""
 
     def _now(self) -> str:
         [(text,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
