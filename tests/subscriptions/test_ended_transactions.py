@@ -131,6 +131,27 @@ def test_a_transaction_that_was_ended(alias, published, run, way, then, on_error
     assert (cursor.error, cursor.failures, cursor.handled) == ("", 0, before.handled + 3)
 
 
+def test_one_that_was_ended_while_an_event_is_looked_for(alias, published, run):
+    calls = []
+
+    @subscriber("ends")
+    def handle(events):
+        calls.append(len(events))
+        if len(calls) == 3:  # a half of the page
+            by_driver(alias)
+        if len(calls) <= 3:
+            raise ValueError("halfway")
+
+    published("a", "b", "c", "d")
+    run("ends")
+    Cursor.objects.using(alias).update(retry_at="2020-01-01T00:00Z")
+    run("ends")
+    assert calls == [4, 4, 2]
+    cursor = Cursor.objects.using(alias).get()
+    assert cursor.error.startswith("TransactionEnded: ")
+    assert (cursor.position, cursor.handled, cursor.retry_at) == (0, 0, None)
+
+
 @on("mariadb")
 def test_a_deadlock_that_is_swallowed_around_a_raw_cursor(alias, published, run):
     """The database has undone the transaction, cursor and all; what is written after that is no
