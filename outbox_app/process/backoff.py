@@ -45,7 +45,12 @@ class Trouble:
         """It failed (again)."""
         if not self.failures:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
-            self.logger.warning("In trouble with=%s error=%r", self.of, error, exc_info=unexpected)
+            self.logger.warning(
+                "In trouble with=%s error=%r",
+                self.of,
+                error,
+                exc_info=error if unexpected else None,
+            )
         self.failures += 1
         self.text = storable(f"{type(error).__name__}: {error}")
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))

@@ -55,6 +55,27 @@ def test_large_and_small_messages_arrive_whole(alias, make_app):
     assert [json.loads(m.body)[0][0] for m in received(app)] == words
 
 
+def test_the_lease_is_renewed_within_a_batch(alias, make_app):
+    note = make_app().task(name="note")(tasks.note)
+    now, drain = [0.0], Drain(using=alias)
+    drain.membership.clock = lambda: now[0]
+    drain.turn()
+    with transaction.atomic(using=alias):
+        for i in range(10):
+            note.delay("", i)
+    may_send = drain._may_send
+
+    def slow_send(seconds: float = 0.0) -> float:
+        now[0] += drain.membership.lease_seconds / 3
+        return may_send(seconds)
+
+    drain._may_send = slow_send
+    while not drain.tally.published:
+        assert drain.turn()
+    assert drain.tally.published == 10
+    drain.membership.leave()
+
+
 def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, make_app):
     """Its heartbeats come within batches; that must not keep it from looking at the others."""
     app = make_app()

@@ -1,0 +1,15 @@
+"""What a backoff logs of an error."""
+
+from __future__ import annotations
+
+from outbox_app.exceptions import BrokerUnavailable
+from outbox_app.process.backoff import Trouble
+
+
+def test_an_unexpected_error_has_its_traceback(caplog):
+    """It is noted after the except clause that caught it."""
+    for error in (ValueError("odd"), BrokerUnavailable("away")):
+        Trouble("it").note(error)
+    odd, away = caplog.records
+    assert odd.exc_info[1].args == ("odd",)
+    assert not away.exc_info
