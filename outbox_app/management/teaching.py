@@ -7,8 +7,10 @@ and errors hold text of strangers: no character of theirs reaches the terminal b
 from __future__ import annotations
 
 import getpass
+import inspect
 import json
 from argparse import RawDescriptionHelpFormatter
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import (
@@ -18,7 +20,7 @@ from django.core.management.base import (
     SystemCheckError,
 )
 
-from ..exceptions import OutboxError
+from ..exceptions import InvalidArgument, OutboxError
 from ..text import escaped, storable
 
 
@@ -55,6 +57,31 @@ class TeachingCommand(BaseCommand):
         """Return the exit code of an error of the library."""
         return error.returncode
 
+    def add_foreground_arguments(
+        self,
+        parser: CommandParser,
+        *,
+        once: str,
+        interval: str,
+        batch_size: str,
+        database: str,
+        processes: str,
+    ) -> None:
+        """Declare the options of a command that runs until it is stopped, each with its help."""
+        add = parser.add_argument
+        add("--once", action="store_true", help=f"{once}, then stop (cron, tests)")
+        add("--interval", type=float, metavar="SECONDS", help=interval)
+        add("--batch-size", type=int, metavar="N", help=batch_size)
+        add("--database", metavar="ALIAS", help=database)
+        add("--processes", type=int, default=1, metavar="N", help=f"{processes} (default 1)")
+
+    def run(self, function: Callable[..., int], *args: Any, **options: Any) -> None:
+        """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
+        names = inspect.signature(function).parameters.keys() & options.keys()
+        given = {name: options[name] for name in names}
+        if code := function(*args, using=options["database"], write=self.write, **given):
+            raise SystemExit(code)
+
     def write(self, line: str) -> None:
         """Write a line, escaped, at once: a log collector reads a pipe."""
         self.stdout.write(escaped(line))
@@ -70,8 +97,7 @@ def _require_storable(options: dict[str, Any]) -> None:
     for name, value in options.items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and storable(text) != text:
-                raise CommandError(
+                raise InvalidArgument(
                     f"{name}: {text[:100]!r} is no text that a database can store. Write it in "
-                    "valid UTF-8, without NUL.",
-                    returncode=2,
+                    "valid UTF-8, without NUL."
                 )

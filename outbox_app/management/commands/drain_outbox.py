@@ -32,37 +32,16 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--interval",
-            type=float,
-            metavar="SECONDS",
-            help="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], or 1 on "
-            "PostgreSQL, where a commit wakes the drainer at once, and 0.1 elsewhere, where this "
-            "is the longest delay)",
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            metavar="N",
-            help="rows moved at once (default: OUTBOX['BATCH_SIZE'], 1000)",
-        )
-        parser.add_argument(
-            "--once",
-            action="store_true",
-            help="drain what is there, then stop (cron, tests)",
-        )
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="database alias of the outbox (default: OUTBOX['DATABASE'], else what the "
+        self.add_foreground_arguments(
+            parser,
+            once="drain what is there",
+            interval="pause between two looks at an empty outbox (default: OUTBOX['INTERVAL'], or "
+            "1 on PostgreSQL, where a commit wakes the drainer at once, and 0.1 elsewhere, where "
+            "this is the longest delay)",
+            batch_size="rows moved at once (default: OUTBOX['BATCH_SIZE'], 1000)",
+            database="database alias of the outbox (default: OUTBOX['DATABASE'], else what the "
             "routers say)",
-        )
-        parser.add_argument(
-            "--processes",
-            type=int,
-            default=1,
-            metavar="N",
-            help="drainer processes; a second one helps when one core is not enough (default 1)",
+            processes="drainer processes; a second one helps when one core is not enough",
         )
         parser.add_argument(
             "--max-jobs",
@@ -72,14 +51,4 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        code = drain_outbox(
-            using=options["database"],
-            interval=options["interval"],
-            batch_size=options["batch_size"],
-            once=options["once"],
-            processes=options["processes"],
-            max_jobs=options["max_jobs"],
-            write=self.write,
-        )
-        if code:
-            raise SystemExit(code)
+        self.run(drain_outbox, **options)

@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ...aliases import outbox_alias
-from ...exceptions import OutboxError
+from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.drain.status import MANY, dead_groups
 from ...models import DeadJob
@@ -46,7 +46,7 @@ interrupted, run it again.
 Exit codes: 0 done; 1 nothing matched, or it stopped half-way; 2 wrong arguments.
 """
 
-EXIT_NOTHING, EXIT_USAGE = 1, 2
+EXIT_NOTHING = 1
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -120,15 +120,14 @@ class Command(TeachingCommand):
         using = options["database"] or outbox_alias()
         require_alias(using)
         if options["batch_size"] < 1:
-            raise CommandError("--batch-size must be at least 1.", returncode=EXIT_USAGE)
+            raise InvalidArgument("--batch-size must be at least 1.")
         names = ("ids", "task", "error", "reason", "queue", "app", "older_than", "newer_than")
         selection = {name: options[name] for name in names}
         selection["ordering_key"] = options["key"]
         given = any(value is not None for value in selection.values())
         if given and options["all"]:
-            raise CommandError(
-                "--all selects every dead job, so it goes with no other selection.",
-                returncode=EXIT_USAGE,
+            raise InvalidArgument(
+                "--all selects every dead job, so it goes with no other selection."
             )
         require_tables(using)
         jobs = dead.find_dead(using=using, **selection)
@@ -136,10 +135,9 @@ class Command(TeachingCommand):
             self._list(jobs)
             return
         if not given and not options["all"]:
-            raise CommandError(
+            raise InvalidArgument(
                 f"Nothing is selected, so nothing was done. Say which dead jobs to {action} "
-                "(--task, --error, --id …), or --all for every one.",
-                returncode=EXIT_USAGE,
+                "(--task, --error, --id …), or --all for every one."
             )
         self._decide(action, jobs, using=using, **options)
 
@@ -159,7 +157,8 @@ class Command(TeachingCommand):
     def _decide(self, action: str, jobs: QuerySet[DeadJob], *, using: str, **options: Any) -> None:
         count = jobs.count()
         if not count:
-            self._nothing()
+            self.write("No dead job matches.")
+            raise SystemExit(EXIT_NOTHING)
         if options["dry_run"]:
             self.write(f"Would {action} {_jobs(count)}. Nothing was done.")
             return
@@ -171,10 +170,6 @@ class Command(TeachingCommand):
             raise CommandError(f"Stopped half-way: {error} Run it again to go on.") from error
         past = {"requeue": "Requeued", "discard": "Discarded"}[action]
         self.write(f"{past} {_jobs(done)}.")
-
-    def _nothing(self) -> None:
-        self.write("No dead job matches.")
-        raise SystemExit(EXIT_NOTHING)
 
 
 def _jobs(count: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import inbox_alias
+from ...exceptions import InvalidArgument
 from ...pipeline.driver.pipeline import Pipeline, pipeline
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
 from ...pipeline.driver.run import run_audit, run_statistics
@@ -179,7 +180,7 @@ def _check(options: dict[str, Any]) -> None:
     elif options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
         wrong = "Say where to: --to DIR, --table, or both."
     if wrong:
-        raise CommandError(wrong, returncode=2)
+        raise InvalidArgument(wrong)
 
 
 def _add_log(parser: Any) -> None:
@@ -215,7 +216,7 @@ def _add_common(parser: Any) -> None:
 def _setting(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found:
-        raise CommandError(f"--conf takes KEY=VALUE; got {text!r}.", returncode=2)
+        raise InvalidArgument(f"--conf takes KEY=VALUE; got {text!r}.")
     return key, value
 
 

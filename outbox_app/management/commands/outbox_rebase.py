@@ -50,13 +50,4 @@ class Command(TeachingCommand):
         parser.add_argument("--database", metavar="ALIAS", help="alias (default: the outbox's)")
 
     def handle(self, **options: Any) -> None:
-        code = rebase_outbox(
-            using=options["database"],
-            log=options["log"],
-            last_id=options["last_id"],
-            upgraded=options["upgraded"],
-            dry_run=options["dry_run"],
-            write=self.write,
-        )
-        if code:
-            raise SystemExit(code)
+        self.run(rebase_outbox, **options)

@@ -10,10 +10,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
-from ...exceptions import InvalidSubscriber, OutboxError, ReadRefused, ReplayRefused
+from ...exceptions import (
+    InvalidArgument,
+    InvalidSubscriber,
+    OutboxError,
+    ReadRefused,
+    ReplayRefused,
+)
 from ...jobs.drain.status import LISTED
 from ...models import Event
 from ...process.tables import require_alias, require_tables
@@ -61,7 +67,7 @@ Exit codes: 0 done; 1 refused, or nothing matched, and nothing was changed; or c
 difference; 2 wrong arguments, no such subscription or log, or no tables.
 """
 
-EXIT_REFUSED, EXIT_USAGE = 1, 2
+EXIT_REFUSED = 1
 ACTIONS = (
     "list",
     "pause",
@@ -125,18 +131,18 @@ class Command(TeachingCommand):
         if using is not None:
             require_alias(using)
         if action not in ("list", "gaps") and not name:
-            raise _usage(f"Which one? {action} needs a NAME, or an ID.")
+            raise InvalidArgument(f"Which one? {action} needs a NAME, or an ID.")
         if (action == "replay") != (options["place"] is not None):
-            raise _usage("replay needs --from, and nothing else takes it.")
+            raise InvalidArgument("replay needs --from, and nothing else takes it.")
         if action == "release" and (options["stream"] is None) != options["all"]:
-            raise _usage("release needs --stream or --all.")
+            raise InvalidArgument("release needs --stream or --all.")
         if action == "skip-gap" and not (
             name and name.isascii() and name.isdecimal() and options["reason"]
         ):
-            raise _usage("skip-gap needs the ID of a gap, a whole number, and a --reason.")
+            raise InvalidArgument("skip-gap needs the ID of a gap, a whole number, and a --reason.")
         needed = {"skip": "position", "discard": "stream"}.get(action)
         if needed and (options[needed] is None or not options["reason"]):
-            raise _usage(f"{action} needs --{needed} and --reason.")
+            raise InvalidArgument(f"{action} needs --{needed} and --reason.")
         using = using or (control.alias_of(name) if name else log_alias(Event))
         require_tables(using)
         getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
@@ -150,7 +156,9 @@ class Command(TeachingCommand):
     def _list(self, name: str | None, *, using: str, **options: Any) -> None:
         found = lags(using=using, names=[name] if name else None)
         if name and not found:
-            raise _usage(f"On {using!r} no subscription {name!r} is declared, and none has run.")
+            raise InvalidArgument(
+                f"On {using!r} no subscription {name!r} is declared, and none has run."
+            )
         flight = in_flight(using=using)
         if options["json"]:
             holders = {
@@ -209,7 +217,7 @@ class Command(TeachingCommand):
         try:
             where = parse_start_point(place)
         except OutboxError as error:
-            raise _usage(str(error)) from error
+            raise InvalidArgument(str(error)) from error
         self._move(name, where, using=using, **options)
 
     def _reset(self, name: str, *, place: None, using: str, **options: Any) -> None:
@@ -334,7 +342,3 @@ def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
             for each in lag.cursors
         ],
     }
-
-
-def _usage(text: str) -> CommandError:
-    return CommandError(text, returncode=EXIT_USAGE)

@@ -37,46 +37,17 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
-        parser.add_argument(
-            "--once", action="store_true", help="handle what is there, then stop (cron, tests)"
-        )
-        parser.add_argument(
-            "--interval",
-            type=float,
-            metavar="SECONDS",
-            help="pause between two looks at an idle log (default: "
+        self.add_foreground_arguments(
+            parser,
+            once="handle what is there",
+            interval="pause between two looks at an idle log (default: "
             "OUTBOX['SUBSCRIPTION_INTERVAL'], or 1 on PostgreSQL, where a commit wakes the process "
             "at once, and 0.1 elsewhere)",
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            metavar="N",
-            help="events handed over at once (default: the subscription's, or "
+            batch_size="events handed over at once (default: the subscription's, or "
             "OUTBOX['PAGE_SIZE'], 500)",
-        )
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="only the subscriptions on this alias; needed where they are on several",
-        )
-        parser.add_argument(
-            "--processes",
-            type=int,
-            default=1,
-            metavar="N",
-            help="processes that share the partitions (default 1)",
+            database="only the subscriptions on this alias; needed where they are on several",
+            processes="processes that share the partitions",
         )
 
     def handle(self, **options: Any) -> None:
-        code = run(
-            options["names"],
-            using=options["database"],
-            interval=options["interval"],
-            batch_size=options["batch_size"],
-            once=options["once"],
-            processes=options["processes"],
-            write=self.write,
-        )
-        if code:
-            raise SystemExit(code)
+        self.run(run, **options)
