@@ -80,7 +80,7 @@ def _subscriptions(seen: Seen) -> Iterator[Blocker]:
             yield Blocker(
                 _("Subscription %(state)s") % {"state": each.state},
                 one_line(each.name, 80),
-                duration(each.seconds) if each.behind else "-",
+                duration(each.oldest_seconds) if each.behind else "-",
                 masked_line(each.error, 200),
                 _("Its events wait, and are not pruned."),
             )

@@ -45,7 +45,7 @@ def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
     if seen.dead:
         yield _("Dead"), status.shown_count(seen.dead.total), "", "deadjob", ""
     if seen.lags is not None:
-        late = max((each.seconds for each in seen.lags), default=0.0)
+        late = max((each.oldest_seconds for each in seen.lags), default=0.0)
         yield _("Subscriptions behind"), duration(late), _("the latest"), "subscription", ""
     if seen.gaps is not None:
         yield _("Open gaps"), status.shown_count(seen.gaps), "", "gap", "state=open"
@@ -171,7 +171,7 @@ def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
             "key": each.name,
             "state": each.state,
             "behind": each.shown,
-            "late": duration(each.seconds) if each.behind else "-",
+            "late": duration(each.oldest_seconds) if each.behind else "-",
             "rate": number(handled.get(label_of(each.name), [0.0])[0]),
             "parked": each.parked,
             "gaps": each.gaps,

@@ -251,7 +251,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
     @admin.display(description=gettext_lazy("oldest"))
     def late(self, row: Any) -> str:
         """Age of the oldest event behind."""
-        return duration(row.lag.seconds) if row.lag.behind else "-"
+        return duration(row.lag.oldest_seconds) if row.lag.behind else "-"
 
     @admin.display(description=gettext_lazy("parked"))
     def parked(self, row: Any) -> str:
@@ -345,7 +345,7 @@ def _measure(rows: list[Any]) -> None:
     lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
     for row in rows:
         # A name that is not shown as it is can only have been written by hand.
-        row.lag = lags.get(row.name) or lag.SubscriptionLag(row, declared=False)
+        row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
 
 def _in_flight(request: HttpRequest) -> list[dict[str, Any]]:

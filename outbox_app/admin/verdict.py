@@ -138,7 +138,7 @@ def _of_drainers(seen: Seen) -> Iterator[Problem]:
 
 def _of_subscriptions(lags: list[lag.SubscriptionLag]) -> Iterator[Problem]:
     unserved = [each for each in lags if each.declared and not each.served]
-    names = ", ".join(each.name for each in unserved if not each.row.paused)
+    names = ", ".join(each.name for each in unserved if each.state != "paused")
     if names:
         text = _("No process runs %(names)s. Start manage.py run_subscriptions.") % {
             "names": one_line(names, 300)

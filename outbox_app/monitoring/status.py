@@ -223,7 +223,7 @@ def _subscriptions(lags: list[lag.SubscriptionLag]) -> list[SubscriptionFacts]:
             served=each.served,
             behind=each.behind,
             complete=each.complete,
-            oldest_seconds=each.seconds,
+            oldest_seconds=each.oldest_seconds,
             unread=each.name in unread,
             handled=each.handled,
             parked=each.parked,

@@ -8,7 +8,7 @@ was cut says so. The age of what is behind goes by the database's clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -31,83 +31,73 @@ LEAST = 1000
 
 @dataclass(slots=True)
 class CursorLag:
-    """One cursor. Without ``behind`` nobody knows: its state or its log cannot be read."""
+    """One cursor. ``behind`` is None where its state or its log cannot be read."""
 
     cursor: Cursor
     behind: Unread | None = None
     #: Age of the oldest event that it has not passed, in seconds; 0 where there is none.
     seconds: float = 0.0
 
+    def as_json(self) -> dict[str, Any]:
+        """Return it for ``--json``: without the traceback of the event that fails."""
+        cursor, failed = self.cursor, self.cursor.failed_event
+        return {
+            "log": cursor.log,
+            "partition": cursor.partition,
+            "position": cursor.position,
+            "behind": self.behind and self.behind.rows,
+            "seconds_behind": round(self.seconds, 3),
+            "error": cursor.error,
+            "failed_event": failed and {k: v for k, v in failed.items() if k != "traceback"},
+        }
+
 
 @dataclass(slots=True)
 class SubscriptionLag:
-    """One subscription, by its cursors."""
+    """One subscription: what the command, the status, the metrics and the admin show of it."""
 
-    row: Subscription
+    name: str
+    #: One word: paused, failing, running, stopped (no process runs it), waiting (never run).
+    state: str = "waiting"
     #: Whether the code of this process declares it.
-    declared: bool
-    cursors: list[CursorLag] = field(default_factory=list)
+    declared: bool = False
     #: Whether a process runs it: one whose lease has not run out.
     served: bool = False
+    #: Events it is behind, and whether all of them were counted.
+    behind: int = 0
+    complete: bool = True
+    #: Age of the oldest of them.
+    oldest_seconds: float = 0.0
+    #: Whether there are events, and it has never begun with them.
+    unread: bool = False
+    handled: int = 0
     parked: int = 0
+    #: Open ones.
     gaps: int = 0
+    #: Why it has stopped; of the first partition that has.
+    error: str = ""
     #: Why no process can run what the code declares.
     fault: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.row.name
-
-    @property
-    def handled(self) -> int:
-        """Events handled by now."""
-        return sum(each.cursor.handled for each in self.cursors)
+    partitions: int = 1
+    #: Its logs, topics and types, as the process that ran it last has declared them.
+    reads: dict[str, Any] | None = None
+    cursors: list[CursorLag] = field(default_factory=list)
 
     @property
     def position(self) -> int:
-        """Where the one that is furthest behind stands."""
+        """Position of the cursor that is furthest behind."""
         return min((each.cursor.position for each in self.cursors), default=0)
-
-    @property
-    def behind(self) -> int:
-        """Events behind, as far as they were counted."""
-        return sum(each.behind.rows for each in self.cursors if each.behind)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all that is behind was counted."""
-        return all(each.behind and each.behind.complete for each in self.cursors)
 
     @property
     def shown(self) -> str:
         """The count for people: ``1000+`` where counting stopped."""
         return f"{self.behind}{'' if self.complete else '+'}"
 
-    @property
-    def seconds(self) -> float:
-        """Age of the oldest event behind."""
-        return max((each.seconds for each in self.cursors), default=0.0)
-
-    @property
-    def error(self) -> str:
-        """Why it stands still; of the first partition that does."""
-        errors = (each.cursor.error for each in self.cursors if each.cursor.error)
-        return self.fault or next(errors, "")
-
-    @property
-    def errors(self) -> int:
-        """Cursors that stand still."""
-        return sum(bool(each.cursor.error) for each in self.cursors)
-
-    @property
-    def state(self) -> str:
-        """One word: paused, failing, running, stopped (no process runs it), waiting (never run)."""
-        if self.row.paused:
-            return "paused"
-        if self.errors or self.fault:
-            return "failing"
-        return "waiting" if not self.cursors else "running" if self.served else "stopped"
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts, without the cursors. Keys are only added, from release to release."""
+        names = [each.name for each in fields(self)]
+        left_out = {"fault", "partitions", "reads", "cursors"}
+        return {name: getattr(self, name) for name in names if name not in left_out}
 
 
 def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
@@ -125,30 +115,62 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
         if names is None or name in names:
             found.setdefault(name, Subscription(name=name, partitions=subscriber.partitions))
     chosen = sorted(found)[: status.LISTED] if names is None else sorted(found)
-    result = {name: SubscriptionLag(found[name], name in declared) for name in chosen}
-    for name in declared.keys() & result.keys():
-        result[name].fault = declared[name].fault
-    cursors = Cursor.objects.using(using).filter(subscription__in=chosen)
-    for cursor in cursors.order_by("subscription", "log", "partition"):
-        result[cursor.subscription].cursors.append(CursorLag(cursor))
+    cursors: dict[str, list[CursorLag]] = {name: [] for name in chosen}
+    read = Cursor.objects.using(using).filter(subscription__in=chosen)
+    for cursor in read.order_by("subscription", "log", "partition"):
+        cursors[cursor.subscription].append(CursorLag(cursor))
     reads = {name: row.reads for name, row in found.items()}
     reads |= {each.name: each.reads for each in declared.values() if not each.fault}
-    _measure([each for lag in result.values() for each in lag.cursors], declared, reads, using)
-    for name in served(chosen, using):
-        result[name].served = True
-    parked = ParkedStream.objects.using(using).filter(subscription__in=chosen)
-    for name, count in _counts(parked):
-        result[name].parked = count
-    gaps = Gap.objects.using(using).filter(subscription__in=chosen, state=Gap.State.OPEN)
-    for name, count in _counts(gaps):
-        result[name].gaps = count
-    return list(result.values())
+    _measure([each for group in cursors.values() for each in group], declared, reads, using)
+    running = served(chosen, using)
+    unread = _unread([declared[name] for name in chosen if name in declared and not cursors[name]])
+    parked = _counts(ParkedStream.objects.using(using).filter(subscription__in=chosen))
+    gaps = _counts(Gap.objects.using(using).open().filter(subscription__in=chosen))
+    return [
+        _lag(
+            found[name],
+            cursors[name],
+            declared=name in declared,
+            fault=declared[name].fault if name in declared else "",
+            served=name in running,
+            unread=name in unread,
+            parked=parked.get(name, 0),
+            gaps=gaps.get(name, 0),
+        )
+        for name in chosen
+    ]
+
+
+def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> SubscriptionLag:
+    lag = SubscriptionLag(
+        name=row.name, partitions=row.partitions, reads=row.reads, cursors=cursors, **facts
+    )
+    lag.behind = sum(each.behind.rows for each in cursors if each.behind)
+    lag.complete = all(each.behind and each.behind.complete for each in cursors)
+    lag.oldest_seconds = max((each.seconds for each in cursors), default=0.0)
+    lag.handled = sum(each.cursor.handled for each in cursors)
+    lag.error = lag.fault or next((e.cursor.error for e in cursors if e.cursor.error), "")
+    if row.paused:
+        lag.state = "paused"
+    elif lag.error:
+        lag.state = "failing"
+    elif cursors:
+        lag.state = "running" if lag.served else "stopped"
+    return lag
+
+
+def _unread(never_run: list[Subscriber]) -> set[str]:
+    """Return those of these subscriptions whose logs have any event."""
+    logs = {each.name: set(each.logs) for each in never_run if not each.fault}
+    every = set().union(*logs.values())
+    written = {log for log in every if log._default_manager.using(log_alias(log)).exists()}
+    return {name for name, mine in logs.items() if mine & written}
 
 
 def in_flight(*, using: str) -> dict[str, LongTransactions]:
     """Return for each log of an alias, by table, the transactions in flight that may hold events.
 
-    None of them is skipped by anybody: their events come when they commit.
+    No reader skips them: their events come when they commit.
     """
     logs = [log for log in all_logs() if log_alias(log) == using]
     return {log._meta.db_table: open_writers(log, using=using) for log in logs}
@@ -214,8 +236,8 @@ def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, flo
     return {id: max(0.0, (now - then).total_seconds()) for id, then, now in times}
 
 
-def _counts(rows: QuerySet[Any]) -> list[tuple[str, int]]:
+def _counts(rows: QuerySet[Any]) -> dict[str, int]:
     past = list(rows.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
     if past:  # the newest are enough to say that there are many
         rows = rows.filter(id__gt=past[0])
-    return list(rows.order_by().values_list("subscription").annotate(count=Count("id")))
+    return dict(rows.order_by().values_list("subscription").annotate(count=Count("id")))

@@ -179,8 +179,8 @@ class Command(TeachingCommand):
             logs = len({each.cursor.log for each in lag.cursors})
             position = lag.position if logs < 2 else "-"  # each log has positions of its own
             self.write(
-                f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.row.partitions:>5} "
-                f"{position:>10} {lag.handled:>10} {lag.shown:>9} {lag.seconds:>7.0f}s "
+                f"{one_line(lag.name, 80):<24} {lag.state:<8} {lag.partitions:>5} "
+                f"{position:>10} {lag.handled:>10} {lag.shown:>9} {lag.oldest_seconds:>7.0f}s "
                 f"{lag.parked:>6} {lag.gaps:>5}"
             )
             if not lag.declared:
@@ -316,29 +316,10 @@ class Command(TeachingCommand):
 
 def _as_json(lag: SubscriptionLag) -> dict[str, Any]:
     return {
-        "name": lag.name,
-        "state": lag.state,
-        "declared": lag.declared,
-        "reads": lag.row.reads,
-        "partitions": lag.row.partitions,
-        "handled": lag.handled,
-        "behind": lag.behind,
-        "complete": lag.complete,
-        "seconds_behind": round(lag.seconds, 3),
-        "parked": lag.parked,
-        "gaps": lag.gaps,
+        **lag.as_json(),
+        "reads": lag.reads,
+        "partitions": lag.partitions,
+        "seconds_behind": round(lag.oldest_seconds, 3),
         "fault": lag.fault,
-        "cursors": [
-            {
-                "log": each.cursor.log,
-                "partition": each.cursor.partition,
-                "position": each.cursor.position,
-                "behind": each.behind and each.behind.rows,
-                "seconds_behind": round(each.seconds, 3),
-                "error": each.cursor.error,
-                "failed_event": each.cursor.failed_event
-                and {k: v for k, v in each.cursor.failed_event.items() if k != "traceback"},
-            }
-            for each in lag.cursors
-        ],
+        "cursors": [each.as_json() for each in lag.cursors],
     }
