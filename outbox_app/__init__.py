@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .eventlog.publish import publish_many as publish_many
     from .eventlog.record import RecordedEvent as RecordedEvent
     from .jobs.idempotent import idempotent as idempotent
-    from .jobs.staging.declaration import on_create as on_create
-    from .jobs.staging.declaration import on_delete as on_delete
-    from .jobs.staging.declaration import on_update as on_update
+    from .jobs.staging.declarations import on_create as on_create
+    from .jobs.staging.declarations import on_delete as on_delete
+    from .jobs.staging.declarations import on_update as on_update
     from .jobs.staging.stage import stage as stage
     from .jobs.staging.stage import stage_many as stage_many
     from .mixin import OutboxMixin as OutboxMixin
@@ -40,9 +40,9 @@ __getattr__, __dir__, __all__ = lazy(
         "Projection": "outbox_app.projections.projection",
         "RecordedEvent": "outbox_app.eventlog.record",
         "idempotent": "outbox_app.jobs.idempotent",
-        "on_create": "outbox_app.jobs.staging.declaration",
-        "on_delete": "outbox_app.jobs.staging.declaration",
-        "on_update": "outbox_app.jobs.staging.declaration",
+        "on_create": "outbox_app.jobs.staging.declarations",
+        "on_delete": "outbox_app.jobs.staging.declarations",
+        "on_update": "outbox_app.jobs.staging.declarations",
         "publish": "outbox_app.eventlog.publish",
         "publish_many": "outbox_app.eventlog.publish",
         "stage": "outbox_app.jobs.staging.stage",

@@ -22,8 +22,8 @@ from django.dispatch import receiver
 
 from .eventlog.publish import publish
 from .exceptions import InvalidEvent, InvalidJob
-from .jobs.staging.declaration import Change, Declared, declared
-from .jobs.staging.insert import collecting
+from .jobs.staging.declarations import Change, Declared, declared
+from .jobs.staging.insert import batching
 from .jobs.staging.stage import stage
 from .models import EventLog
 from .transactions import require_atomic
@@ -124,7 +124,7 @@ class OutboxMixin(models.Model):
             return 0
         using = using or alias_of(first)
         require_atomic("stage_declared()", using=using)
-        with transaction.atomic(using=using), collecting(streaming=True):
+        with transaction.atomic(using=using), batching(streaming=True):
             return sum(
                 _stage(instance, declared(cls, change), using=using)
                 for instance in chain([first], rest)
@@ -209,7 +209,7 @@ def _deleted(sender: type[models.Model], instance: Any, using: str, **kwargs: An
 
 def _stage(instance: Any, declarations: Iterable[Declared], *, using: str) -> int:
     count = 0
-    with collecting():
+    with batching():
         for declaration in declarations:
             options = {"using": using, **declaration.options}
             for task, args in declaration.jobs(instance):

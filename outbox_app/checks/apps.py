@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from celery import Celery, Task, _state
+from celery import Celery, Task
 from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
-from ..jobs.staging.declaration import load_tasks
+from ..jobs.staging.declarations import load_tasks
+from ..jobs.staging.sending import active_apps, staging_apps
 from .messages import listed
 
 #: Serializers that kombu accepts only where they are asked for.
@@ -40,19 +41,6 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
     for app in apps:
         found += _check_configuration(app) or [*_check_modules(app), *_check_content(app)]
     return [*found, *_check_tasks()]
-
-
-def staging_apps() -> list[Celery]:
-    """Return the loaded apps whose calls stage, by name."""
-    return sorted(filter(_stages, _loaded()), key=lambda app: app.main or "")
-
-
-def _loaded() -> list[Any]:
-    return list(_state._get_active_apps())  # type: ignore[attr-defined]
-
-
-def _stages(app: Any) -> bool:
-    return bool(getattr(app, "stages_by_itself", False))
 
 
 def _check_names(names: list[str]) -> list[CheckMessage]:
@@ -96,15 +84,19 @@ def _check_configuration(app: Celery) -> list[CheckMessage]:
 def _check_tasks() -> Iterator[CheckMessage]:
     """Say which tasks are called on an app that does not stage, beside one that does."""
     plain: dict[Any, set[str]] = {}
-    for app in _loaded():
+    for app in active_apps():
         with suppress(Exception):  # said of those that stage
-            if not _stages(app):
+            if not getattr(app, "stages_by_itself", False):
                 load_tasks(app)
             for name, task in list(app.tasks.items()):
                 # Registries share what is defined. What the module holds is what is called.
                 module = sys.modules.get(task.__module__)
                 called = getattr(module, task.__name__, None)
-                if isinstance(called, Task) and called.name == name and not _stages(called.app):
+                if (
+                    isinstance(called, Task)
+                    and called.name == name
+                    and not getattr(called.app, "stages_by_itself", False)
+                ):
                     plain.setdefault(called.app, set()).add(name)
     for app, names in plain.items():
         if found := sorted(name for name in names if not name.startswith("celery.")):

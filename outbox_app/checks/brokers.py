@@ -18,8 +18,8 @@ from kombu import Queue
 
 from ..conf import outbox_settings
 from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable
-from ..jobs.staging.declaration import load_tasks
-from .apps import staging_apps
+from ..jobs.staging.declarations import load_tasks
+from ..jobs.staging.sending import staging_apps
 from .messages import listed
 
 #: Without which of its transport options a driver waits for ever, and what bounds them.

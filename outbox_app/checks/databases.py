@@ -14,11 +14,11 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
 from ..eventlog.registry import all_logs
-from ..jobs.staging.declaration import load_tasks
+from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
 from ..models.collation import COLLATIONS
-from ..process.sessions import SQLITE_OPTIONS, session_faults, sqlite_fault
+from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from .aliases import is_standby, written_aliases
 from .messages import listed
 

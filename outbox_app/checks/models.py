@@ -15,7 +15,7 @@ from celery.canvas import Signature
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 
-from ..jobs.staging.declaration import Declared, named
+from ..jobs.staging.declarations import Declared, named
 from ..jobs.staging.sending import StagingMixin
 from ..mixin import OutboxMixin
 

@@ -16,7 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ..exceptions import UnsafeBroker
 from ..jobs.drain.brokers import refuse_unsafe, transport_options
-from .apps import staging_apps
+from ..jobs.staging.sending import staging_apps
 from .brokers import unasked
 
 #: Bound of each network operation, in seconds.

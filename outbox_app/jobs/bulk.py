@@ -44,7 +44,7 @@ class Slice:
     error: Exception | None = None
 
 
-def run_slice(
+def run_for(
     rows: QuerySet[Any],
     act: Callable[[list[int]], int],
     *,

@@ -24,9 +24,9 @@ from ..models import DatabaseNow, DeadJob, StagedJob
 from ..text import get_logger
 from . import bulk as slices
 from .bulk import BATCH_SIZE as BATCH_SIZE  # for the command
-from .bulk import Moment, Slice, run_slice
-from .drain.records import record_requeue
-from .staging.insert import Rows, shard_of
+from .bulk import Moment, Slice, run_for
+from .drain.incidents import record_requeue
+from .staging.insert import StagedBatch, shard_of
 
 logger = get_logger("outbox_app.dead")
 
@@ -136,7 +136,7 @@ def requeue_slice(
         slice: See ``slices.run_slice``.
     """
     act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
-    return run_slice(jobs, act, order=ORDER, until=until, **slice)
+    return run_for(jobs, act, order=ORDER, until=until, **slice)
 
 
 def discard_slice(
@@ -152,7 +152,7 @@ def discard_slice(
         slice: See ``slices.run_slice``.
     """
     act = partial(_discard_batch, asked=asked, using=jobs.db)
-    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    found = run_for(jobs, act, order=ORDER, until=until, **slice)
     _log_discarded(found.done, using=jobs.db, by=by)
     return found
 
@@ -167,7 +167,7 @@ def _all(
 ) -> int:
     jobs = jobs.using(using)
     few = jobs.order_by()[: slices.STEP + 1].count() <= slices.STEP
-    found = run_slice(jobs, act, order=ORDER, until=until, whole=few, batch_size=batch_size)
+    found = run_for(jobs, act, order=ORDER, until=until, whole=few, batch_size=batch_size)
     if found.error:
         raise found.error
     return found.done
@@ -192,7 +192,7 @@ def _requeue_batch(
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # as it was, unless a hand has made it one that the table refuses
             job.shard = shard_of(job.ordering_key, job.task_id)
-        rows = Rows()
+        rows = StagedBatch()
         for job in staged:
             rows.add(job, using=using)
         rows.write()  # wakes the drainers after the commit

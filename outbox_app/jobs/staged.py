@@ -21,7 +21,7 @@ from ..models import DeadJob, StagedJob
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
-from .bulk import Moment, Slice, run_slice
+from .bulk import Moment, Slice, run_for
 from .drain import status
 from .drain.batch import apps_with_rows
 from .message import Message
@@ -50,7 +50,7 @@ def cancel_slice(
         slice: See ``slices.run_slice``.
     """
     act = partial(_cancel, asked=asked, using=jobs.db)
-    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    found = run_for(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs cancelled", found, using=jobs.db, by=by)
     return found
 
@@ -69,7 +69,7 @@ def release_slice(
     """
     held = jobs.filter(available_at__isnull=False)
     act = partial(_release, asked=asked, using=jobs.db)
-    found = run_slice(held, act, order=ORDER, until=until, **slice)
+    found = run_for(held, act, order=ORDER, until=until, **slice)
     _log("Held jobs released", found, using=jobs.db, by=by)
     return found
 
@@ -95,7 +95,7 @@ def bury_slice(
     """
     words = storable(f"{reason} ({by})" if by else reason)
     act = partial(_bury, asked=asked, using=jobs.db, reason=words)
-    found = run_slice(jobs, act, order=ORDER, until=until, **slice)
+    found = run_for(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs moved to dead", found, using=jobs.db, by=by)
     return found
 

@@ -1,7 +1,7 @@
-"""Failures in a row of one thing, a broker or the database: said once, and rested from.
+"""Back-off from one thing that fails, a broker or the database: logged once, paused, recovered.
 
-Each failure makes the rest longer, with jitter, up to ``MAX_BACKOFF``; the first success ends it.
-No job's attempts are counted: what is away comes back, and everything goes on where it stopped.
+Each failure in a row makes the pause longer, with jitter, up to ``MAX_BACKOFF``; the first success
+ends it. No job's attempts are counted: what is away comes back, and work resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..text import get_logger, storable
 logger = get_logger("outbox_app.drain")
 
 
-class Trouble:
-    """What is wrong with something, and for how long it is left alone.
+class Backoff:
+    """The failures in a row of one thing, and the pause after the last one.
 
     Args:
-        of: What it is, for the log.
-        logger: Whose log. Default: the drain's.
+        of: The thing, for the log.
+        logger: Default: the drain's.
     """
 
     def __init__(self, of: object, logger: logging.Logger = logger) -> None:
@@ -32,34 +32,27 @@ class Trouble:
         self.logger = logger
         #: In the exception's own words; empty when all is well.
         self.text = ""
-        #: In a row.
         self.failures = 0
         self._until = float("-inf")
 
     @property
-    def rest(self) -> float:
-        """Seconds for which it is still left alone."""
+    def remaining(self) -> float:
+        """Seconds until the next attempt."""
         return max(0.0, self._until - time.monotonic())
 
-    def note(self, error: Exception) -> None:
-        """It failed (again)."""
+    def failed(self, error: Exception) -> None:
         if not self.failures:
             unexpected = not isinstance(error, OutboxError | django.db.Error)
-            self.logger.warning(
-                "In trouble with=%s error=%r",
-                self.of,
-                error,
-                exc_info=error if unexpected else None,
-            )
+            trace = error if unexpected else None
+            self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)
         self.failures += 1
         self.text = storable(f"{type(error).__name__}: {error}")
         longest = min(outbox_settings().MAX_BACKOFF, 0.1 * 2 ** min(self.failures, 16))
         self._until = time.monotonic() + longest * random.uniform(0.5, 1)
 
-    def over(self) -> None:
-        """It worked."""
+    def succeeded(self) -> None:
         if self.failures:
-            self.logger.warning("Goes on again with=%s after_failures=%d", self.of, self.failures)
+            self.logger.warning("Recovered what=%s after_failures=%d", self.of, self.failures)
             self.text, self.failures, self._until = "", 0, float("-inf")
 
 

@@ -20,8 +20,8 @@ from django.db import connections
 from ..models import Statistic
 from ..models.statistic import label_of
 from ..text import get_logger
-from .backoff import Trouble
-from .lease import Membership
+from .backoff import Backoff
+from .lease import LeaseHolder
 from .lock_wait import atomic_with_lock_wait
 
 #: Jobs of a minute: taken by the broker, moved to the dead.
@@ -111,20 +111,20 @@ class Counters:
     def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.using = using
         self.clock = clock
-        self._trouble = Trouble(f"counters of {using}", logger)
+        self._backoff = Backoff(f"counters of {using}", logger)
         self._tried_at = clock()
         self._minutes: dict[tuple[datetime, str], Minute] = {}
 
-    def of(self, membership: Membership) -> Minute | None:
+    def of(self, holder: LeaseHolder) -> Minute | None:
         """Return the counters of this minute; None while the database's time is not known.
 
         Args:
-            membership: Its id is the source of the rows, its clock says which minute it is.
+            holder: Its id is the source of the rows, its clock says which minute it is.
         """
-        now = membership.now()
+        now = holder.now()
         if now is None:
             return None
-        key = now.replace(second=0, microsecond=0), str(membership.id)
+        key = now.replace(second=0, microsecond=0), str(holder.id)
         if key not in self._minutes:
             # Minutes stay for a while after they were written: a clock that is put back goes on
             # with the figures that are there. Whole minutes go: a process may have many sources.
@@ -161,9 +161,9 @@ class Counters:
             with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
                 self._upsert(rows)
         except django.db.Error as error:
-            self._trouble.note(error)
+            self._backoff.failed(error)
             return
-        self._trouble.over()
+        self._backoff.succeeded()
         for counters in self._minutes.values():
             counters.changed.clear()
 

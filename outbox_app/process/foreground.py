@@ -1,7 +1,8 @@
-"""Several processes in the foreground: the parent passes a stop on, and replaces what dies.
+"""Loops in the foreground: arguments, signals, progress lines, and several processes.
 
-Children are forked, so nothing that is connected may be open before. A child ends by itself when
-its parent was killed: it is told the parent's process id.
+SIGTERM and SIGINT finish what is in progress and hand the leases back. With several processes the
+parent passes a stop on, and starts a new worker for each that dies. Workers are forked, so nothing
+that is connected may be open before. A worker ends by itself when its parent was killed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,89 @@ from typing import Any
 from django.db import connections
 
 from ..conf import outbox_settings
+from ..exceptions import InvalidArgument
+from .loop import ProcessLoop
+from .preflight import require_alias, require_migrated, require_sessions
 
-#: Exit code where a process died of what it was not told to.
+#: Exit code where a process died that nothing had stopped.
 EXIT_DIED = 1
 
+Write = Callable[[str], Any]
 
-def in_children(
+
+class Progress:
+    """Writes a line every PROGRESS_INTERVAL seconds in which there was work or trouble.
+
+    Args:
+        write: Takes the line.
+        line: Makes it, of the loop and what was done per second.
+        parent: The process whose end stops the loop; None where there is none.
+    """
+
+    def __init__(
+        self, write: Write, line: Callable[[Any, float], str], *, parent: int | None
+    ) -> None:
+        self.write = write
+        self.line = line
+        self.parent = parent
+        self.interval = outbox_settings().PROGRESS_INTERVAL
+        self.at = time.monotonic()
+        self.done = 0
+
+    def __call__(self, loop: ProcessLoop) -> None:
+        """Take one turn of the loop."""
+        if self.parent is not None and os.getppid() != self.parent:
+            loop.stop()  # it was killed, and can pass no stop on
+        now = time.monotonic()
+        if not self.interval or now - self.at < self.interval:
+            return
+        since, before = self.at, self.done
+        self.at, self.done = now, loop.done
+        if self.done != before or loop.trouble:
+            self.write(self.line(loop, (self.done - before) / (now - since)))
+
+
+def require_at_least(**least: tuple[float | None, float]) -> None:
+    """Refuse options that are too small; each is given with the least that it may be.
+
+    Raises:
+        InvalidArgument: One is.
+    """
+    for name, (value, minimum) in least.items():
+        if value is not None and not value >= minimum:  # NaN too
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(f"{option} must be at least {minimum}; got {value}.")
+
+
+def prepare(using: str, *, write: Write) -> None:
+    """Bound the waits for a database, and refuse one in which no work is possible.
+
+    Raises:
+        InvalidArgument: There is no such alias.
+        NotMigrated: The tables are not there.
+        UnfitSession: Its sessions cannot be used.
+    """
+    require_alias(using)
+    set_timeouts(using)
+    require_migrated(using)
+    require_sessions(using, write=write)
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Call ``stop`` at SIGTERM and SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
+
+
+def run_processes(
     work: Callable[..., int],
     *,
     count: int,
     restart: bool,
-    write: Callable[[str], Any],
+    write: Write,
     final: int | None = None,
 ) -> int:
-    """Run ``work(parent=pid)`` in processes of its own until all have ended.
+    """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
 
     Args:
         work: Returns an exit code.
@@ -39,19 +109,27 @@ def in_children(
         final: An exit code that no restart will change; it becomes the result.
 
     Returns:
-        0, ``final``, or 1 where a process died and was not replaced.
+        The exit code; of several processes 0, ``final``, or 1 where one died and was not replaced.
     """
+    if count == 1:
+        return work()
+    return run_workers(work, count=count, restart=restart, write=write, final=final)
+
+
+def run_workers(
+    work: Callable[..., int], *, count: int, restart: bool, write: Write, final: int | None
+) -> int:
+    """Run ``work(parent=pid)`` in processes of its own: see ``run_processes``."""
     connections.close_all()  # a forked child must not share a connection
     context = multiprocessing.get_context("fork")
     stopping = False
 
-    def stop(number: int, frame: Any) -> None:
+    def stop() -> None:
         nonlocal stopping
         stopping = True
 
     # Before the first fork: a signal that comes too early must not leave orphans behind.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stop_on_signals(stop)
 
     def start() -> Any:
         child = context.Process(target=_child, args=(work, os.getpid()))
@@ -80,7 +158,7 @@ def in_children(
     return code
 
 
-def bound_waits(using: str) -> None:
+def set_timeouts(using: str) -> None:
     """Bound connecting, and answers where the driver can: its default is to wait for ever."""
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     bounds = {

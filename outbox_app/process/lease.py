@@ -38,7 +38,7 @@ def elapsed() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-class Membership:
+class LeaseHolder:
     """A drainer's place among the others, and the shards it owns.
 
     Args:
@@ -144,7 +144,7 @@ class Membership:
         owners = dict(self._leases().values_list("part", "owner"))
         if len(owners) < self.parts:
             owners |= self._enter_missing(owners)
-        live = self._bury_the_silent()
+        live = self._remove_silent()
         if self.id not in live:
             raise self._removed()
         mine = sorted(part for part, owner in owners.items() if owner == self.id)
@@ -174,7 +174,7 @@ class Membership:
         Lease.objects.using(self.using).bulk_create(rows, ignore_conflicts=True)
         return dict.fromkeys(missing)
 
-    def _bury_the_silent(self) -> set[UUID]:
+    def _remove_silent(self) -> set[UUID]:
         live = set()
         seen_before, self._seen = self._seen, {}
         asked = self.clock()

@@ -34,7 +34,7 @@ TEST_SECONDS = 2.0
 RETRY_SECONDS = 60.0
 
 
-class Stop:
+class StopFlag:
     """A flag to wait for that a signal handler may set.
 
     ``threading.Event`` may not: its ``set()`` takes the lock that the interrupted thread may hold.
@@ -66,10 +66,10 @@ class Stop:
         return self.is_set()
 
 
-class Clock:
+class PollWaiter:
     """Waits by the clock."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopFlag) -> None:
         self.stop = stop
 
     def wait(self, seconds: float) -> bool:
@@ -81,7 +81,7 @@ class Clock:
         """Nothing to close."""
 
 
-class Listener(Clock):
+class NotifyWaiter(PollWaiter):
     """Waits for NOTIFY on a connection of its own, and by the clock while that does not work.
 
     Args:
@@ -91,7 +91,9 @@ class Listener(Clock):
         channel: What is listened to.
     """
 
-    def __init__(self, stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> None:
+    def __init__(
+        self, stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS
+    ) -> None:
         super().__init__(stop)
         self.using = using
         self.channel = channel
@@ -181,11 +183,11 @@ def poll_interval(chosen: float | None, *, using: str) -> float:
     return WOKEN_INTERVAL if outbox_settings().WAKE and _listens(using) else POLL_INTERVAL
 
 
-def waiter(stop: Stop, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> Clock:
+def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> PollWaiter:
     """Return the way of waiting that the database of ``using`` offers."""
     if _listens(using):
-        return Listener(stop, using=using, watchdog=watchdog, channel=channel)
-    return Clock(stop)
+        return NotifyWaiter(stop, using=using, watchdog=watchdog, channel=channel)
+    return PollWaiter(stop)
 
 
 def _listens(using: str) -> bool:

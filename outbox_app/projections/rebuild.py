@@ -29,7 +29,7 @@ from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
-from ..process.tables import require_tables
+from ..process.preflight import require_migrated
 from ..subscriptions.cursors import cursor_of
 from ..subscriptions.subscriber import subscriber_named
 from ..text import get_logger
@@ -88,7 +88,7 @@ def rebuildable(name: str) -> Projection:
             "its rows cannot be deleted and inserted again. Point at what the rows are about, or "
             "keep the key in a plain column."
         )
-    require_tables(using)
+    require_migrated(using)
     return projection
 
 

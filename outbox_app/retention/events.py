@@ -27,7 +27,7 @@ from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
 from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
 from ..pipeline.driver.archive_lookup import ArchiveLookup
-from ..process.tables import require_tables
+from ..process.preflight import require_migrated
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.subscriber import all_subscribers
 from ..text import get_logger
@@ -93,7 +93,7 @@ def prune_events(
     for each in chosen:
         alias = using or log_alias(each)
         check_arguments(alias, days, batch_size)
-        require_tables(alias)
+        require_migrated(alias)
         if each._meta.db_table in connections[alias].introspection.table_names():
             removed += _prune(
                 each, days, batch_size, archived, using=alias, dry_run=dry_run, write=write

@@ -20,8 +20,8 @@ from ..aliases import inbox_alias, outbox_alias
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from ..models import DatabaseNow, InboxEntry, Incident, Statistic
-from ..process.counter_retention import pruned
-from ..process.tables import require_alias, require_tables
+from ..process.counters import pruned
+from ..process.preflight import require_alias, require_migrated
 from ..text import get_logger
 
 logger = get_logger("outbox_app.retention")
@@ -108,7 +108,7 @@ def prune(
     using = using or kept.alias()
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
     check_arguments(using, age, batch_size)
-    require_tables(using)
+    require_migrated(using)
     if older_than is not None and kept.in_hours:
         age *= 24
     rows = kept.model._default_manager.using(using).order_by(kept.column)

@@ -33,7 +33,7 @@ from ..eventlog.transaction_ids import (
 )
 from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefused
 from ..models import Cursor, EventLog
-from ..process.tables import require_alias, require_tables
+from ..process.preflight import require_alias, require_migrated
 from ..text import get_logger
 
 logger = get_logger("outbox_app.rebase")
@@ -84,7 +84,7 @@ def rebase_outbox(
     """
     using = using or outbox_alias()
     _check(using, log, last_id)
-    require_tables(using)
+    require_migrated(using)
     logs = [log_named(log)] if log else _logs_on(using)
     plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
     if any(plan.foreign for plan in plans):  # a log without cursors tells nothing

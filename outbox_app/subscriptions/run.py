@@ -1,29 +1,30 @@
 """Running subscriptions in the foreground: what ``manage.py run_subscriptions`` calls.
 
-SIGTERM and SIGINT finish the page in hand and hand the partitions back.
+SIGTERM and SIGINT finish the page in progress and hand the partitions back. Several processes share
+the partitions.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..conf import outbox_settings
 from ..exceptions import InvalidArgument, UnknownSubscription
-from ..process.foreground import bound_waits, in_children
-from ..process.sessions import require_sessions
-from ..process.tables import require_tables
+from ..process.foreground import (
+    Progress,
+    prepare,
+    require_at_least,
+    run_processes,
+    stop_on_signals,
+)
 from ..text import get_logger
 from .runner import Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
 
-EXIT_OK, EXIT_STANDING = 0, 1
+EXIT_OK, EXIT_STOPPED = 0, 1
 
 
 def run(
@@ -57,27 +58,18 @@ def run(
         NotMigrated: The tables are not there.
         UnfitSession: The database's sessions cannot be used.
     """
-    for name, value, least in (
-        ("--batch-size", batch_size, 1),
-        ("--processes", processes, 1),
-        ("--interval", interval, 0.01),
-    ):
-        if value is not None and not value >= least:  # NaN too
-            raise InvalidArgument(f"{name} must be at least {least}; got {value}.")
+    require_at_least(
+        batch_size=(batch_size, 1), processes=(processes, 1), interval=(interval, 0.01)
+    )
     chosen = choose(names, using)
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
         write(f"subscription left out reason={fault}")
-    bound_waits(chosen[0].using)
-    require_tables(chosen[0].using)
-    require_sessions(chosen[0].using, write=write)
+    prepare(chosen[0].using, write=write)
     options = {"interval": interval, "batch_size": batch_size, "once": once}
-    if processes == 1:
-        code = _run_here(chosen, options, write=write)
-    else:
-        work = partial(_run_here, chosen, options, write=write)
-        code = in_children(work, count=processes, restart=not once, write=write)
-    return code or (EXIT_STANDING if once and faults else EXIT_OK)
+    work = partial(_run_here, chosen, options, write=write)
+    code = run_processes(work, count=processes, restart=not once, write=write)
+    return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
 
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
@@ -116,44 +108,21 @@ def _run_here(
     write: Callable[[str], Any],
     parent: int | None = None,
 ) -> int:
-    progress = Progress(write)
-
-    def on_turn(runner: Runner) -> None:
-        progress(runner)
-        if parent is not None and os.getppid() != parent:
-            runner.stop()  # killed: nobody is left to pass a stop on
-
     runner = Runner(
-        chosen, interval=options["interval"], batch_size=options["batch_size"], on_turn=on_turn
+        chosen,
+        interval=options["interval"],
+        batch_size=options["batch_size"],
+        on_turn=Progress(write, _progress, parent=parent),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: runner.stop())
+    stop_on_signals(runner.stop)
     names = ",".join(each.name for each in chosen)
     write(f"subscriptions started database={runner.using} names={names}")
     handled = runner.run(once=options["once"])
     trouble = runner.trouble
     write(f"subscriptions stopped handled={handled}{trouble and f' trouble={trouble}'}")
-    return EXIT_STANDING if options["once"] and trouble else EXIT_OK
+    return EXIT_STOPPED if options["once"] and trouble else EXIT_OK
 
 
-class Progress:
-    """Writes a line every PROGRESS_INTERVAL seconds: rate, and what stands still."""
-
-    def __init__(self, write: Callable[[str], Any]) -> None:
-        self.write = write
-        self.interval = outbox_settings().PROGRESS_INTERVAL
-        self.at = time.monotonic()
-        self.handled = 0
-
-    def __call__(self, runner: Runner) -> None:
-        """Write a line, if it is time and there is something to say."""
-        now = time.monotonic()
-        if not self.interval or now - self.at < self.interval:
-            return
-        handled, trouble = runner.handled, runner.trouble
-        if handled != self.handled or trouble:
-            rate = (handled - self.handled) / (now - self.at)
-            self.write(
-                f"handling rate={rate:.0f}/s handled={handled}{trouble and f' trouble={trouble}'}"
-            )
-        self.at, self.handled = now, handled
+def _progress(runner: Runner, rate: float) -> str:
+    trouble = runner.trouble
+    return f"handling rate={rate:.0f}/s handled={runner.done}{trouble and f' trouble={trouble}'}"

@@ -1,34 +1,29 @@
-"""Runs subscriptions: takes leases on their partitions, and turns them one after the other.
+"""Runs subscriptions: takes leases on their partitions, and runs them one after the other.
 
 One process at a time owns a (subscription, partition), by the same leases as the drain; another one
 waits, and takes over when the lease has run out. What two owners of one page could do to each other
 is prevented by the cursor itself (``subscriptions.cursors``), not by the lease. The database may go
-away at any point: the same process rests, and goes on when it is back. What fails under one
+away at any point: the same process backs off, and recovers when it is back. What fails under one
 subscription stops no other.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-import django.db
-from django.db import close_old_connections, connections
 from django.db.models import Max
 
 from ..conf import outbox_settings
-from ..exceptions import LeaseLost, OutboxError
+from ..exceptions import OutboxError
 from ..models import Cursor, Subscription
-from ..process.backoff import Trouble
+from ..process.backoff import Backoff
 from ..process.counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
-from ..process.lease import BEATS, Membership
-from ..process.waiting import Stop, poll_interval, waiter
-from ..process.wakeup import EVENTS, LINGER
-from ..process.watchdog import Watchdog
+from ..process.lease import BEATS, LeaseHolder
+from ..process.loop import ProcessLoop
+from ..process.wakeup import EVENTS
 from ..text import get_logger
 from .cursors import Paused
 from .partition import Partition
@@ -66,10 +61,10 @@ class SubscriptionWorker:
         self.batch_size = batch_size
         self.using = subscriber.using
         self.lease_seconds = lease_seconds
-        #: What fails under it: the database, or a lease.
-        self.backoff = Trouble(f"subscription {subscriber.name}", logger)
-        self._aside_until = float("-inf")
-        self.membership = Membership(
+        #: From the database, or a lease, that fails under it.
+        self.backoff = Backoff(f"subscription {subscriber.name}", logger)
+        self._released_until = float("-inf")
+        self.holder = LeaseHolder(
             using=self.using,
             lease_seconds=lease_seconds,
             resource=f"subscription:{subscriber.name}",
@@ -85,25 +80,25 @@ class SubscriptionWorker:
 
     @property
     def trouble(self) -> str:
-        """What its partitions stand still for."""
-        return "; ".join(filter(None, [self.backoff.text, self._standing]))
+        """What has stopped its partitions."""
+        return "; ".join(filter(None, [self.backoff.text, self._stopped_by]))
 
     @property
-    def _standing(self) -> str:
+    def _stopped_by(self) -> str:
         errors = [self.error, *(partition.error for partition in self.partitions.values())]
         return "; ".join(filter(None, errors))
 
     def beat(self) -> None:
         """Keep the leases, and look after the others where it is time."""
-        membership = self.membership
-        if membership.joined and membership.beat_is_due():
-            membership.beat(done=self.handled, trouble=self.trouble)
-        if membership.sharing_is_due() and time.monotonic() >= self._aside_until:
+        holder = self.holder
+        if holder.joined and holder.beat_is_due():
+            holder.beat(done=self.handled, trouble=self.trouble)
+        if holder.sharing_is_due() and time.monotonic() >= self._released_until:
             self._share()
             self._sample_if_due()
 
     def run_once(self) -> bool:
-        """Turn every partition once. Returns whether there may be more at once."""
+        """Run every partition once. Returns whether there may be more at once."""
         self.beat()
         more = False
         for part, partition in list(self.partitions.items()):
@@ -123,15 +118,15 @@ class SubscriptionWorker:
         return more
 
     def leave(self) -> None:
-        """Hand the partitions back. What they stood still for is said after that, too."""
-        self.error = self._standing
+        """Hand the partitions back. What had stopped them is still said after that."""
+        self.error = self._stopped_by
         self._drop(self.partitions)
-        if self.membership.joined:
-            self.membership.leave()
+        if self.holder.joined:
+            self.holder.leave()
 
     def _count(self, partition: Partition, handled: int, failed: int) -> None:
         self.handled += partition.handled - handled
-        minute = self.counters.of(self.membership)
+        minute = self.counters.of(self.holder)
         if minute is not None:
             which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
             minute.add(HANDLED, partition.handled - handled, **which)
@@ -139,7 +134,7 @@ class SubscriptionWorker:
 
     def _sample_if_due(self) -> None:
         """Note the newest position of each log once a minute; the owner of partition 0 does."""
-        minute = self.counters.of(self.membership)
+        minute = self.counters.of(self.holder)
         if minute is None or minute.begins == self._sampled or 0 not in self.partitions:
             return
         self._sampled = minute.begins
@@ -157,32 +152,32 @@ class SubscriptionWorker:
             adopt_partitions(self.subscriber, using=self.using)
             self.error = ""
         except OutboxError as error:
-            self._stand_aside(str(error))
+            self._release(str(error))
             return
-        if self.membership.joined:
-            self.membership.rebalance()
+        if self.holder.joined:
+            self.holder.rebalance()
         else:
             # Once a process, so that old and new code side by side do not take turns.
             if row.reads != self.subscriber.reads:
                 row.reads = self.subscriber.reads
                 row.save(using=self.using, update_fields=["reads"])
-            self.membership.join()
-        owned = self.membership.owned
+            self.holder.join()
+        owned = self.holder.owned
         self._drop([part for part in self.partitions if part not in owned])
         self._drop(self._moved_by_hand())
         for part in sorted(owned.difference(self.partitions)):
             self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
 
-    def _stand_aside(self, why: str) -> None:
+    def _release(self, why: str) -> None:
         """Leave the partitions to processes that can run them, such as those of newer code."""
         if not self.error:
-            logger.warning("Stands aside subscription=%s reason=%s", self.subscriber.name, why)
-        self._aside_until = time.monotonic() + self.lease_seconds / BEATS
+            logger.warning("Leases released subscription=%s reason=%s", self.subscriber.name, why)
+        self._released_until = time.monotonic() + self.lease_seconds / BEATS
         self.leave()
         self.error = why
 
     def _moved_by_hand(self) -> list[int]:
-        """Return the partitions whose cursors somebody else has moved: while idle nothing tells."""
+        """Return the partitions whose cursors a person or a command has moved meanwhile."""
         if not self.partitions:
             return []
         rows = Cursor.objects.using(self.using).filter(subscription=self.subscriber.name)
@@ -201,7 +196,7 @@ class SubscriptionWorker:
             self.partitions.pop(part).close()
 
 
-class Runner:
+class Runner(ProcessLoop):
     """Runs subscriptions of one database.
 
     Args:
@@ -211,6 +206,8 @@ class Runner:
         lease_seconds: Default: the setting LEASE_SECONDS.
         on_turn: Called after each turn with the runner, for progress.
     """
+
+    expected = (Exception,)  # of one subscription, whatever it is: the others go on
 
     def __init__(
         self,
@@ -222,10 +219,14 @@ class Runner:
         on_turn: Callable[[Runner], None] | None = None,
     ) -> None:
         conf = outbox_settings()
-        self.using = subscribers[0].using
-        chosen = conf.SUBSCRIPTION_INTERVAL if interval is None else interval
-        self.interval = poll_interval(chosen, using=self.using)
-        self.on_turn = on_turn
+        super().__init__(
+            using=subscribers[0].using,
+            interval=conf.SUBSCRIPTION_INTERVAL if interval is None else interval,
+            answer_seconds=ANSWER_SECONDS,
+            channel=EVENTS,
+            on_turn=on_turn,
+            logger=logger,
+        )
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
         self.workers = [
@@ -237,26 +238,16 @@ class Runner:
             )
             for each in subscribers
         ]
-        self._stop = Stop()
-        self._watchdog = Watchdog(using=self.using, limit=ANSWER_SECONDS)
-        self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog, channel=EVENTS)
-
-    def __str__(self) -> str:
-        return f"{socket.gethostname()}:{os.getpid()}"
 
     @property
-    def handled(self) -> int:
+    def done(self) -> int:
         """Events handled by now."""
         return sum(worker.handled for worker in self.workers)
 
     @property
     def trouble(self) -> str:
-        """What stands still, and why; empty when all is well."""
-        return "; ".join(f"{s.subscriber.name}: {s.trouble}" for s in self.workers if s.trouble)
-
-    def stop(self) -> None:
-        """Have it finish the page in hand and return. From any thread or signal handler."""
-        self._stop.set()
+        """Which subscriptions have stopped, and why; empty when all is well."""
+        return "; ".join(f"{w.subscriber.name}: {w.trouble}" for w in self.workers if w.trouble)
 
     def run(self, *, once: bool = False) -> int:
         """Run until ``stop()``; with ``once``, until nothing is left in the partitions it owns.
@@ -264,71 +255,35 @@ class Runner:
         Returns:
             How many events were handled.
         """
-        try:
-            with self._watchdog.watching():
-                self._loop(once=once)
-        finally:
-            self._leave()
-        return self.handled
+        self._loop(once=once)
+        return self.done
 
     def run_once(self) -> bool:
-        """Turn every subscription once. Returns whether there may be more at once."""
+        """Run every subscription once. Returns whether there may be more at once."""
         more = False
         for worker in self.workers:
             if self._stop.is_set():
                 break
-            if not worker.backoff.rest:
-                more |= bool(self._survive(worker.run_once, worker.backoff))
+            if not worker.backoff.remaining:
+                more |= bool(self._run_or_back_off(worker.run_once, worker.backoff))
         self._counters.write_if_due()
         return more
 
-    def _loop(self, *, once: bool) -> None:
-        linger = False
-        while not self._stop.is_set():
-            more = self.run_once()
-            if self.on_turn:
-                self.on_turn(self)
-            failures = [worker.backoff.failures for worker in self.workers]
-            if more:
-                linger = True
-            elif once and not any(0 < each < ONCE_FAILURES for each in failures):
-                break
-            elif all(failures):  # the database is away, also for listening
-                self._stop.wait(self._pause())
-            else:
-                linger = self._waiter.wait(LINGER if linger else self._pause())
+    def _step(self, *, once: bool) -> bool | None:
+        more = self.run_once()
+        is_away = not more and all(worker.backoff.failures for worker in self.workers)
+        return None if is_away else more
+
+    def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
+        failures = [worker.backoff.failures for worker in self.workers]
+        return once and not busy and not any(0 < each < ONCE_FAILURES for each in failures)
 
     def _pause(self) -> float:
-        pauses = [p.pause for s in self.workers for p in s.partitions.values()]
-        pauses += [worker.backoff.rest for worker in self.workers]
-        rests = [pause for pause in pauses if pause]
-        return min([self.interval, self.lease_seconds / 5, *rests])
-
-    def _survive(self, step: Callable[[], Any], trouble: Trouble) -> Any:
-        """Run a step; return None where it failed: the database or the lease under it, mostly."""
-        try:
-            result = step()
-        except Exception as error:  # of one subscription, whatever it is
-            trouble.note(error)
-            if not isinstance(error, LeaseLost):
-                connections[self.using].close()
-                close_old_connections()  # a replica's, for example
-            return None
-        trouble.over()
-        return result
+        pauses = [each.pause for w in self.workers for each in w.partitions.values()]
+        pauses += [worker.backoff.remaining for worker in self.workers]
+        return min([self.interval, self.lease_seconds / 5, *filter(None, pauses)])
 
     def _leave(self) -> None:
-        self._waiter.close()
-        reached = True
-        for worker in self.workers:
-            for _ in range(1 if worker.backoff.text else 2):
-                try:
-                    worker.leave()
-                    break
-                except (django.db.Error, LeaseLost) as error:
-                    logger.warning("Leases not handed back runner=%s error=%r", self, error)
-                    connections[self.using].close()
-            else:
-                reached = False
-        if reached:
+        left = [self._hand_back(worker.leave, worker.backoff) for worker in self.workers]
+        if all(left):
             self._counters.write()

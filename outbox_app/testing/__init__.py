@@ -19,8 +19,8 @@ from django.dispatch import receiver
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..jobs.drain.drain import Drain, DrainStats
-from ..jobs.staging import open_results
-from ..jobs.staging.sending import explicitly
+from ..jobs.staging.results import forget_staged
+from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_staged
 from ..transactions import is_atomic
@@ -166,9 +166,9 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                     listed = _listed(staged_jobs(using=using), using=using)
                     raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
                 StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
-                open_results.forget(job.task_id, using=using)
+                forget_staged(job.task_id, using=using)
                 done.append(job)
-                with explicitly(using=using, ordering_key=""):
+                with force_staging(using=using, ordering_key=""):
                     retry = job.execute()
                 retries += [retry] if retry else []
     finally:  # what a worker sends is no call of the code under test

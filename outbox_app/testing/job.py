@@ -23,7 +23,7 @@ from kombu import serialization
 from kombu.message import Message as KombuMessage
 
 from ..jobs.message import Message, moment
-from ..jobs.staging.declaration import load_tasks
+from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
 from ..models import StagedJob
 

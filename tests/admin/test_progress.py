@@ -90,7 +90,7 @@ def test_a_line_is_there_before_the_first_batch(alias, superuser, monkeypatch):
     def die(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(dead, "run_slice", die)
+    monkeypatch.setattr(dead, "run_for", die)
     with pytest.raises(MemoryError):
         begin(superuser, DEAD, "requeue_selected", job)
     assert "Begun, and not finished." in LogEntry.objects.get().get_change_message()
@@ -269,9 +269,9 @@ def test_a_slice_ends_when_its_time_is_over(alias):
     rows = DeadJob.objects.using(alias)
     times = iter([0, 1, 2, 3, 99, 99])
     options = {"order": "staged_id", "until": 10**9, "clock": lambda: next(times)}
-    found = bulk.run_slice(rows.all(), len, seconds=3, **options)
+    found = bulk.run_for(rows.all(), len, seconds=3, **options)
     assert found.done < 7
     assert found.after is not None
     options["clock"] = lambda: 0
-    found = bulk.run_slice(rows.all(), len, seconds=3, **options)
+    found = bulk.run_for(rows.all(), len, seconds=3, **options)
     assert (found.done, found.after) == (7, None)

@@ -13,7 +13,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from outbox_app import publish, subscriber
 from outbox_app.checks.databases import check_databases, check_sqlite_settings
 from outbox_app.models import StagedJob
-from outbox_app.process import sessions
+from outbox_app.process import preflight
 from tests import tasks
 from tests.faults.tools import on
 
@@ -68,7 +68,7 @@ class TestMySQL:
         with monkeypatch.context() as patched:
             patched.setitem(connections[alias].settings_dict, "HOST", "127.0.0.1")
             patched.setitem(connections[alias].settings_dict, "PORT", "1")
-            sessions.require_sessions(alias, write=pytest.fail)
+            preflight.require_sessions(alias, write=pytest.fail)
         assert connections[alias].connection is None
 
     @pytest.mark.parametrize("mode", FIT)
@@ -99,7 +99,7 @@ class TestSQLite:
         def make(**options):
             settings = {**connections[alias].settings_dict, "NAME": tmp_path / "db.sqlite3"}
             connection = DatabaseWrapper({**settings, "OPTIONS": options}, alias=alias)
-            monkeypatch.setattr(sessions, "connections", {alias: connection})
+            monkeypatch.setattr(preflight, "connections", {alias: connection})
             made.append(connection)
             return connection
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_app.checks.values import LEFT, check_settings
 from outbox_app.conf import OutboxSettings
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 
 
 def ids(messages):
@@ -115,10 +115,10 @@ def test_lease_is_longer_than_the_publish_timeout(settings, timeout, fits):
 def test_rule_of_the_lease_is_that_of_the_drain():
     """Just before its next heartbeat is due a drainer still trusts its lease for so long."""
     now = 100.0
-    membership = Membership(using="default", lease_seconds=10, clock=lambda: now)
-    membership._beaten_at = now
+    holder = LeaseHolder(using="default", lease_seconds=10, clock=lambda: now)
+    holder._beaten_at = now
     now += 10 / 5 - 1e-6
-    assert not membership.beat_is_due()
-    assert membership.holds(LEFT * 10)
+    assert not holder.beat_is_due()
+    assert holder.holds(LEFT * 10)
     now += 1e-3
-    assert not membership.holds(LEFT * 10)
+    assert not holder.holds(LEFT * 10)

@@ -36,12 +36,12 @@ def test_broker_is_back_after_a_long_time(
     app, jobs = make_named_app(private_redis.url), book(alias)
     jobs.stage(app, 2000)
     drainer = start_drainer(alias, app)
-    drainer.says("In trouble")
+    drainer.says("Unavailable")
     small = peak_megabytes(drainer.pid)
     # All of it waits already when another one starts, and the broker is still away.
     ids = jobs.stage(app, BACKLOG)
     other = start_drainer(alias, app)
-    other.says("In trouble")
+    other.says("Unavailable")
     private_redis.start()
 
     waiting = StagedJob.objects.using(alias)

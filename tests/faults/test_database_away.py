@@ -73,11 +73,11 @@ def test_connection_killed_while_idle(
     with draining(private_alias) as drainer:
         jobs.stage(app, 10)
         eventually(lambda: drainer.tally.published == 10)
-        id = drainer.membership.id
+        id = drainer.holder.id
         kill_connections()
         jobs.stage(app, 10)
         eventually(lambda: drainer.tally.published == 20, "it goes on")
-        assert drainer.membership.id == id
+        assert drainer.holder.id == id
     jobs.receive(app)
     jobs.assert_exact()
     assert_handed_back(private_alias)
@@ -109,7 +109,7 @@ def test_connection_killed_while_one_by_one(
         passed.append(1)
         if len(passed) == 10:
             kill_connections()
-            drainer.membership._beaten_at -= QUICK["LEASE_SECONDS"] / 2  # a heartbeat is due
+            drainer.holder._beaten_at -= QUICK["LEASE_SECONDS"] / 2  # a heartbeat is due
 
     jobs.stage(app, 100)
     with draining(private_alias) as drainer:

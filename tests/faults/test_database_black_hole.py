@@ -34,7 +34,7 @@ def test_black_hole(
     link.mode = "blackhole"
     if where:
         drainer.signal(signal.SIGCONT)
-    drainer.says("In trouble with=")
+    drainer.says("Unavailable what=")
     link.mode = "pass"
     link.cut()
     jobs.stage(app, 100)
@@ -64,7 +64,7 @@ def test_sigterm_while_it_is_away(
     if how == "refuse":
         link.cut()
     drainer.signal(signal.SIGCONT)
-    drainer.says("In trouble with=")
+    drainer.says("Unavailable what=")
     assert drainer.stop() == 0
     assert StagedJob.objects.using(alias).exists()
 
@@ -83,7 +83,7 @@ def test_away_when_it_starts(
     link.mode = "refuse"
     app, jobs = make_named_app(redis_url), book(alias)
     drainer = start_drainer(alias, app, POSTGRES_URL=url)
-    drainer.says("In trouble with=")
+    drainer.says("Unavailable what=")
     link.mode = "pass"
     jobs.stage(app, 10)
     eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")

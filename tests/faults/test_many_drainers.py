@@ -68,9 +68,9 @@ def test_shares_become_even_when_one_comes_or_goes(alias, quick):
 @on("postgres", "mariadb")
 def test_more_drainers_than_shards(alias, quick):
     """Whoever owns nothing waits; nothing breaks."""
-    from outbox_app.process.lease import Membership
+    from outbox_app.process.lease import LeaseHolder
 
-    members = [Membership(using=alias, lease_seconds=60, parts=3) for _ in range(5)]
+    members = [LeaseHolder(using=alias, lease_seconds=60, parts=3) for _ in range(5)]
     for member in members:
         member.join()
     for _ in range(3):

@@ -92,7 +92,7 @@ def test_everything_works(
     jobs.receive(app)
     jobs.assert_exact()
     assert_handed_back(alias)
-    assert "In trouble" not in drainers[0].output + drainers[1].output
+    assert "Unavailable" not in drainers[0].output + drainers[1].output
 
 
 @on("postgres")

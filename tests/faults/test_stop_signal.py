@@ -94,7 +94,7 @@ def test_while_the_broker_is_away(
             broker.cut()
     for app in apps:
         jobs.stage(app, 10)
-    eventually(lambda: drainer.output.count("In trouble with=broker") == 2, "both are in trouble")
+    eventually(lambda: drainer.output.count("Unavailable what=broker") == 2, "both are in trouble")
 
     assert drainer.stop() == 0
     assert_handed_back(alias)

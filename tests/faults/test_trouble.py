@@ -31,8 +31,8 @@ def test_said_once_and_shown_with_the_drainer(
         link.mode = "pass"
         eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
         eventually(lambda: list(shown.all()) == [""], "all is well in the table")
-    assert len(lines(caplog, "In trouble")) == 1
-    assert len(lines(caplog, "Goes on again")) == 1
+    assert len(lines(caplog, "Unavailable")) == 1
+    assert len(lines(caplog, "Recovered")) == 1
 
 
 @on("postgres")
@@ -45,12 +45,12 @@ def test_over_without_any_job_of_its_own(
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 10)
     drain = Drain(using=alias)
-    drain.turn()
+    drain.run_once()
     assert "cannot be reached" in drain.trouble
     StagedJob.objects.using(alias).all().delete()
     link.mode = "pass"
-    eventually(lambda: drain.turn() or app.main not in drain.trouble, "it noticed")
-    drain.membership.leave()
+    eventually(lambda: drain.run_once() or app.main not in drain.trouble, "it noticed")
+    drain.holder.leave()
 
 
 @on("postgres")
@@ -63,5 +63,5 @@ def test_a_broker_that_is_away_when_it_starts(alias, redis_url, proxy, make_name
     drain.open_brokers()
     assert app.main in drain.trouble
     link.mode = "pass"
-    eventually(lambda: drain.turn() or app.main not in drain.trouble, "it noticed")
-    drain.membership.leave()
+    eventually(lambda: drain.run_once() or app.main not in drain.trouble, "it noticed")
+    drain.holder.leave()

@@ -76,6 +76,6 @@ def test_leases(alias, wrong_clock, redis_url, make_named_app, start_drainer, qu
 
         eventually(both_have_beaten_for_longer_than_the_lease)
         assert set(drainers.values_list("id", flat=True)) == ids
-        assert len(right.membership.owned) == 64
+        assert len(right.holder.owned) == 64
         assert wrong.stop() == 0
     assert not Incident.objects.using(alias).exists()

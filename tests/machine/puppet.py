@@ -82,9 +82,9 @@ class Puppet:
 
     @property
     def trusts_itself(self) -> bool:
-        """Say whether it would publish rows of the shards in ``membership.owned``."""
-        membership = self.drain.membership if self.alive and self.drain else None
-        return bool(membership and membership.joined and membership.holds(0))
+        """Say whether it would publish rows of the shards in ``holder.owned``."""
+        holder = self.drain.holder if self.alive and self.drain else None
+        return bool(holder and holder.joined and holder.holds(0))
 
     def go(self, plan: Plan | None = None) -> None:
         """Let it run to the end of its turn, or as its plan says."""
@@ -159,7 +159,7 @@ class Puppet:
                 _here.puppet = self
                 _put_strings(self, connection)
                 self.drain = Drain(using=self.using, on_turn=self._between_turns, **self.options)
-                self.drain.membership.clock = lambda: self.clock() - self.behind
+                self.drain.holder.clock = lambda: self.clock() - self.behind
                 self.drain._waiter = _NoWaiting()  # type: ignore[assignment]
                 with connection.execute_wrapper(self._statement):
                     self.drain.run()
@@ -192,7 +192,7 @@ def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any
 
 def sender() -> str:
     """Return the id of the drainer that runs in this thread."""
-    return str(_here.puppet.drain.membership.id)
+    return str(_here.puppet.drain.holder.id)
 
 
 def set_failpoints(*, on: bool) -> None:

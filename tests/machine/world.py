@@ -136,9 +136,9 @@ class World:
             # a clock that stood still it may publish what is in its hand.
             if not puppet.trusts_itself or puppet.place == "sql" or puppet.behind:
                 continue
-            for part in puppet.drain.membership.owned:
+            for part in puppet.drain.holder.owned:
                 assert part not in seen, f"two drainers own shard {part}: {puppet} {seen[part]}"
-                assert owner[part] == puppet.drain.membership.id, f"{puppet} lost shard {part}"
+                assert owner[part] == puppet.drain.holder.id, f"{puppet} lost shard {part}"
                 seen[part] = puppet
 
     def finish(self) -> None:

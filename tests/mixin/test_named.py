@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_app.jobs.staging import declaration
-from outbox_app.jobs.staging.declaration import named
+from outbox_app.jobs.staging import declarations
+from outbox_app.jobs.staging.declarations import named
 from tests.mixin import gate
 
 
@@ -69,7 +69,7 @@ def test_second_thread_waits_for_the_modules(make_app, module, monkeypatch):
             self.lock.release()
 
     lock = Lock()
-    monkeypatch.setattr(declaration, "_loading", lock)
+    monkeypatch.setattr(declarations, "_loading", lock)
     name = module(
         "from celery import shared_task\n"
         "from tests.mixin import gate\n"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from outbox_app.exceptions import BrokerUnavailable
-from outbox_app.process.backoff import Trouble
+from outbox_app.process.backoff import Backoff
 
 
 def test_an_unexpected_error_has_its_traceback(caplog):
     """It is noted after the except clause that caught it."""
     for error in (ValueError("odd"), BrokerUnavailable("away")):
-        Trouble("it").note(error)
+        Backoff("it").failed(error)
     odd, away = caplog.records
     assert odd.exc_info[1].args == ("odd",)
     assert not away.exc_info

@@ -355,11 +355,11 @@ def test_older_code_beside_newer_code(alias, published, run):
     old.run_once()
     new = declare(4)
     new.run_once()
-    old.workers[0].membership._shared_at = new.workers[0].membership._shared_at = -1e9
+    old.workers[0].holder._shared_at = new.workers[0].holder._shared_at = -1e9
     old.run_once()
     assert "repartition" in old.trouble
     published(*"abcdefgh")
-    new.workers[0].membership._shared_at = -1e9
+    new.workers[0].holder._shared_at = -1e9
     eventually(lambda: new.run_once() or len(seen) == 16)
     assert Process.objects.using(alias).count() == 1
     old._leave()

@@ -12,7 +12,7 @@ import pytest
 
 import outbox_app
 from outbox_app.monitoring import log_lines
-from outbox_app.process.backoff import Trouble
+from outbox_app.process.backoff import Backoff
 from outbox_app.text import escaped, get_logger
 
 from .conftest import HOSTILE, assert_harmless
@@ -84,5 +84,5 @@ def test_what_the_signals_say(logged: StringIO) -> None:
     log_lines.log_failure(**of, error=Careless(HOSTILE), failures=2)
     log_lines.log_parked(using="default", parked=row)
     assert len(logged.getvalue().splitlines()) == 5
-    Trouble(HOSTILE).note(Careless(HOSTILE))
+    Backoff(HOSTILE).note(Careless(HOSTILE))
     assert_harmless(logged.getvalue(), times=12)

@@ -5,15 +5,13 @@
     own shards -> select a batch -> publish it -> delete what the broker took -> next
 
 Every step is a statement of its own in autocommit; no transaction is open while the broker is
-spoken to. A crash between publish and delete publishes a batch again (recorded as an incident by
-whoever takes the shards over); nothing is ever lost. The database or a broker may go away at any
-point: the same process rests, and goes on when it is back.
+spoken to. A crash between publish and delete publishes a batch again, which the drainer that takes
+the shards over records as an incident; nothing is ever lost. The database or a broker may go away
+at any point: the same process backs off, and recovers when it is back.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from typing import Any
 from uuid import UUID
 
 import django.db
-from django.db import connections
 from django.db.models import Max
 from django.utils import timezone
 
@@ -30,24 +27,23 @@ from ...conf import outbox_settings
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
-from ...process.backoff import Trouble
-from ...process.lease import Membership
-from ...process.waiting import Stop, poll_interval, waiter
-from ...process.wakeup import LINGER
-from ...process.watchdog import Watchdog
+from ...process.backoff import Backoff
+from ...process.lease import LeaseHolder
+from ...process.loop import ProcessLoop
+from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped, jobs_published
 from ...text import get_logger
+from ..staging.sending import staging_apps
+from .app_drain import AppDrain
 from .batch import apps_with_rows
-from .debts import Debts
 from .drain_counters import DrainCounters
-from .lane import Lane, staging_apps
-from .outgoing import Outcome
-from .records import bury, bury_blocked, record_takeover
+from .incidents import Unsettled, dead_letter_blocked, move_to_dead, record_takeover
+from .outcome import PublishResult
 from .tracing import trace_batch
 
 logger = get_logger("outbox_app.drain")
 
-#: Seconds for which a drainer that was told to stop goes on with the batch in hand.
+#: Seconds after a stop in which a drainer may finish the batch that it has begun.
 FINISH_SECONDS = 5.0
 
 
@@ -65,17 +61,17 @@ class DrainStats:
 
 
 class Stopping(OutboxError):
-    """The rest of the batch is left, because the drainer was told to stop."""
+    """The rest of the batch is left, because the drainer stops."""
 
 
-class Drain:
+class Drain(ProcessLoop):
     """One drainer.
 
     Args:
         using: Database alias. Default: the outbox's.
         interval: Seconds between two polls while idle. Default: the setting INTERVAL.
         batch_size: Rows of a batch. Default: the setting BATCH_SIZE.
-        max_jobs: Stop after so many jobs (the batch in hand is finished). Default: never.
+        max_jobs: Stop after so many jobs, at the end of a batch. Default: never.
         lease_seconds: Default: the setting LEASE_SECONDS.
         on_turn: Called after each turn with the drain, for progress.
     """
@@ -91,39 +87,43 @@ class Drain:
         on_turn: Callable[[Drain], None] | None = None,
     ) -> None:
         conf = outbox_settings()
-        self.using = using or outbox_alias()
-        chosen = conf.INTERVAL if interval is None else interval
-        self.interval = poll_interval(chosen, using=self.using)
+        lease_seconds = lease_seconds or conf.LEASE_SECONDS
+        super().__init__(
+            using=using or outbox_alias(),
+            interval=conf.INTERVAL if interval is None else interval,
+            answer_seconds=lease_seconds,
+            channel=JOBS,
+            on_turn=on_turn,
+            logger=logger,
+        )
         self.batch_size = batch_size or conf.BATCH_SIZE
         self.max_jobs = max_jobs
-        self.on_turn = on_turn
         self.tally = DrainStats()
-        self.membership = Membership(
-            using=self.using,
-            lease_seconds=lease_seconds or conf.LEASE_SECONDS,
-            on_takeover=self._record_takeover,
+        self.holder = LeaseHolder(
+            using=self.using, lease_seconds=lease_seconds, on_takeover=self._record_takeover
         )
-        self._counters = DrainCounters(self.membership, self.tally)
-        self._lanes: dict[str, Lane] = {}
-        self._debts = Debts(using=self.using)
-        self._trouble = Trouble(self)
+        self._counters = DrainCounters(self.holder, self.tally)
+        self._apps: dict[str, AppDrain] = {}
+        self._unsettled = Unsettled(using=self.using)
+        self._backoff = Backoff(self)
         #: With ``once``: the last row that was there at the start, and since when nothing was done.
         self._last: int | None = None
         self._idle_since = 0.0
         #: The turn before found nothing.
         self._is_idle = False
-        self._stop = Stop()
-        self._watchdog = Watchdog(using=self.using, limit=self.membership.lease_seconds)
-        self._waiter = waiter(self._stop, using=self.using, watchdog=self._watchdog)
 
     def __str__(self) -> str:
-        return f"{socket.gethostname()}:{os.getpid()} ({self.membership.id})"
+        return f"{super().__str__()} ({self.holder.id})"
+
+    @property
+    def done(self) -> int:
+        return self.tally.done
 
     @property
     def trouble(self) -> str:
         """What it is waiting for, in the exceptions' own words; empty when all is well."""
-        troubles = [self._trouble, *(lane.trouble for lane in self._lanes.values())]
-        return "; ".join(trouble.text for trouble in troubles if trouble.text)
+        backoffs = [self._backoff, *(app.backoff for app in self._apps.values())]
+        return "; ".join(each.text for each in backoffs if each.text)
 
     def open_brokers(self) -> None:
         """Connect to the brokers of the apps of this process. One that is away is no error.
@@ -132,11 +132,7 @@ class Drain:
             UnsafeBroker: One is configured to lose messages.
         """
         for app in staging_apps():
-            self._lane(app).open()
-
-    def stop(self) -> None:
-        """Have it finish the batch in hand and return. From any thread or signal handler."""
-        self._stop.set()
+            self._app_drain(app.main or "").open()
 
     def run(self, *, once: bool = False) -> DrainStats:
         """Drain until ``stop()``; with ``once``, until what is there now has left.
@@ -150,185 +146,167 @@ class Drain:
         Raises:
             UnsafeBroker: The broker is configured to lose messages.
         """
+        self._last, self._idle_since = None, 0.0
         drainer_started.send_robust(Drain, using=self.using, drainer=self)
         try:
-            with self._watchdog.watching():
-                self._loop(once=once)
+            self._loop(once=once)
         finally:
-            self._leave()
             drainer_stopped.send_robust(Drain, using=self.using, drainer=self)
         return self.tally
 
-    def _loop(self, *, once: bool) -> None:
-        linger = False
-        self._last, self._idle_since = None, 0.0
-        while not self._stop.is_set():
-            busy = self._survive(self._turn_once if once else self.turn)
-            if self.on_turn:
-                self._quietly(self.on_turn, self)
-            if self.max_jobs is not None and self.tally.done >= self.max_jobs:
-                break
-            if busy is None:
-                self._stop.wait(min(self._trouble.rest, self.membership.lease_seconds / 5))
-            elif busy:
-                linger = True
-            elif once and self._survive(self._nothing_left):
-                break
-            else:
-                linger = self._waiter.wait(LINGER if linger else self._pause())
+    def _step(self, *, once: bool) -> bool | None:
+        step = self._run_up_to_last if once else self.run_once
+        return self._run_or_back_off(step, self._backoff)  # type: ignore[no-any-return]
 
-    def turn(self) -> bool:
+    def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
+        if self.max_jobs is not None and self.done >= self.max_jobs:
+            return True
+        look = once and busy is False
+        return look and bool(self._run_or_back_off(self._nothing_left, self._backoff))
+
+    def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:
+        with self._watchdog.busy():
+            return super()._run_or_back_off(step, backoff)
+
+    def run_once(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
         self._beat_if_due()
-        # Before shards may be given up: whoever gets them must not find what was published.
-        self._pay()
-        if self.membership.sharing_is_due():
+        # Before shards may be given up: their next owner must not find what was published.
+        self._settle_all()
+        if self.holder.sharing_is_due():
             self._share_shards()
         self._counters.keep()
         busy = False
         # A poll of an empty table is this one look-up; elsewhere it would be one a shard.
-        known = len(self._lanes)
-        waiting = self._find_lanes() if self._is_idle else list(self._lanes)
-        for lane in list(self._lanes.values()):
-            if not lane.trouble.rest and (lane.app in waiting or lane.trouble.text):
-                busy |= self._drain(lane)
+        known = len(self._apps)
+        waiting = self._find_apps() if self._is_idle else list(self._apps)
+        for app in list(self._apps.values()):
+            if not app.backoff.remaining and (app.name in waiting or app.backoff.text):
+                busy |= self._drain(app)
         if not busy and not self._is_idle:
-            self._find_lanes()
-        self._is_idle = not busy and len(self._lanes) == known
+            self._find_apps()
+        self._is_idle = not busy and len(self._apps) == known
         return not self._is_idle
 
     def _beat_if_due(self, *, at_once: bool = False) -> None:
-        if not self.membership.joined or not (at_once or self.membership.beat_is_due()):
+        if not self.holder.joined or not (at_once or self.holder.beat_is_due()):
             return
         tally = self.tally
-        self.membership.beat(done=tally.published, dead=tally.dead, trouble=self.trouble)
-        self._debts.note_heartbeat()
+        self.holder.beat(done=tally.published, dead=tally.dead, trouble=self.trouble)
+        self._unsettled.note_heartbeat()
 
-    def _pay(self) -> None:
-        if not self.membership.joined:
-            self._debts.record_loss(drainer=str(self))
-        self._debts.pay()
+    def _settle_all(self) -> None:
+        if not self.holder.joined:
+            self._unsettled.record_loss(drainer=str(self))
+        self._unsettled.flush()
 
     def _share_shards(self) -> None:
         """Share the shards with the other drainers, and look for apps that are new."""
-        if self.membership.joined:
-            self.membership.rebalance()
+        if self.holder.joined:
+            self.holder.rebalance()
         else:
-            self.membership.join()
-        self._find_lanes()
+            self.holder.join()
+        self._find_apps()
 
-    def _find_lanes(self) -> list[str]:
-        """Return the apps that have rows; each has its lane now."""
+    def _find_apps(self) -> list[str]:
+        """Return the apps that have rows; each has its AppDrain now."""
         found = apps_with_rows(using=self.using)
         for app in found:
-            self._lane(app)
+            self._app_drain(app)
         return found
 
-    def _lane(self, app: str) -> Lane:
-        if app not in self._lanes:
-            self._lanes[app] = Lane(app, using=self.using, batch_size=self.batch_size)
-        return self._lanes[app]
+    def _app_drain(self, app: str) -> AppDrain:
+        if app not in self._apps:
+            self._apps[app] = AppDrain(app, using=self.using, batch_size=self.batch_size)
+        return self._apps[app]
 
-    def _drain(self, lane: Lane) -> bool:
-        """Move one batch of a lane."""
+    def _drain(self, app: AppDrain) -> bool:
+        """Move one batch of a Celery app."""
         self._counters.reading()
-        rows = lane.read(self.membership.owned)
+        rows = app.read(self.holder.owned)
         if self._last is not None:
             rows = [row for row in rows if row.id <= self._last]
         if not rows:
-            if lane.trouble.text:  # others may have sent what it failed with
+            if app.backoff.text:  # others may have sent what it failed with
                 with self._watchdog.elsewhere():
-                    lane.open()
+                    app.open()
             return False
         failpoint("claimed")
-        free = bury_blocked(rows, using=self.using)
+        free = dead_letter_blocked(rows, using=self.using)
         self.tally.dead += len(rows) - len(free)
         if not free:
             return True
         started = time.monotonic()
         with self._watchdog.elsewhere():
-            outcome = lane.publish(free, now=self._now(), may_send=self._may_send)
-        self._settle(outcome, time.monotonic() - started)
-        error = outcome.error
+            result = app.publish(free, now=self._now(), may_send=self._may_send)
+        self._settle(result, time.monotonic() - started)
+        error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
             raise error
         if error is None or isinstance(error, Stopping):
-            lane.trouble.over()
+            app.backoff.succeeded()
             return True
-        lane.trouble.note(error)
+        app.backoff.failed(error)
         return False
 
-    def _settle(self, outcome: Outcome, seconds: float) -> None:
-        """Delete what was taken, bury what was refused, and write down what is unknown."""
-        self._debts.note_sent(outcome.accepted + outcome.unknown)
-        self._debts.delete(outcome.accepted)
-        if outcome.unknown:
-            detail = repr(outcome.error) if outcome.error else "One of a batch was refused."
-            self._debts.record_unknown(outcome.unknown, drainer=str(self), detail=detail)
-        self.tally.published += len(outcome.accepted)
-        self._counters.accepted(outcome.accepted)
-        if outcome.accepted:
+    def _settle(self, result: PublishResult, seconds: float) -> None:
+        """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
+        self._unsettled.note_sent(result.accepted + result.unknown)
+        self._unsettled.delete(result.accepted)
+        if result.unknown:
+            detail = repr(result.error) if result.error else "One of a batch was refused."
+            self._unsettled.record_unknown(result.unknown, drainer=str(self), detail=detail)
+        self.tally.published += len(result.accepted)
+        self._counters.accepted(result.accepted)
+        if result.accepted:
             failpoint("published_not_deleted")
         try:
-            self._pay()
+            self._settle_all()
         finally:
-            self._announce(outcome, seconds)
+            self._announce(result, seconds)
         failpoint("deleted")
-        for row, error in outcome.refused:
-            self.tally.dead += bury(row, error, using=self.using) is not None
+        for row, error in result.refused:
+            self.tally.dead += move_to_dead(row, error, using=self.using) is not None
 
-    def _announce(self, outcome: Outcome, seconds: float) -> None:
-        if outcome.accepted:
+    def _announce(self, result: PublishResult, seconds: float) -> None:
+        if result.accepted:
             jobs_published.send_robust(
                 Drain,
                 using=self.using,
-                count=len(outcome.accepted),
+                count=len(result.accepted),
                 seconds=seconds,
-                jobs=outcome.accepted,
+                jobs=result.accepted,
             )
         with self._watchdog.elsewhere():
-            trace_batch(outcome)
+            trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:
         """Renew the lease where a send needs it. Returns the seconds that one may take."""
         if self._stop.is_set_for(FINISH_SECONDS):
-            raise Stopping("The rest of the batch is left, because the drainer was told to stop.")
+            raise Stopping("The rest of the batch is left, because the drainer stops.")
         with self._watchdog.busy():
-            self._beat_if_due(at_once=not self.membership.holds(seconds))
-        left = self.membership.remaining
+            self._beat_if_due(at_once=not self.holder.holds(seconds))
+        left = self.holder.remaining
         if left < outbox_settings().PUBLISH_TIMEOUT:
-            raise LeaseLost("The lease is about to end; the batch is left to whoever owns it next.")
+            raise LeaseLost("The lease is about to end; the batch is left to its next owner.")
         failpoint("checked")
         return left
 
     def _now(self) -> Any:
-        now = self.membership.now()
+        now = self.holder.now()
         return timezone.now() if now is None else _aware(now)
 
-    def _survive(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Run a step; return None where the database or the lease failed under it."""
-        try:
-            with self._watchdog.busy():
-                result = step(*args)
-        except LeaseLost as error:
-            self._trouble.note(error)
-        except django.db.Error as error:
-            self._trouble.note(error)
-            connections[self.using].close()
-        else:
-            self._trouble.over()
-            return result
-        return None
-
     def _pause(self) -> float:
-        rests = [lane.trouble.rest for lane in self._lanes.values() if lane.trouble.rest]
-        return min(self.interval, self.membership.lease_seconds / 5, *rests)
+        if away := self._backoff.remaining:
+            return min(away, self.holder.lease_seconds / 5)
+        pauses = [app.backoff.remaining for app in self._apps.values() if app.backoff.remaining]
+        return min(self.interval, self.holder.lease_seconds / 5, *pauses)
 
-    def _turn_once(self) -> bool:
+    def _run_up_to_last(self) -> bool:
         if self._last is None:
             newest = StagedJob.objects.using(self.using).aggregate(id=Max("id"))["id"]
             self._last = newest or 0
-        busy = self.turn()
+        busy = self.run_once()
         if busy or not self._idle_since:
             self._idle_since = time.monotonic()
         return busy
@@ -338,40 +316,27 @@ class Drain:
         left = StagedJob.objects.using(self.using).filter(id__lte=self._last)
         if not left.filter(available_at=None).exists() and not left.due().exists():
             return True
-        if any(lane.trouble.text for lane in self._lanes.values()):
+        if any(app.backoff.text for app in self._apps.values()):
             return False
         # Our own shards are empty. By this time a dead drainer's are ours.
-        return time.monotonic() - self._idle_since > self.membership.lease_seconds * 1.5
+        return time.monotonic() - self._idle_since > self.holder.lease_seconds * 1.5
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
         record_takeover(str(owner), shards, using=self.using, by=str(self))
 
     def _leave(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
-        self._waiter.close()
-        # With debts the shards are not handed back, but taken over: that is recorded. A connection
-        # may have died while it was idle; a database that is away is not waited for.
-        for _ in range(1 if self._trouble.text else 2):
-            if self._quietly(self._hand_back):
-                break
+        for app in self._apps.values():
+            app.close()
+        # While something is unsettled the shards are not handed back, but taken over: that is
+        # recorded.
+        self._hand_back(self._give_up_shards, self._backoff)
 
-    def _hand_back(self) -> None:
-        self._pay()
-        if self.membership.joined and self.membership.leave():
-            self._debts.note_heartbeat()
-        self._pay()
+    def _give_up_shards(self) -> None:
+        self._settle_all()
+        if self.holder.joined and self.holder.leave():
+            self._unsettled.note_heartbeat()
+        self._settle_all()
         self._counters.write()
-
-    def _quietly(self, step: Callable[..., None], *args: Any) -> bool:
-        try:
-            with self._watchdog.busy():
-                step(*args)
-        except (django.db.Error, LeaseLost) as error:
-            logger.warning("Step failed drainer=%s step=%r error=%r", self, step, error)
-            connections[self.using].close()
-            return False
-        return True
 
 
 def _aware(moment: Any) -> Any:

@@ -18,10 +18,10 @@ from django.db.models import Max
 
 from ...models import StagedJob
 from ...process import counters
-from ...process.backoff import Trouble
+from ...process.backoff import Backoff
 from ...process.counter_retention import prune_if_worth_it
 from ...process.counters import BUCKETS, EDGES, Counters
-from ...process.lease import Membership
+from ...process.lease import LeaseHolder
 from ...text import get_logger
 from .backlog import counted, held_rows, oldest_seconds, ready_rows
 from .batch import Row, apps_with_rows
@@ -43,20 +43,20 @@ class DrainCounters:
     """The counters of one drainer.
 
     Args:
-        membership: The drainer's.
+        holder: The drainer's.
         done: What it has done by now; it goes on counting there.
         clock: Monotonic clock, in seconds.
     """
 
     def __init__(
-        self, membership: Membership, done: Done, *, clock: Callable[[], float] = time.monotonic
+        self, holder: LeaseHolder, done: Done, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.using = membership.using
+        self.using = holder.using
         self.clock = clock
-        self._membership = membership
+        self._holder = holder
         self._done = done
         self._counters = Counters(using=self.using, clock=clock)
-        self._trouble = Trouble(f"samples of {self.using}", logger)
+        self._backoff = Backoff(f"samples of {self.using}", logger)
         #: What of ``done`` is in the counters.
         self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD), 0)
         self._read_at = 0.0
@@ -78,7 +78,7 @@ class DrainCounters:
             if row.id > highest:
                 highest = row.id
         self._highest_id = highest
-        minute = self._counters.of(self._membership)
+        minute = self._counters.of(self._holder)
         if minute is None:
             return
         for label, count in zip(BUCKETS, found, strict=True):
@@ -90,7 +90,7 @@ class DrainCounters:
     def keep(self) -> None:
         """Count, sample and write what is due. Between batches, with no transaction open."""
         self._count()
-        if SAMPLER in self._membership.owned:
+        if SAMPLER in self._holder.owned:
             self._sample_if_due()
         self._counters.write_if_due()
 
@@ -100,14 +100,14 @@ class DrainCounters:
         self._counters.write()
 
     def _count(self) -> None:
-        minute = self._counters.of(self._membership)
+        minute = self._counters.of(self._holder)
         if minute is not None:
             for name, before in self._counted.items():
                 self._counted[name] = getattr(self._done, name)
                 minute.add(name, self._counted[name] - before)
 
     def _sample_if_due(self) -> None:
-        minute = self._counters.of(self._membership)
+        minute = self._counters.of(self._holder)
         if minute is None or minute.begins == self._sampled:
             return
         self._sampled = minute.begins
@@ -116,9 +116,9 @@ class DrainCounters:
                 minute.put(name, value)
             prune_if_worth_it(minute.begins, using=self.using)
         except Exception as error:  # of any kind: what a hand has written may be unreadable
-            self._trouble.note(error)
+            self._backoff.failed(error)
         else:
-            self._trouble.over()
+            self._backoff.succeeded()
 
     def _samples(self) -> dict[str, float]:
         using = self.using

@@ -41,7 +41,7 @@ from .brokers import (
     transport_options,
 )
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
-from .outgoing import Outcome, Prepared, announce, prepare
+from .outcome import PreparedMessage, PublishResult, announce, prepare
 from .redis_batch import RedisBatch, Transactions
 from .wire import ATTEMPTS, Wire, rounds
 
@@ -136,7 +136,7 @@ class Publisher:
 
     def publish(
         self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = _unbounded
-    ) -> Outcome:
+    ) -> PublishResult:
         """Publish rows in the given order.
 
         Args:
@@ -149,7 +149,7 @@ class Publisher:
             The outcome of every row that was sent. Whatever failed is in there, never raised: what
             the broker has taken by then has to be settled.
         """
-        outcome = Outcome(began=time.time_ns())
+        outcome = PublishResult(began=time.time_ns())
         try:
             self.open(may_send)
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
@@ -168,8 +168,8 @@ class Publisher:
         return outcome
 
     def _declare(
-        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
-    ) -> list[Prepared]:
+        self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
+    ) -> list[PreparedMessage]:
         """Declare each queue once a connection, and check the route where no broker does."""
         ready = []
         checked = set()
@@ -219,7 +219,7 @@ class Publisher:
             self._declared = declared
         self._declared.add(name)
 
-    def _gives_up(self, item: Prepared, outcome: Outcome) -> bool:
+    def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
         if not self._wire.gives_up(item):
             return False
         error = Undeliverable(
@@ -235,7 +235,9 @@ class Publisher:
         is_redis = self.connection.transport.driver_type == "redis"
         return is_redis and bool(self.producer.supports_batch_publish)
 
-    def _publish_batches(self, ready: list[Prepared], outcome: Outcome, may_send: MaySend) -> None:
+    def _publish_batches(
+        self, ready: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
+    ) -> None:
         dealt = [ready]
         keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
         repeated = len(set(keys)) < len(keys)
@@ -248,7 +250,12 @@ class Publisher:
                 self._publish_batch(batch, outcome, may_send, atomic=atomic)
 
     def _publish_batch(
-        self, items: list[Prepared], outcome: Outcome, may_send: MaySend, *, atomic: bool
+        self,
+        items: list[PreparedMessage],
+        outcome: PublishResult,
+        may_send: MaySend,
+        *,
+        atomic: bool,
     ) -> None:
         seconds = self._wire.seconds(items)
         seconds = min(seconds, may_send(seconds))
@@ -258,7 +265,7 @@ class Publisher:
         except Exception as error:  # it connects anew where the connection was lost
             self._fail(error, [])
         self.producer.channel.create_publish_batch = lambda max_size: batch
-        sent: list[Prepared] = []
+        sent: list[PreparedMessage] = []
         failure: Exception | None = None
         began = time.monotonic()
         try:
@@ -302,7 +309,7 @@ class Publisher:
         self._fail(failure, sent if batch.begun else [])
 
     def _publish_singly(
-        self, prepared: list[Prepared], outcome: Outcome, may_send: MaySend
+        self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
     ) -> None:
         for item in prepared:
             if self._is_blocked(item.row, outcome):
@@ -329,7 +336,7 @@ class Publisher:
             outcome.accepted.append(item.row)
             self._wire.has_taken([item], seconds=time.monotonic() - began)
 
-    def _fail(self, error: Exception, items: list[Prepared]) -> NoReturn:
+    def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
         """Drop the connection after a send that the broker, not a row, has failed."""
         if self._is_lost(error) or len(items) > 1:
             self._wire.has_failed(items)
@@ -337,11 +344,11 @@ class Publisher:
         self.close()
         raise self._unavailable(error) from error
 
-    def _send(self, item: Prepared, **extra: Any) -> None:
+    def _send(self, item: PreparedMessage, **extra: Any) -> None:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
         self.producer.publish(item.row.body, **bounds, **item.options, **extra)
 
-    def _send_events(self, prepared: Sequence[Prepared], outcome: Outcome) -> None:
+    def _send_events(self, prepared: Sequence[PreparedMessage], outcome: PublishResult) -> None:
         """Send the ``task-sent`` events that plain Celery sends after a publish."""
         wanted = [item for item in prepared if item.message.sent_event]
         accepted = {row.id for row in outcome.accepted} if wanted else set()
@@ -364,7 +371,7 @@ class Publisher:
                 )
                 self.close()
 
-    def _is_blocked(self, row: Row, outcome: Outcome) -> bool:
+    def _is_blocked(self, row: Row, outcome: PublishResult) -> bool:
         return outbox_settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...text import get_logger
 from .batch import Row
-from .outgoing import Outcome, Prepared
+from .outcome import PreparedMessage, PublishResult
 
 logger = get_logger("outbox_app.drain")
 
@@ -29,7 +29,7 @@ MAX_LOOKS = 1000
 MAX_SECONDS = 1.0
 
 
-def trace_batch(outcome: Outcome) -> None:
+def trace_batch(outcome: PublishResult) -> None:
     """Make the spans of a batch, once its rows are settled.
 
     Args:
@@ -47,7 +47,7 @@ def trace_batch(outcome: Outcome) -> None:
         logger.warning("Tracing a batch failed error=%r", error)
 
 
-def _make_spans(trace: Any, outcome: Outcome) -> None:
+def _make_spans(trace: Any, outcome: PublishResult) -> None:
     tracer = trace.get_tracer("outbox_app")
     errors = _errors(outcome)
     made, until = 0, time.monotonic() + MAX_SECONDS
@@ -71,14 +71,16 @@ def _make_spans(trace: Any, outcome: Outcome) -> None:
             return
 
 
-def _errors(outcome: Outcome) -> dict[int, Exception | None]:
+def _errors(outcome: PublishResult) -> dict[int, Exception | None]:
     """Return for each row that was sent what went wrong with it, or None."""
     errors: dict[int, Exception | None] = {row.id: outcome.error for row in outcome.unknown}
     errors |= {row.id: error for row, error in outcome.refused}
     return errors | {row.id: None for row in outcome.accepted}
 
 
-def _traced(trace: Any, prepared: Sequence[Prepared]) -> Iterator[tuple[Prepared, Any]]:
+def _traced(
+    trace: Any, prepared: Sequence[PreparedMessage]
+) -> Iterator[tuple[PreparedMessage, Any]]:
     """Yield the jobs that were staged in a sampled trace, with its context."""
     from opentelemetry.context import Context
     from opentelemetry.propagate import extract, get_global_textmap

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .batch import BUDGET_BYTES, SMALL_BYTES
-from .outgoing import Prepared
+from .outcome import PreparedMessage
 
 #: What a wire is taken for at first: for the first batch, and for a large message's time.
 BYTES_PER_SECOND = 256 * 1024
@@ -35,7 +35,7 @@ class Wire:
         self._taken = 0
         self._failed: dict[str, tuple[int, int]] = {}
 
-    def in_turn(self, items: Iterable[Prepared]) -> list[Prepared]:
+    def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Return messages with those last that failed alone, and with each its key's later ones."""
         first, last, keys = [], [], set()
         for item in items:
@@ -47,9 +47,9 @@ class Wire:
                 first.append(item)
         return first + last
 
-    def batches(self, items: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+    def batches(self, items: Iterable[PreparedMessage]) -> Iterator[list[PreparedMessage]]:
         """Cut messages into batches, each as large as the ones before have shown."""
-        batch: list[Prepared] = []
+        batch: list[PreparedMessage] = []
         size = 0
         for item in items:
             alone = item.row.task_id in self._failed or (batch and self._is_alone(batch))
@@ -61,11 +61,11 @@ class Wire:
         if batch:
             yield batch
 
-    def seconds(self, batch: list[Prepared]) -> float:
+    def seconds(self, batch: list[PreparedMessage]) -> float:
         """Return how long sending may take, were it not for the lease."""
         return self.timeout + (batch[0].size / BYTES_PER_SECOND if len(batch) == 1 else 0)
 
-    def has_taken(self, batch: list[Prepared], *, seconds: float) -> None:
+    def has_taken(self, batch: list[PreparedMessage], *, seconds: float) -> None:
         """Learn from a batch that was answered."""
         if not batch:
             return
@@ -84,7 +84,7 @@ class Wire:
         """Note that the broker has taken a probe."""
         self._taken += 1
 
-    def has_failed(self, batch: list[Prepared]) -> None:
+    def has_failed(self, batch: list[PreparedMessage]) -> None:
         """Learn from a batch that was cut off, or several messages that were refused as a whole."""
         if len(batch) > 1:
             self._limit = min(self._limit, sum(item.size for item in batch)) / 4
@@ -94,7 +94,7 @@ class Wire:
                 attempts += 1
             self._failed[batch[0].row.task_id] = attempts, self._taken
 
-    def gives_up(self, item: Prepared) -> bool:
+    def gives_up(self, item: PreparedMessage) -> bool:
         """Say whether a message has failed alone too often, while the broker took others."""
         attempts, taken = self._failed.get(item.row.task_id, (0, 0))
         too_often = attempts >= ATTEMPTS and self._taken > taken and item.size > SMALL_BYTES
@@ -102,11 +102,11 @@ class Wire:
             del self._failed[item.row.task_id]  # it may be requeued
         return too_often
 
-    def _is_alone(self, batch: list[Prepared]) -> bool:
+    def _is_alone(self, batch: list[PreparedMessage]) -> bool:
         return batch[0].row.task_id in self._failed
 
 
-def rounds(items: Iterable[Prepared], *, atomic: bool) -> list[list[Prepared]]:
+def rounds(items: Iterable[PreparedMessage], *, atomic: bool) -> list[list[PreparedMessage]]:
     """Deal messages out so that no two in one round have the same ordering key.
 
     Args:
@@ -114,7 +114,7 @@ def rounds(items: Iterable[Prepared], *, atomic: bool) -> list[list[Prepared]]:
         atomic: A round goes as one transaction, and may hold several of a key that go to one
             queue: Redis then refuses all of them or none.
     """
-    dealt: list[list[Prepared]] = []
+    dealt: list[list[PreparedMessage]] = []
     newest: dict[str, tuple[int, object]] = {}
     for item in items:
         key, number = item.row.ordering_key, 0

@@ -35,7 +35,7 @@ CHUNK_BYTES = 1024 * 1024
 ASK_BYTES = 256 * 1024
 
 
-class Rows:
+class StagedBatch:
     """Rows that one call stages, not written yet.
 
     Args:
@@ -47,11 +47,13 @@ class Rows:
         self.streaming = streaming
         self.waiting: dict[str, list[StagedJob]] = {}
         self.bytes = 0
-        self._places = {c.alias: _place(c) for c in connections.all(initialized_only=True)}
+        self._savepoints = {
+            c.alias: _savepoint_of(c) for c in connections.all(initialized_only=True)
+        }
 
     def add(self, job: StagedJob, *, using: str) -> None:
         """Take one row for the alias ``using``."""
-        if _place(connections[using]) != self._places.get(using, _OUTSIDE):
+        if _savepoint_of(connections[using]) != self._savepoints.get(using, _OUTSIDE):
             write([job], using=using)
             return
         full = len(self.waiting.get(using, ())) >= CHUNK_ROWS or self.bytes + job.size > CHUNK_BYTES
@@ -70,33 +72,33 @@ class Rows:
 _OUTSIDE: tuple[bool, list[str]] = (False, [])
 
 
-def _place(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
+def _savepoint_of(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
     """Return where the transaction of a connection stands: inside which savepoints, if at all."""
     return connection.in_atomic_block, [sid for sid in connection.savepoint_ids if sid]
 
 
-_collecting: ContextVar[Rows | None] = ContextVar("outbox_app_rows", default=None)
+_current_batch: ContextVar[StagedBatch | None] = ContextVar("outbox_app_rows", default=None)
 
 
 @contextmanager
-def collecting(*, streaming: bool = False) -> Iterator[Rows]:
+def batching(*, streaming: bool = False) -> Iterator[StagedBatch]:
     """Collect the rows staged inside; write them when the outermost block ends without an error."""
-    outer = _collecting.get()
+    outer = _current_batch.get()
     if outer is not None:
         yield outer
         return
-    rows = Rows(streaming=streaming)
-    _collecting.set(rows)
+    rows = StagedBatch(streaming=streaming)
+    _current_batch.set(rows)
     try:
         yield rows
     finally:
-        _collecting.set(None)
+        _current_batch.set(None)
     rows.write()
 
 
 def add(job: StagedJob, *, using: str) -> None:
     """Write a row now, or with the others of the call in progress."""
-    rows = _collecting.get()
+    rows = _current_batch.get()
     if rows is None:
         write([job], using=using)
     else:

@@ -21,8 +21,8 @@ from django.utils import timezone
 from kombu import Producer
 
 from ...exceptions import InvalidJob, NotAtomic
-from ..instrumentation import heard_by
 from ..message import Message, describe, moment
+from ..publish_signals import heard_by
 from . import insert, validation
 
 
@@ -148,7 +148,7 @@ def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:
     return send_or_stage
 
 
-class Postponed:
+class LazyProducer:
     """What ``producer_or_acquire()`` gives while staging: a group hands it to each of its tasks.
 
     The tasks of the block are staged together when it ends. For anything else it is a real producer
@@ -161,8 +161,8 @@ class Postponed:
         self._stack = ExitStack()
         self._real: Any = None
 
-    def __enter__(self) -> Postponed:
-        self._stack.enter_context(insert.collecting())
+    def __enter__(self) -> LazyProducer:
+        self._stack.enter_context(insert.batching())
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -1,25 +1,36 @@
-"""Result backends stay untouched while jobs are staged.
+"""Results while their jobs are staged: backends stay untouched, and endless waits are refused.
 
 Celery subscribes to a task's result when it sends the task, builds a group or freezes a chain; with
 Redis each opens a connection. A job that was just staged has no result yet, so the subscription is
-put off until somebody waits: ``get()`` and ``join()`` subscribe first to everything that was put
-off and is still referenced. With ``rpc://`` the drain declares the reply queue before it publishes
-the job, so that an early result is kept.
+deferred: ``get()`` and ``join()`` subscribe first to every deferred result that is referenced
+still. With ``rpc://`` the drain declares the reply queue before it publishes the job, so that an
+early result is kept.
+
+To wait for a result inside the transaction that staged its job would never end: the job leaves
+after the commit. So ``get()`` and ``join()`` raise at once, as Celery's do inside a task. After the
+rollback of a savepoint nothing is known any more, and waiting waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
 from celery._state import task_join_will_block  # type: ignore[attr-defined]
+from django.db import connections
 
+from ...exceptions import StillStaged
+from ...transactions import is_atomic
 from .producer import StagingProducer
 
+#: Ids that are kept of one transaction, at most.
+IDS = 10_000
 
-def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
-    """Make ``backend`` subscribe only when somebody waits, for results made while ``staging()``.
+
+def defer_result_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
+    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``.
 
     Args:
         backend: A Celery result backend; changed in place, once.
@@ -28,9 +39,9 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
     Returns:
         The backend.
     """
-    if hasattr(backend, "_outbox_put_off"):
+    if hasattr(backend, "_outbox_deferred"):
         return backend
-    put_off = WeakValueDictionary[int, Any]()
+    deferred = WeakValueDictionary[int, Any]()
     reply_queue = hasattr(backend, "binding")
     on_task_call = backend.on_task_call
     subscribe: Any = getattr(
@@ -46,13 +57,13 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
 
     def add_pending_result(result: Any, *args: Any, **kwargs: Any) -> Any:
         if staging():
-            put_off[id(result)] = result
+            deferred[id(result)] = result
             return result
         return subscribe(result, *args, **kwargs)
 
     def wait_for_pending(result: Any, **kwargs: Any) -> Any:
-        results = list(put_off.values())
-        put_off.clear()
+        results = list(deferred.values())
+        deferred.clear()
         for each in results:
             subscribe(each, weak=True)
         return wait(result, **kwargs)
@@ -63,5 +74,62 @@ def put_off_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
     if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
         wait = backend._wait_for_pending
         backend._wait_for_pending = wait_for_pending
-    backend._outbox_put_off = put_off
+    backend._outbox_deferred = deferred
     return backend
+
+
+def remember_staged(task_id: str, *, using: str) -> None:
+    """Keep the id of a job that was staged in the open transaction of an alias."""
+    # Which transaction is open: Django replaces its list of callbacks at each commit and rollback.
+    connection: Any = connections[using]
+    if not connection.in_atomic_block:
+        return  # it is committed, and will leave
+    if getattr(connection, "outbox_staged", (None,))[0] is not connection.run_on_commit:
+        connection.outbox_staged = connection.run_on_commit, set()
+    ids: set[str] = connection.outbox_staged[1]
+    if len(ids) < IDS:
+        ids.add(task_id)
+
+
+def forget_staged(task_id: str, *, using: str) -> None:
+    """Drop the id of a job that was executed inside its transaction, as ``run_staged()`` does."""
+    getattr(connections[using], "outbox_staged", (None, set()))[1].discard(task_id)
+
+
+def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a waiting method of a result backend, so that it refuses what could never end."""
+
+    @wraps(wait)
+    def wait_unless_staged(result: Any, *args: Any, **kwargs: Any) -> Any:
+        staged = _staged_ids()
+        if staged and (task_id := _find(result, staged)):
+            raise StillStaged(
+                f"The result of job {task_id} was waited for inside the atomic() that staged it. "
+                "The job leaves after the commit, so that would never end. Wait behind the block."
+            )
+        return wait(result, *args, **kwargs)
+
+    wait_unless_staged.refuses = True  # type: ignore[attr-defined]
+    return wait_unless_staged
+
+
+def _staged_ids() -> set[str]:
+    found: set[str] = set()
+    for connection in connections.all(initialized_only=True):
+        opened, ids = getattr(connection, "outbox_staged", (None, set()))
+        if ids and opened is connection.run_on_commit and is_atomic(connection.alias):
+            found |= ids
+    return found
+
+
+def _find(result: Any, staged: set[str]) -> str | None:
+    """Return the first of the result, its children and those before it in a chain."""
+    if result is None:
+        return None
+    own = getattr(result, "id", None)  # a ResultSet has none
+    if own in staged:
+        return str(own)
+    for each in [*getattr(result, "results", ()), getattr(result, "parent", None)]:
+        if found := _find(each, staged):
+            return found
+    return None

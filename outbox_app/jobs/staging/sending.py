@@ -32,9 +32,9 @@ from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, lacks_autocommit, open_transactions
-from . import open_results, validation
-from .producer import Postponed, StagingProducer, or_staged
-from .results import put_off_subscriptions
+from . import validation
+from .producer import LazyProducer, StagingProducer, or_staged
+from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 
 #: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
 #: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
@@ -53,26 +53,26 @@ _OURS = ("ordering_key", "using")
 
 
 @dataclass(frozen=True, slots=True)
-class Explicit:
+class ForcedStaging:
     """The call is inside ``stage()`` or ``stage_many()``: everything it sends is staged."""
 
     using: str
     ordering_key: str
 
 
-_explicit: ContextVar[Explicit | None] = ContextVar("outbox_app_explicit", default=None)
+_forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_explicit", default=None)
 _staging_now: ContextVar[bool] = ContextVar("outbox_app_staging_now", default=False)
 
 
 @contextmanager
-def explicitly(*, using: str, ordering_key: str) -> Iterator[None]:
+def force_staging(*, using: str, ordering_key: str) -> Iterator[None]:
     """Stage everything that is sent inside, by whichever app, on the alias ``using``."""
-    before = _explicit.get()
-    _explicit.set(Explicit(using, ordering_key))
+    before = _forced.get()
+    _forced.set(ForcedStaging(using, ordering_key))
     try:
         yield
     finally:
-        _explicit.set(before)
+        _forced.set(before)
 
 
 class StagingMixin:
@@ -104,7 +104,7 @@ class StagingMixin:
         args, options = args[:2], dict(**by_name, **options)
         stamps = options.get("stamped_headers") or ()  # each is an option, and may have our names
         ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
-        if isinstance(options.get("producer"), Postponed):
+        if isinstance(options.get("producer"), LazyProducer):
             del options["producer"]
         by_hand = any(options.get(key) for key in ("producer", "publisher", "connection"))
         task_args = args[0] if args else options.get("args")
@@ -122,7 +122,7 @@ class StagingMixin:
             task_id=options.get("task_id"),
             app=self,  # type: ignore[arg-type]
         )
-        explicit = _explicit.get()
+        explicit = _forced.get()
         staging = StagingProducer(
             self,  # type: ignore[arg-type]
             using=alias,
@@ -138,13 +138,13 @@ class StagingMixin:
             result = super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
         finally:
             _staging_now.set(before)
-        open_results.note(result.id, using=alias)
+        remember_staged(result.id, using=alias)
         return result
 
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """As Celery's; while staging, a stand-in whose tasks are staged together."""
         if producer is None and self._may_stage():
-            return Postponed(self, strict=_explicit.get() is not None)
+            return LazyProducer(self, strict=_forced.get() is not None)
         return super().producer_or_acquire(producer)  # type: ignore[misc]
 
     default_producer = producer_or_acquire
@@ -166,14 +166,14 @@ class StagingMixin:
             backend.on_chord_part_return = _following(backend.on_chord_part_return)
             for wait in ("wait_for_pending", "iter_native"):
                 if hasattr(backend, wait):
-                    setattr(backend, wait, open_results.refuse_waiting(getattr(backend, wait)))
-        return put_off_subscriptions(backend, self._stages_here)
+                    setattr(backend, wait, refuse_waiting(getattr(backend, wait)))
+        return defer_result_subscriptions(backend, self._stages_here)
 
     def _alias_to_stage(
         self, name: str, args: Any, using: str | None, options: dict[str, Any]
     ) -> str | None:
         """Return the alias to stage on, or None to send."""
-        explicit = _explicit.get()
+        explicit = _forced.get()
         if explicit is None and (
             not self._stages_calls() or _comes_before_an_error(name, args, options)
         ):
@@ -205,7 +205,7 @@ class StagingMixin:
 
         What a worker sends by itself is sent all the same, or the work would be lost.
         """
-        if alias and (_explicit.get() or is_atomic(alias) or outbox_settings().OUTSIDE == "stage"):
+        if alias and (_forced.get() or is_atomic(alias) or outbox_settings().OUTSIDE == "stage"):
             return
         if not self._stages_calls() or self._follows_a_task(options):
             return
@@ -231,8 +231,8 @@ class StagingMixin:
             )
 
     def _may_stage(self) -> bool:
-        if _explicit.get() is not None or not self._stages_calls():
-            return _explicit.get() is not None
+        if _forced.get() is not None or not self._stages_calls():
+            return _forced.get() is not None
         opened = connections.all(initialized_only=True)
         return (
             outbox_settings().OUTSIDE != "send"
@@ -244,7 +244,7 @@ class StagingMixin:
         """Say whether a task sent now, without further options, would be staged."""
         return (
             _staging_now.get()
-            or _explicit.get() is not None
+            or _forced.get() is not None
             or (self._stages_calls() and connections[outbox_alias()].in_atomic_block)
         )
 
@@ -259,7 +259,7 @@ class StagingMixin:
         return 0 if native_delay else outbox_settings().HOLD_HORIZON
 
 
-def adopt(app: Any) -> None:
+def make_stageable(app: Any) -> None:
     """Make a plain app able to stage what ``stage()`` is given; its own calls go on sending."""
     if not isinstance(app, StagingMixin):
         cls: Any = type(app)
@@ -308,8 +308,19 @@ class _NoNativeDelay:
         return getattr(self._app.amqp.producer_pool, name)
 
 
-def celery_app(name: str) -> Celery | None:
-    """Return the Celery app of this process whose ``main`` is ``name``, or None."""
+def active_apps() -> list[Celery]:
+    """Return the Celery apps of this process."""
     from celery._state import _get_active_apps  # type: ignore[attr-defined]
 
-    return next((app for app in list(_get_active_apps()) if (app.main or "") == name), None)
+    return list(_get_active_apps())
+
+
+def celery_app(name: str) -> Celery | None:
+    """Return the Celery app of this process whose ``main`` is ``name``, or None."""
+    return next((app for app in active_apps() if (app.main or "") == name), None)
+
+
+def staging_apps() -> list[Celery]:
+    """Return the Celery apps of this process that stage by themselves, by name."""
+    staging = [app for app in active_apps() if getattr(app, "stages_by_itself", False)]
+    return sorted(staging, key=lambda app: app.main or "")

@@ -17,8 +17,8 @@ from django.db import transaction
 from ...aliases import outbox_alias
 from ...exceptions import InvalidJob
 from ...transactions import require_atomic
-from .insert import collecting
-from .sending import adopt, explicitly
+from .insert import batching
+from .sending import force_staging, make_stageable
 
 
 def stage(
@@ -52,17 +52,17 @@ def stage(
     """
     using = using or outbox_alias()
     require_atomic("stage()", using=using)
-    with explicitly(using=using, ordering_key=ordering_key), collecting():
+    with force_staging(using=using, ordering_key=ordering_key), batching():
         if isinstance(task, str):
             sender: Any = _unproxied(app or current_app)
-            adopt(sender)
+            make_stageable(sender)
             return sender.send_task(task, args, kwargs, **options)
         if not isinstance(task, Task | Signature):
             raise InvalidJob(
                 f"stage() takes a Celery task, a signature or a task name; got {task!r}. "
                 "Decorate the function with @shared_task."
             )
-        adopt(_unproxied(task.app))
+        make_stageable(_unproxied(task.app))
         return task.apply_async(args, kwargs, **options)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def stage_many(
     using = using or outbox_alias()
     require_atomic("stage_many()", using=using)
     count = 0
-    with transaction.atomic(using=using), collecting(streaming=True):
+    with transaction.atomic(using=using), batching(streaming=True):
         for job in jobs:
             stage(job, using=using, ordering_key=ordering_key, **options)
             count += 1

@@ -20,7 +20,7 @@ from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.drain.status import MANY, dead_groups
 from ...models import DeadJob
-from ...process.tables import require_alias, require_tables
+from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
 from ..teaching import TeachingCommand
 
@@ -129,7 +129,7 @@ class Command(TeachingCommand):
             raise InvalidArgument(
                 "--all selects every dead job, so it goes with no other selection."
             )
-        require_tables(using)
+        require_migrated(using)
         jobs = dead.find_dead(using=using, **selection)
         if action == "list":
             self._list(jobs)

@@ -18,8 +18,8 @@ from ...aliases import log_alias, outbox_alias
 from ...models import Event
 from ...monitoring.diagnosis import Limits, problems
 from ...monitoring.status import outbox_status
-from ...process.foreground import bound_waits
-from ...process.tables import require_alias, require_tables
+from ...process.foreground import set_timeouts
+from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
 from ..status_table import as_json, table
 from ..teaching import TeachingCommand
@@ -99,9 +99,9 @@ class Command(TeachingCommand):
         names = ("max_age", "max_backlog", "max_dead")
         limits = Limits(**{name: options[name] for name in names})
         for alias in {using, database or log_alias(Event)}:
-            bound_waits(alias)
+            set_timeouts(alias)
         try:
-            require_tables(using)
+            require_migrated(using)
             found = outbox_status(using=database)
         except django.db.Error as error:
             raise CommandError(

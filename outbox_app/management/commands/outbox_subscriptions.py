@@ -22,7 +22,7 @@ from ...exceptions import (
 )
 from ...jobs.drain.status import LISTED
 from ...models import Event
-from ...process.tables import require_alias, require_tables
+from ...process.preflight import require_alias, require_migrated
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
 from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
@@ -144,7 +144,7 @@ class Command(TeachingCommand):
         if needed and (options[needed] is None or not options["reason"]):
             raise InvalidArgument(f"{action} needs --{needed} and --reason.")
         using = using or (control.alias_of(name) if name else log_alias(Event))
-        require_tables(using)
+        require_migrated(using)
         getattr(self, f"_{action.replace('-', '_')}")(name, using=using, **options)
 
     def exit_code(self, error: OutboxError) -> int:

@@ -58,10 +58,10 @@ def test_is_reported_in_one_sentence(alias, url, sentence, urls, make_named_app,
     app.conf.broker_url = url
     with draining(alias) as drainer:
         eventually(lambda: drainer.trouble, "it notices")
-        eventually(lambda: drainer._lanes[app.main].trouble.failures > 2, "it tries again")
+        eventually(lambda: drainer._apps[app.main].backoff.failures > 2, "it tries again")
         assert sentence in drainer.trouble
 
-    said = [record.message for record in caplog.records if record.message.startswith("In trouble")]
+    said = [record.message for record in caplog.records if record.message.startswith("Unavailable")]
     assert len(said) == 1
     assert "secret" not in caplog.text + drainer.trouble
     assert not any(record.exc_info and record.exc_info[0] for record in caplog.records)

@@ -86,7 +86,7 @@ def test_late_confirm_is_not_credited_to_another_message(
         assert left(alias) == settled
         # Confirms of what was sent before arrive now; the new connection swallows.
         way.mode = "blackhole"
-        failures = drainer._lanes[app.main].trouble
+        failures = drainer._apps[app.main].backoff
         eventually(lambda: failures.failures > 2, "it tried again")
         assert left(alias) == settled
         way.mode = "pass"
@@ -132,7 +132,7 @@ def test_memory_alarm(alias, rabbitmq, make_named_app, book, at, drained):
     try:
         with draining(alias) as drainer:
             eventually(lambda: drainer.trouble, "it waits no longer")
-            failures = drainer._lanes[app.main].trouble
+            failures = drainer._apps[app.main].backoff
             eventually(lambda: failures.failures > 2, "it tried again")
             assert 0 < left(alias) < 30
             rabbitmq.control("set_vm_memory_high_watermark", "0.4")

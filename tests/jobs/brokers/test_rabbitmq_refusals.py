@@ -80,7 +80,7 @@ def test_full_queue_nacks(alias, rabbitmq, make_named_app, book, drained):
     jobs.stage(app, 12)
     with draining(alias) as drainer:
         eventually(lambda: "nack" in drainer.trouble.lower(), "it is refused")
-        trouble = drainer._lanes[app.main].trouble
+        trouble = drainer._apps[app.main].backoff
         eventually(lambda: trouble.failures > 2, "it tries again")
         assert StagedJob.objects.using(alias).count() == 7
         eventually(lambda: jobs.receive(app) and not StagedJob.objects.using(alias).exists())
@@ -143,7 +143,7 @@ def test_permission_to_write_revoked_for_a_while(alias, rabbitmq, make_named_app
     try:
         with draining(alias) as drainer:
             eventually(lambda: "ACCESS_REFUSED" in drainer.trouble, "it is refused")
-            trouble = drainer._lanes[app.main].trouble
+            trouble = drainer._apps[app.main].backoff
             eventually(lambda: trouble.failures > 2, "it tries again")
             assert StagedJob.objects.using(alias).count() == 20
             # One exchange only: neither do those jobs die, however long it lasts.

@@ -136,7 +136,7 @@ def test_stands_still_for_longer_than_the_timeout(
         before = left(alias)
         assert 0 < before < 300
         if how == "frozen":
-            failures = drainer._lanes[app.main].trouble
+            failures = drainer._apps[app.main].backoff
             eventually(lambda: failures.failures > 1, "it tried again")
             assert left(alias) == before
             private_redis.resume()
@@ -159,7 +159,7 @@ def test_out_of_memory(alias, private_redis, server, make_named_app, book, drain
     with draining(alias, batch_size=BATCH) as drainer:
         eventually(lambda: "command not allowed when used memory" in drainer.trouble, "full")
         server.config_set("maxmemory", 1)  # no room comes and goes
-        trouble = drainer._lanes[app.main].trouble
+        trouble = drainer._apps[app.main].backoff
         eventually(lambda: trouble.failures > 3, "it keeps trying")
         assert 0 < left(alias) < 400
         # A full Redis is no accident: only the batch that met it first is in doubt.

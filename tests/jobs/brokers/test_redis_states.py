@@ -47,7 +47,7 @@ def test_answers_of_a_state_cost_no_job(alias, answer, front, make_named_app, bo
     way.answers = {"LPUSH": answer, "LPUSHX": answer}
     with draining(alias) as drainer:
         eventually(lambda: drainer.trouble, "it notices")
-        trouble = drainer._lanes[app.main].trouble
+        trouble = drainer._apps[app.main].backoff
         eventually(lambda: trouble.failures > 3, "it tries again")
         assert answer.removeprefix("ERR ").removeprefix("NOPERM ") in drainer.trouble
         assert StagedJob.objects.using(alias).count() == 10

@@ -90,7 +90,7 @@ def test_broker_that_takes_nothing_costs_no_job(alias, way, make_named_app, book
     slow.mode = "blackhole"
     with draining(alias) as drainer:
         eventually(lambda: drainer.trouble, "it notices")
-        trouble = drainer._lanes[app.main].trouble
+        trouble = drainer._apps[app.main].backoff
         eventually(lambda: trouble.failures > 4, "it tries again")
         assert left(alias) == 2
         slow.mode = "pass"

@@ -58,22 +58,22 @@ def test_large_and_small_messages_arrive_whole(alias, make_app):
 def test_the_lease_is_renewed_within_a_batch(alias, make_app):
     note = make_app().task(name="note")(tasks.note)
     now, drain = [0.0], Drain(using=alias)
-    drain.membership.clock = lambda: now[0]
-    drain.turn()
+    drain.holder.clock = lambda: now[0]
+    drain.run_once()
     with transaction.atomic(using=alias):
         for i in range(10):
             note.delay("", i)
     may_send = drain._may_send
 
     def slow_send(seconds: float = 0.0) -> float:
-        now[0] += drain.membership.lease_seconds / 3
+        now[0] += drain.holder.lease_seconds / 3
         return may_send(seconds)
 
     drain._may_send = slow_send
     while not drain.tally.published:
-        assert drain.turn()
+        assert drain.run_once()
     assert drain.tally.published == 10
-    drain.membership.leave()
+    drain.holder.leave()
 
 
 def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, make_app):
@@ -85,25 +85,25 @@ def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, mak
             note.delay("", i)
     now = [0.0]
     busy, other = Drain(using=alias, batch_size=1), Drain(using=alias)
-    busy.membership.clock = lambda: now[0]
-    busy.turn()
+    busy.holder.clock = lambda: now[0]
+    busy.run_once()
     publisher_send = busy._may_send
 
     def slow_send(seconds: float = 0.0) -> float:
-        now[0] += busy.membership.lease_seconds / 3
+        now[0] += busy.holder.lease_seconds / 3
         return publisher_send(seconds)
 
     busy._may_send = slow_send
-    other.membership.join()
-    assert not other.membership.owned
+    other.holder.join()
+    assert not other.holder.owned
     assert Process.objects.using(alias).count() == 2
 
     for _ in range(3):
-        busy.turn()
-    other.membership.rebalance()
+        busy.run_once()
+    other.holder.rebalance()
 
-    assert len(other.membership.owned) == 64
-    assert Lease.objects.using(alias).filter(owner=busy.membership.id).count() == 64
-    busy.membership.leave()
-    other.membership.leave()
+    assert len(other.holder.owned) == 64
+    assert Lease.objects.using(alias).filter(owner=busy.holder.id).count() == 64
+    busy.holder.leave()
+    other.holder.leave()
     StagedJob.objects.using(alias).all().delete()

@@ -60,17 +60,17 @@ def test_a_turn_reads_as_much_as_without_them(alias, make_app, monkeypatch, what
         away = make_app("redis://127.0.0.1:1/0")
         insert_many(alias, app=away.main, available_at="NULL")
     drain = Drain(using=alias, lease_seconds=600)
-    while drain.turn():
+    while drain.run_once():
         pass
     # Once a minute somebody counts what is held: tests/process/counters.
     monkeypatch.setattr(drain._counters, "keep", lambda: None)
     with transaction.atomic(using=alias):
         for i in range(50):
             note.delay("", i)
-    for lane in drain._lanes.values():
-        lane.trouble._until += 600 if lane.trouble.text else 0  # it rests
+    for app in drain._apps.values():
+        app.backoff._until += 600 if app.backoff.text else 0  # it rests
     before = rows_read(alias)
-    while drain.turn():
+    while drain.run_once():
         pass
     read = rows_read(alias) - before
 
@@ -78,4 +78,4 @@ def test_a_turn_reads_as_much_as_without_them(alias, make_app, monkeypatch, what
     assert StagedJob.objects.using(alias).count() == MANY
     # 50 rows, read and deleted by several statements, and some entries to find the ends.
     assert 50 <= read < 2000
-    drain.membership.leave()
+    drain.holder.leave()

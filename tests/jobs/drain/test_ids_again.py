@@ -9,7 +9,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import dead, staged
 from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.drain.records import bury
+from outbox_app.jobs.drain.incidents import bury
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.series import _now
 from tests import tasks

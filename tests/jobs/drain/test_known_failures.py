@@ -88,12 +88,12 @@ def test_a_backlog_does_not_hang_its_start(alias, make_app, redis_url):
 
     turns = 0
     while not drain.tally.published:
-        drain.turn()
+        drain.run_once()
         turns += 1
 
     assert turns <= 2  # the first finds the app, the second publishes
     assert drain.tally.published <= 128  # a batch, not the backlog
-    drain.membership.leave()
+    drain.holder.leave()
 
 
 def test_no_row_is_deleted_before_the_broker_has_its_job(alias, make_app):
@@ -102,9 +102,9 @@ def test_no_row_is_deleted_before_the_broker_has_its_job(alias, make_app):
     drain = Drain(using=alias)
 
     for _ in range(4):
-        drain.turn()
+        drain.run_once()
 
     assert drain.tally.published == 0
     assert "cannot be reached" in drain.trouble
     assert StagedJob.objects.using(alias).count() == 10
-    drain.membership.leave()
+    drain.holder.leave()

@@ -70,7 +70,7 @@ def test_a_row_that_commits_late_with_a_low_id_is_drained(alias, note, open_writ
     late = open_writer("key")  # in one shard with the others, before them
     stage(note, alias, "key", 300)
     drainer = Drain(using=alias, batch_size=50)
-    while drainer.turn():
+    while drainer.run_once():
         pass
     assert drainer.tally.published == 300
     late.commit()
@@ -79,11 +79,11 @@ def test_a_row_that_commits_late_with_a_low_id_is_drained(alias, note, open_writ
     assert low.id < StagedJob.objects.using(alias).latest("id").id - 300
 
     # The same drainer, which has seen the higher ids.
-    while drainer.turn():
+    while drainer.run_once():
         pass
     assert drainer.tally.published == 302
     assert not StagedJob.objects.using(alias).exists()
-    drainer.membership.leave()
+    drainer.holder.leave()
 
 
 @on_servers

@@ -10,7 +10,7 @@ from django.db import OperationalError, connections, transaction
 from outbox_app.exceptions import LeaseLost
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, Lease, Process
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,7 +34,7 @@ def clock():
 @pytest.fixture
 def member(alias, clock):
     def make(**options):
-        return Membership(using=alias, lease_seconds=10, parts=PARTS, clock=clock, **options)
+        return LeaseHolder(using=alias, lease_seconds=10, parts=PARTS, clock=clock, **options)
 
     return make
 
@@ -84,14 +84,14 @@ def test_what_was_handed_back_is_not_taken_over(alias, member):
     taken = []
     leaving, other = member(), member(on_takeover=lambda *args: taken.append(args))
     leaving.join()
-    look = other._bury_the_silent
+    look = other._remove_silent
 
     def leave_meanwhile():
         if leaving.joined:
             leaving.leave()
         return look()
 
-    other._bury_the_silent = leave_meanwhile
+    other._remove_silent = leave_meanwhile
     other.join()
     other.rebalance()
     assert other.owned == set(range(PARTS))
@@ -103,14 +103,14 @@ def test_who_joins_meanwhile_is_not_robbed(alias, member):
     joining, other = member(), member()
     other.join()
     other.leave()
-    look = other._bury_the_silent
+    look = other._remove_silent
 
     def join_meanwhile():
         if not joining.joined:
             joining.join()
         return look()
 
-    other._bury_the_silent = join_meanwhile
+    other._remove_silent = join_meanwhile
     other.join()
     assert not other.owned & joining.owned
     assert {part for part, id in owners(alias).items() if id == other.id} == other.owned
@@ -195,8 +195,8 @@ def test_a_heartbeat_that_took_too_long_is_not_trusted(alias, make_app, clock):
     with transaction.atomic(using=alias):
         note.delay("", 1)
     drain = Drain(using=alias, lease_seconds=10)
-    drain.membership.clock = clock
-    drain.membership.join()
+    drain.holder.clock = clock
+    drain.holder.join()
     clock.now += 3
 
     def slow(execute, sql, *args):
@@ -205,9 +205,9 @@ def test_a_heartbeat_that_took_too_long_is_not_trusted(alias, make_app, clock):
         return execute(sql, *args)
 
     with connections[alias].execute_wrapper(slow), pytest.raises(LeaseLost, match="about to end"):
-        drain.turn()
+        drain.run_once()
     assert drain.tally.published == 0
-    assert drain.membership.joined
-    drain.turn()
+    assert drain.holder.joined
+    drain.run_once()
     assert drain.tally.published == 1
-    drain.membership.leave()
+    drain.holder.leave()

@@ -17,7 +17,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, Incident, Process
 from outbox_app.process import lease
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 from tests.faults.tools import Book
 
@@ -39,11 +39,11 @@ def app(redis_url, make_app):
 def two(alias, clock):
     """A drainer that is frozen, with its clock; and the one that has taken its shards."""
     frozen, heir = Drain(using=alias), Drain(using=alias)
-    frozen.membership.clock = clock
-    frozen.turn()
-    die(frozen.membership)
-    heir.turn()
-    assert len(heir.membership.owned) == 128
+    frozen.holder.clock = clock
+    frozen.run_once()
+    die(frozen.holder)
+    heir.run_once()
+    assert len(heir.holder.owned) == 128
     assert not Incident.objects.using(alias).exists()  # nothing was there to be sent twice
     return frozen, heir
 
@@ -64,13 +64,13 @@ def publish_twice(frozen, heir):
 
 def drain_all(drain):
     for _ in range(5):
-        drain.turn()
+        drain.run_once()
 
 
 def learn(drain, clock):
     clock.now += 60
     with pytest.raises(LeaseLost):
-        drain.turn()
+        drain.run_once()
 
 
 def test_what_it_sent_since_its_last_heartbeat(alias, app, two, clock):
@@ -81,7 +81,7 @@ def test_what_it_sent_since_its_last_heartbeat(alias, app, two, clock):
     assert not Incident.objects.using(alias).exists()
 
     learn(frozen, clock)
-    frozen.turn()
+    frozen.run_once()
 
     jobs.receive(app)
     assert jobs.twice
@@ -90,7 +90,7 @@ def test_what_it_sent_since_its_last_heartbeat(alias, app, two, clock):
     assert incident.kind == Incident.Kind.TAKEOVER
     assert str(frozen).split("(")[0] in incident.drainer
     for drain in two:
-        drain.membership.leave()
+        drain.holder.leave()
 
 
 def test_the_incident_is_owed_while_the_database_is_away(alias, app, two, clock):
@@ -106,9 +106,9 @@ def test_the_incident_is_owed_while_the_database_is_away(alias, app, two, clock)
         return execute(sql, *args)
 
     with connections[alias].execute_wrapper(fail), pytest.raises(OperationalError):
-        frozen.turn()
-    assert not frozen.membership.joined
-    frozen.turn()
+        frozen.run_once()
+    assert not frozen.holder.joined
+    frozen.run_once()
     jobs.receive(app)
     jobs.assert_complete()
 
@@ -127,11 +127,11 @@ def test_it_learns_it_when_it_leaves(alias, app, two):
 def test_it_learns_it_within_a_batch(alias, app, two, clock):
     """Its heartbeats come before sends; what was sent of the batch by then counts."""
     frozen, heir = two
-    frozen._find_lanes()
+    frozen._find_apps()
     jobs = Book(using=alias)
     jobs.stage(app, 4, key="one")
-    frozen._find_lanes()
-    [lane] = frozen._lanes.values()
+    frozen._find_apps()
+    [lane] = frozen._apps.values()
     lane._publisher = lane._find_publisher()
     lane._publisher._takes_batches = lambda: False  # one by one
     sent = []
@@ -145,10 +145,10 @@ def test_it_learns_it_within_a_batch(alias, app, two, clock):
     set_failpoint("checked", before_each)
     try:
         with pytest.raises(LeaseLost):
-            frozen.turn()
+            frozen.run_once()
     finally:
         set_failpoint("checked", None)
-    frozen.turn()
+    frozen.run_once()
     jobs.receive(app)
     assert jobs.twice
     jobs.assert_complete()
@@ -156,17 +156,17 @@ def test_it_learns_it_within_a_batch(alias, app, two, clock):
 
 def test_a_drainer_that_keeps_its_shards_records_nothing(alias, app, clock):
     drain = Drain(using=alias)
-    drain.membership.clock = clock
+    drain.holder.clock = clock
     jobs = Book(using=alias)
     jobs.stage(app, 36)
     drain_all(drain)
-    clock.now += drain.membership.lease_seconds / 2
+    clock.now += drain.holder.lease_seconds / 2
     drain_all(drain)
-    die(drain.membership)
+    die(drain.holder)
     heir = Drain(using=alias)
-    heir.turn()
+    heir.run_once()
     learn(drain, clock)
-    drain.turn()
+    drain.run_once()
     drain._leave()
     heir._leave()
     jobs.receive(app)
@@ -177,7 +177,7 @@ def test_a_drainer_that_keeps_its_shards_records_nothing(alias, app, clock):
 def watching(alias, clock):
     """A drainer that has died, one that lives, and one that looks at both."""
     dead, living, looks = (
-        Membership(using=alias, lease_seconds=10, parts=9, clock=clock) for _ in range(3)
+        LeaseHolder(using=alias, lease_seconds=10, parts=9, clock=clock) for _ in range(3)
     )
     for member in (dead, living, looks):
         member.join()

@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from outbox_app.jobs.drain import lane
+from outbox_app.jobs.drain import app_drain
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, StagedJob
 from tests import tasks
@@ -18,17 +18,17 @@ def test_without_any_app_the_jobs_wait(alias, make_app, monkeypatch):
     note = app.task(name="note")(tasks.note)
     with transaction.atomic(using=alias):
         note.delay("", 1)
-    monkeypatch.setattr(lane, "celery_app", lambda name: None)
-    monkeypatch.setattr(lane, "staging_apps", list)
+    monkeypatch.setattr(app_drain, "celery_app", lambda name: None)
+    monkeypatch.setattr(app_drain, "staging_apps", list)
     drain = Drain(using=alias)
 
     for _ in range(3):
-        drain.turn()
+        drain.run_once()
 
     assert StagedJob.objects.using(alias).count() == 1
     assert "loaded: none" in drain.trouble
     monkeypatch.undo()
-    drain.membership.leave()
+    drain.holder.leave()
     assert Drain(using=alias).run(once=True).published == 1
 
 

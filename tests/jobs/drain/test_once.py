@@ -9,7 +9,7 @@ from django.db import transaction
 
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, Incident, Process, StagedJob
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 from tests import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,7 +27,7 @@ def note(make_app):
 @pytest.fixture
 def other(alias):
     """Another drainer, which owns all shards and does nothing."""
-    member = Membership(using=alias, lease_seconds=LEASE)
+    member = LeaseHolder(using=alias, lease_seconds=LEASE)
     member.join()
     return member
 
@@ -45,7 +45,7 @@ def stage(note, alias, count, **options):
 
 def test_leaves_to_a_live_drainer_what_is_in_its_shards(alias, note):
     stage(note, alias, 200)
-    other = Membership(using=alias, lease_seconds=LONG_LEASE)
+    other = LeaseHolder(using=alias, lease_seconds=LONG_LEASE)
     other.join()
     # It lives, gives up its surplus, and keeps its half.
     other.rebalance()

@@ -45,16 +45,16 @@ def test_a_poll_of_an_empty_outbox_is_one_statement(alias, make_app, monkeypatch
     # What a minute costs, whether there are jobs or not: tests/process/counters.
     monkeypatch.setattr(drain._counters, "keep", lambda: None)
     stage(note, alias)
-    while drain.turn() or not drain.tally.published:
+    while drain.run_once() or not drain.tally.published:
         pass
     for _ in range(2):
         with CaptureQueriesContext(connections[alias]) as statements:
-            assert not drain.turn()
+            assert not drain.run_once()
         assert len(statements) == 1
     stage(note, alias)
-    assert drain.turn()
+    assert drain.run_once()
     assert drain.tally.published == 2
-    drain.membership.leave()
+    drain.holder.leave()
 
 
 def stage(note, alias):

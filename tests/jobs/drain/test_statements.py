@@ -20,23 +20,23 @@ def test_a_batch_is_a_constant_number_of_statements(alias, make_app, monkeypatch
     app = make_app()
     note = app.task(name="note")(tasks.note)
     drain = Drain(using=alias, lease_seconds=600)
-    drain.turn()
+    drain.run_once()
     with transaction.atomic(using=alias):
         stage_many((note.s("", i) for i in range(jobs)), using=alias)
-    drain.turn()  # finds the app
+    drain.run_once()  # finds the app
     drained = drain.tally.published
     # What a minute costs, whether there are jobs or not: tests/process/counters.
     monkeypatch.setattr(drain._counters, "keep", lambda: None)
 
     with CaptureQueriesContext(connections[alias]) as statements:
         while drain.tally.published < jobs:
-            drain.turn()
+            drain.run_once()
 
     # A sweep asks for ready rows and for due ones, a batch of deep shards for ready ones; then one
     # DELETE. What is not full of rows costs the same.
     batches = -(-(jobs - drained) // 900) + 1
     assert len(statements) <= 4 * batches
-    drain.membership.leave()
+    drain.holder.leave()
 
 
 def rows_of(app, alias, count):

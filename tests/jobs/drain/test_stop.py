@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 
-from outbox_app.process.waiting import Stop
+from outbox_app.process.waiting import StopFlag
 
 
 def test_a_handler_may_interrupt_anything():
     """``threading.Event`` takes a lock that the interrupted thread may hold."""
-    current = Stop()
+    current = StopFlag()
     ended = threading.Event()
     main = threading.get_ident()
 
@@ -24,7 +24,7 @@ def test_a_handler_may_interrupt_anything():
     thread.start()
     try:
         for _ in range(500):
-            current = Stop()
+            current = StopFlag()
             while not current.wait(0.00005):
                 pass
     finally:
@@ -34,7 +34,7 @@ def test_a_handler_may_interrupt_anything():
 
 
 def test_it_wakes_whoever_waits():
-    stop = Stop()
+    stop = StopFlag()
     waiter = threading.Thread(target=lambda: stop.wait(60))
     waiter.start()
     stop.set()
@@ -45,7 +45,7 @@ def test_it_wakes_whoever_waits():
 
 
 def test_how_long_it_has_been_set():
-    stop = Stop()
+    stop = StopFlag()
     assert not stop.is_set_for(0)
     stop.set()
     assert stop.is_set_for(0)

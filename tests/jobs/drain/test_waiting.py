@@ -16,7 +16,7 @@ pytestmark = [
 
 @pytest.fixture
 def listener(alias):
-    stop = waiting.Stop()
+    stop = waiting.StopFlag()
     made = waiting.waiter(stop, using=alias, watchdog=Watchdog(using=alias, limit=60))
     yield made
     made.close()

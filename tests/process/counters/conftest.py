@@ -48,8 +48,8 @@ def drainer(alias):
 
     yield make
     for drain in made:
-        if drain.membership.joined:
-            drain.membership.leave()
+        if drain.holder.joined:
+            drain.holder.leave()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ COUNTED = ("published", "dead")
 def drained(drain, jobs):
     """Turn until so many jobs have left."""
     while drain.tally.done < jobs:
-        drain.turn()
+        drain.run_once()
 
 
 def counted(alias, **only):
@@ -74,7 +74,7 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
     assert 0 < found["read_id"] <= last
     assert 0 <= found["oldest"] < 600
     sources = Statistic.objects.using(alias).values_list("source", flat=True).distinct()
-    assert list(sources) == [str(drain.membership.id)]
+    assert list(sources) == [str(drain.holder.id)]
 
 
 def test_minutes_are_those_of_the_databases_clock(alias, stage, drainer, monkeypatch):
@@ -92,19 +92,19 @@ def test_minutes_are_those_of_the_databases_clock(alias, stage, drainer, monkeyp
 def test_two_drainers_add_up(alias, stage, drainer):
     one, other = drainer(), drainer()
     for drain in (one, other, one, other):  # one gives up half of its shards
-        drain.membership._shared_at = float("-inf")
-        drain.turn()
+        drain.holder._shared_at = float("-inf")
+        drain.run_once()
     stage(200)
     while StagedJob.objects.using(alias).exists():
-        one.turn()
-        other.turn()
+        one.run_once()
+        other.run_once()
     for drain in (one, other):
         drain._counters.write()
 
     assert one.tally.published + other.tally.published == 200
     for drain in (one, other):
         assert drain.tally.published
-        done = counted(alias, source=str(drain.membership.id))
+        done = counted(alias, source=str(drain.holder.id))
         assert done == (drain.tally.published, 0)
     assert sum(minutes.series(using=alias).published) == 200
     assert sum(minutes.rates(using=alias).values()) > 0
@@ -155,8 +155,8 @@ def test_a_job_with_a_time_out_of_this_world_leaves_as_any_other(alias, stage, d
     with connections[alias].cursor() as cursor:
         cursor.execute(f"UPDATE outbox_stagedjob SET staged_at = {nonsense}")
     drain = drainer()
-    drain.membership.join()
-    drain.membership.owned -= {0}  # Django cannot read such a time, so there is no sample of it
+    drain.holder.join()
+    drain.holder.owned -= {0}  # Django cannot read such a time, so there is no sample of it
     drained(drain, 2)
     drain._counters.write()
     assert counted(alias) == (2, 0)
@@ -169,17 +169,17 @@ def test_it_writes_every_ten_seconds_and_a_crash_loses_what_is_unwritten(
     stage(10)
     drain = drainer()
     drained(drain, 10)
-    drain.turn()
+    drain.run_once()
     assert not Statistic.objects.using(alias).exists()
     due(drain)
-    drain.turn()
+    drain.run_once()
     assert counted(alias) == (10, 0)
     stage(7)
     drained(drain, 17)
-    drain.turn()
+    drain.run_once()
     assert counted(alias) == (10, 0)  # and here it is killed: no stop(), no last write
 
-    drain.membership.leave()
+    drain.holder.leave()
     stage(5)
     Drain(using=alias).run(once=True)
     assert counted(alias) == (15, 0)
@@ -192,9 +192,9 @@ def test_nothing_is_written_where_nothing_has_changed(alias, stage, drainer, due
     drain._counters.write()
     written = list(Statistic.objects.using(alias).values())
     due(drain)
-    drain.membership.owned = frozenset(range(1, 128))  # no samples
+    drain.holder.owned = frozenset(range(1, 128))  # no samples
     with CaptureQueriesContext(connections[alias]) as statements:
-        drain.turn()
+        drain.run_once()
         drain._counters.write()
     assert not [each for each in statements if "outbox_statistic" in each["sql"]]
     assert list(Statistic.objects.using(alias).values()) == written
@@ -211,9 +211,9 @@ def test_a_write_that_fails_disturbs_nothing_and_is_made_up_for(alias, stage, dr
     with connections[alias].execute_wrapper(refuse):
         while drain.tally.done < 20:
             due(drain)
-            drain.turn()
+            drain.run_once()
         due(drain)
-        drain.turn()
+        drain.run_once()
         stage(5)
         drain.run(once=True)
     assert drain.tally.published == 25
@@ -256,11 +256,11 @@ def test_a_drainer_that_lost_its_place_goes_on_as_a_new_one(alias, stage, draine
     drain = drainer()
     stage(5)
     drained(drain, 5)
-    before = drain.membership.id
+    before = drain.holder.id
     drain._counters.write()
-    drain.membership.leave()
+    drain.holder.leave()
     stage(4)
     drained(drain, 9)
     drain._counters.write()
     assert counted(alias, source=str(before)) == (5, 0)
-    assert counted(alias, source=str(drain.membership.id)) == (4, 0)
+    assert counted(alias, source=str(drain.holder.id)) == (4, 0)

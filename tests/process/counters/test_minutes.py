@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.models import DatabaseNow, StagedJob, Statistic
 from outbox_app.monitoring import series as minutes
 from outbox_app.process.counters import Counters
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 from tests.jobs.dead.rows import staged_jobs
 
 from .planted import NOW, ago, plant
@@ -121,12 +121,12 @@ def test_now_is_the_databases(alias, monkeypatch):
 def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
     monkeypatch.undo()
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
-    membership = Membership(using="default", lease_seconds=10)
-    membership.join()
+    holder = LeaseHolder(using="default", lease_seconds=10)
+    holder.join()
     counters = Counters(using="default")
-    counters.of(membership).add("published", 5)
+    counters.of(holder).add("published", 5)
     counters.write()
-    membership.leave()
+    holder.leave()
     found = minutes.series(using="default", minutes=10)
     assert sum(found.published) == 5
     assert {start.utcoffset() for start in found.starts} == {timedelta(0)}

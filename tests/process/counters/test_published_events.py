@@ -36,13 +36,13 @@ def test_a_minute_is_sampled_once(alias, settings):
     runner = Runner([subscriber_named("sampled")], lease_seconds=600)
     runner.run_once()
     [worker] = runner.workers
-    worker._sampled = minute = worker.counters.of(worker.membership).begins
+    worker._sampled = minute = worker.counters.of(worker.holder).begins
     with transaction.atomic(using=alias):
         publish_many([NewEvent("s", "made")])
-    before = dict(worker.counters.of(worker.membership).values)
+    before = dict(worker.counters.of(worker.holder).values)
     worker._sample_if_due()
-    if worker.counters.of(worker.membership).begins == minute:  # or another one has just begun
-        assert worker.counters.of(worker.membership).values == before
+    if worker.counters.of(worker.holder).begins == minute:  # or another one has just begun
+        assert worker.counters.of(worker.holder).values == before
     worker.leave()
 
 

@@ -77,7 +77,7 @@ def test_a_great_many_go_bit_by_bit(alias, monkeypatch):
 def test_the_drainer_that_takes_samples_removes_them(alias, drainer):
     plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "newest_id", 1.0), (5, "dead", 1.0))
     drain = drainer()
-    drain.membership.join()
+    drain.holder.join()
     minute_of(drain, NOW.minute)
     drain._counters.keep()
     assert left(alias) == [("dead", 5)]
@@ -86,8 +86,8 @@ def test_the_drainer_that_takes_samples_removes_them(alias, drainer):
 def test_others_remove_nothing(alias, drainer):
     plant(alias, (3 * DAYS, "published", 1.0), (3 * DAYS, "newest_id", 1.0))
     drain = drainer()
-    drain.membership.join()
-    drain.membership.owned -= {0}
+    drain.holder.join()
+    drain.holder.owned -= {0}
     minute_of(drain, NOW.minute)
     drain._counters.keep()
     assert len(left(alias)) == 2

@@ -20,16 +20,16 @@ SAMPLES = ("ready", "held", "oldest", "newest_id")
 
 def minute_of(drain, number):
     """Let it be half past this minute, for the drainer, and stay so."""
-    stopped = drain.membership.clock()
-    drain.membership.clock = lambda: stopped
-    drain.membership._same_moment = NOW.replace(minute=number), stopped
+    stopped = drain.holder.clock()
+    drain.holder.clock = lambda: stopped
+    drain.holder._same_moment = NOW.replace(minute=number), stopped
 
 
 @pytest.fixture
 def sampler(drainer):
     """A drainer that owns every shard and has counted nothing yet."""
     drain = drainer()
-    drain.membership.join()
+    drain.holder.join()
     return drain
 
 
@@ -60,7 +60,7 @@ def test_what_came_and_went_between_two_samples_counts_as_known(alias, stage, sa
     stage(5)
     last = StagedJob.objects.using(alias).order_by("id").last().pk
     while sampler.tally.done < 5:
-        sampler.turn()
+        sampler.run_once()
     assert not StagedJob.objects.using(alias).exists()
     minute_of(sampler, 5)
     sampler._counters.keep()
@@ -72,24 +72,24 @@ def test_what_came_and_went_between_two_samples_counts_as_known(alias, stage, sa
 def test_only_the_owner_of_shard_0_takes_samples(alias, stage, drainer):
     one, other = drainer(), drainer()
     for drain in (one, other, one, other):
-        drain.membership._shared_at = float("-inf")
+        drain.holder._shared_at = float("-inf")
         drain._share_shards()
-    [without] = [drain for drain in (one, other) if 0 not in drain.membership.owned]
+    [without] = [drain for drain in (one, other) if 0 not in drain.holder.owned]
     [with_it] = {one, other} - {without}
     for drain in (one, other):
         drain._counters.keep()
         drain._counters.write()
     rows = Statistic.objects.using(alias).filter(name__in=SAMPLES)
-    assert {row.source for row in rows} == {str(with_it.membership.id)}
+    assert {row.source for row in rows} == {str(with_it.holder.id)}
 
-    with_it.membership.leave()
-    without.membership._shared_at = float("-inf")
+    with_it.holder.leave()
+    without.holder._shared_at = float("-inf")
     without._share_shards()
     without._counters.keep()
     without._counters.write()
     assert {row.source for row in rows.all()} == {
-        str(one.membership.id),
-        str(other.membership.id),
+        str(one.holder.id),
+        str(other.holder.id),
     }
 
 
@@ -129,7 +129,7 @@ def test_a_row_without_a_readable_time_stops_no_drainer(alias, stage, sampler, w
             cursor.execute("SET sql_mode = %s", [mode])
     minute_of(sampler, 5)
     while sampler.tally.done < 3:
-        sampler.turn()
+        sampler.run_once()
     assert not sampler.trouble
 
 
@@ -143,7 +143,7 @@ def test_a_sample_that_fails_disturbs_nothing(alias, stage, sampler, caplog):
     minute_of(sampler, 5)
     with connections[alias].execute_wrapper(refuse):
         while sampler.tally.done < 5:
-            sampler.turn()
+            sampler.run_once()
     assert not sampler.trouble
     assert "samples of" in caplog.text
     minute_of(sampler, 6)

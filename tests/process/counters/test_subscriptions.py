@@ -50,7 +50,7 @@ def test_events_that_were_handled_by_subscription(alias):
     assert found(alias) == {"handled all": 40, "handled shared": 40}
     rows = Statistic.objects.using(alias).filter(dimension="subscription")
     sources = {(row.label, row.source) for row in rows}
-    assert sources == {(s.subscriber.name, str(s.membership.id)) for s in runner.workers}
+    assert sources == {(s.subscriber.name, str(s.holder.id)) for s in runner.workers}
 
     publish(alias, "a", "b")
     Runner([subscriber_named("all")]).run(once=True)

@@ -10,7 +10,7 @@ from django.db import OperationalError, connections
 from outbox_app.models import Statistic
 from outbox_app.process import counters
 from outbox_app.process.counters import Counters
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 
 from .planted import NOW, ago, plant, totals
 
@@ -33,9 +33,9 @@ def clock():
 
 
 @pytest.fixture
-def membership(alias, clock):
-    """A membership whose database's clock says NOW."""
-    made = Membership(using=alias, lease_seconds=10, clock=clock)
+def holder(alias, clock):
+    """A holder whose database's clock says NOW."""
+    made = LeaseHolder(using=alias, lease_seconds=10, clock=clock)
     made._same_moment = NOW, 0.0
     return made
 
@@ -45,27 +45,25 @@ def written(alias, clock):
     return Counters(using=alias, clock=clock)
 
 
-def test_figures_are_those_of_their_minute_so_far(alias, written, membership, clock):
+def test_figures_are_those_of_their_minute_so_far(alias, written, holder, clock):
     for seconds, count in [(0, 5), (20, 2), (29, 1), (31, 10), (45, 3)]:
         clock.seconds = seconds
-        written.of(membership).add("published", count)
+        written.of(holder).add("published", count)
         written.write()
     rows = Statistic.objects.using(alias).order_by("minute")
     assert [(row.minute, row.value) for row in rows] == [(ago(0), 8), (ago(-1), 13)]
-    assert {(row.source, row.dimension, row.label) for row in rows} == {
-        (str(membership.id), "", "")
-    }
+    assert {(row.source, row.dimension, row.label) for row in rows} == {(str(holder.id), "", "")}
     assert abs(rows[0].written_at - rows[1].written_at) < timedelta(minutes=1)
 
 
 def test_without_the_databases_time_there_is_no_minute(alias, written):
-    assert written.of(Membership(using=alias, lease_seconds=10)) is None
+    assert written.of(LeaseHolder(using=alias, lease_seconds=10)) is None
 
 
-def test_it_is_due_every_ten_seconds(alias, written, membership, clock):
+def test_it_is_due_every_ten_seconds(alias, written, holder, clock):
     for seconds, expected in [(0, {}), (9.9, {}), (10, {"dead": 3}), (19, {"dead": 3})]:
         clock.seconds = seconds
-        written.of(membership).add("dead", 1)
+        written.of(holder).add("dead", 1)
         written.write_if_due()
         assert totals(alias) == expected
     clock.seconds = 20
@@ -73,9 +71,7 @@ def test_it_is_due_every_ten_seconds(alias, written, membership, clock):
     assert totals(alias) == {"dead": 4}
 
 
-def test_a_write_of_which_the_outcome_is_unknown_is_repeated(
-    alias, written, membership, monkeypatch
-):
+def test_a_write_of_which_the_outcome_is_unknown_is_repeated(alias, written, holder, monkeypatch):
     connection = connections[alias]
     commit, lost = connection._commit, []
 
@@ -86,7 +82,7 @@ def test_a_write_of_which_the_outcome_is_unknown_is_repeated(
             raise OperationalError("The answer was lost.")
 
     monkeypatch.setattr(connection, "_commit", commit_and_lose)
-    minute = written.of(membership)
+    minute = written.of(holder)
     minute.add("published", 5)
     minute.add("delay", 5, dimension="le", label="0.1")
     written.write()
@@ -99,7 +95,7 @@ def test_a_write_of_which_the_outcome_is_unknown_is_repeated(
 
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
-def test_it_waits_for_nobody_for_long(alias, written, membership):
+def test_it_waits_for_nobody_for_long(alias, written, holder):
     other = connections.create_connection(alias)
     minute = connections[alias].ops.adapt_datetimefield_value(ago(0))
     try:
@@ -108,9 +104,9 @@ def test_it_waits_for_nobody_for_long(alias, written, membership):
             cursor.execute(
                 "INSERT INTO outbox_statistic (source, minute, name, dimension, label, value) "
                 "VALUES (%s, %s, 'published', '', '', 1)",
-                [str(membership.id), minute],
+                [str(holder.id), minute],
             )
-        written.of(membership).add("published", 5)
+        written.of(holder).add("published", 5)
         written.write()  # a lock is waited for as long as the database does by itself: for ever
         assert totals(alias) == {}
         other.rollback()
@@ -121,27 +117,27 @@ def test_it_waits_for_nobody_for_long(alias, written, membership):
 
 
 def test_a_clock_that_is_put_back_goes_on_with_the_figures_that_are_there(
-    alias, written, membership, clock
+    alias, written, holder, clock
 ):
-    written.of(membership).add("published", 5)
+    written.of(holder).add("published", 5)
     clock.seconds = 120
-    written.of(membership).add("published", 1)
+    written.of(holder).add("published", 1)
     written.write()
     clock.seconds = 0
-    written.of(membership).add("published", 2)
+    written.of(holder).add("published", 2)
     written.write()
     rows = Statistic.objects.using(alias).order_by("minute")
     assert [row.value for row in rows] == [7, 1]
 
 
-def test_memory_is_bounded_while_the_database_is_away(alias, written, membership, clock):
+def test_memory_is_bounded_while_the_database_is_away(alias, written, holder, clock):
     def refuse(execute, sql, *args):
         raise OperationalError("refused on purpose")
 
     with connections[alias].execute_wrapper(refuse):
         for minute in range(counters.KEPT + 30):
             clock.seconds = minute * 60
-            written.of(membership).add("published", 1)
+            written.of(holder).add("published", 1)
             written.write()
     written.write()
     begun = Statistic.objects.using(alias).order_by("minute").values_list("minute", flat=True)
@@ -150,7 +146,7 @@ def test_memory_is_bounded_while_the_database_is_away(alias, written, membership
 
 def test_a_process_with_many_sources_loses_no_figure(alias, written, clock):
     """A runner of many subscriptions has a source for each."""
-    sources = [Membership(using=alias, lease_seconds=10, clock=clock) for _ in range(150)]
+    sources = [LeaseHolder(using=alias, lease_seconds=10, clock=clock) for _ in range(150)]
     for minute in range(2):
         clock.seconds = minute * 60
         for _ in range(2):
@@ -163,14 +159,14 @@ def test_a_process_with_many_sources_loses_no_figure(alias, written, clock):
     assert set(rows.values_list("value", flat=True)) == {2}
 
 
-def test_a_long_label_is_cut(alias, written, membership):
-    written.of(membership).add("handled", 1, dimension="subscription", label="x" * 900)
+def test_a_long_label_is_cut(alias, written, holder):
+    written.of(holder).add("handled", 1, dimension="subscription", label="x" * 900)
     written.write()
     assert len(Statistic.objects.using(alias).get().label) == 300
 
 
-def test_rows_of_others_are_left_alone(alias, written, membership):
+def test_rows_of_others_are_left_alone(alias, written, holder):
     plant(alias, (0, "published", 3, "another"))
-    written.of(membership).add("published", 5)
+    written.of(holder).add("published", 5)
     written.write()
     assert totals(alias) == {"published": 8}

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Gap, ParkedStream, Subscription
-from outbox_app.process.lease import Membership
+from outbox_app.process.lease import LeaseHolder
 from outbox_app.subscriptions import subscriber as declared
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -200,7 +200,7 @@ def test_forget(alias, published, run, seen_by):
     code, out = command("forget", "gone")
     assert (code, "is declared" in out) == (1, True)
     declared._subscribers.pop("gone")
-    member = Membership(using=alias, lease_seconds=60, resource="subscription:gone", parts=1)
+    member = LeaseHolder(using=alias, lease_seconds=60, resource="subscription:gone", parts=1)
     member.join()
     code, out = command("forget", "gone")
     assert (code, "A process runs" in out) == (1, True)

@@ -49,7 +49,7 @@ def test_pause_under_load(alias, published, running, seen_by):
         [worker] = runner.workers
 
         def beats(since):
-            return worker.membership._beaten_at != since
+            return worker.holder._beaten_at != since
 
         for _ in range(3):
             before = len(seen)
@@ -57,7 +57,7 @@ def test_pause_under_load(alias, published, running, seen_by):
             control.pause("busy")
             counted = len(seen)
             for _ in range(2):  # it has noticed, and looked again: still nothing
-                beaten = worker.membership._beaten_at
+                beaten = worker.holder._beaten_at
                 eventually(lambda beaten=beaten: beats(beaten), "a beat")
             assert worker.paused
             assert len(seen) == counted

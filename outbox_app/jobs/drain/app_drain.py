@@ -1,6 +1,7 @@
-"""Lanes: one for each Celery app, with its rows, its broker, and its own troubles.
+"""The drain of one Celery app: its rows, its broker, and its own back-off.
 
-A broker that is away stops its own lane and no other, however long its backlog grows.
+A broker that is away stops the drain of its own app and of no other, however long its backlog
+grows.
 """
 
 from __future__ import annotations
@@ -10,33 +11,26 @@ from datetime import datetime
 
 from ...conf import outbox_settings
 from ...exceptions import UnknownApp, UnsafeBroker
-from ...process.backoff import Trouble
-from ..staging.sending import StagingMixin, celery_app
+from ...process.backoff import Backoff
+from ..staging.sending import celery_app, staging_apps
 from .batch import BatchReader, Row
-from .outgoing import Outcome
+from .outcome import PublishResult
 from .publisher import MaySend, Publisher
 
 
-class Lane:
-    """The way out of one Celery app.
+class AppDrain:
+    """Reads the rows of one Celery app, and publishes them to its broker."""
 
-    Args:
-        app: Its name, as in the rows.
-        using: Database alias.
-        batch_size: Rows of a batch.
-    """
-
-    def __init__(self, app: str, *, using: str, batch_size: int) -> None:
-        self.app = app
-        self.trouble = Trouble(self)
-        self._reader = BatchReader(using=using, app=app, batch_size=batch_size)
+    def __init__(self, name: str, *, using: str, batch_size: int) -> None:
+        self.name = name
+        self.backoff = Backoff(self)
+        self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
         self._publisher: Publisher | None = None
 
     def __str__(self) -> str:
-        return f"broker of Celery app {self.app!r}"
+        return f"broker of Celery app {self.name!r}"
 
     def read(self, shards: Iterable[int]) -> list[Row]:
-        """Return the next batch."""
         return self._reader.read(shards)
 
     def open(self) -> None:
@@ -52,23 +46,26 @@ class Lane:
         except UnsafeBroker:
             raise
         except Exception as error:
-            self.trouble.note(error)
+            self.backoff.failed(error)
         else:
-            self.trouble.over()
+            self.backoff.succeeded()
 
-    def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> Outcome:
-        """Publish rows; see ``Publisher.publish``."""
+    def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
         publisher = self._find_publisher()
         if publisher is not None:
             return publisher.publish(rows, now=now, may_send=may_send)
-        loaded = staging_apps()
+        loaded = sorted({each.main or "" for each in staging_apps()})
         error = UnknownApp(
-            f"No Celery app named {self.app!r} is loaded in the drainer's process; loaded: "
+            f"No Celery app named {self.name!r} is loaded in the drainer's process; loaded: "
             f"{', '.join(map(repr, loaded)) or 'none'}. Import its module in the project's "
             "__init__.py, then requeue the job."
         )
         # Where no app is loaded at all, the deployment is wrong and no job is: they wait.
-        return Outcome(refused=[(row, error) for row in rows]) if loaded else Outcome(error=error)
+        return (
+            PublishResult(refused=[(row, error) for row in rows])
+            if loaded
+            else PublishResult(error=error)
+        )
 
     def close(self) -> None:
         """Drop the connection to the broker."""
@@ -77,15 +74,7 @@ class Lane:
 
     def _find_publisher(self) -> Publisher | None:
         if self._publisher is None:
-            app = celery_app(self.app)
+            app = celery_app(self.name)
             if app is not None:
                 self._publisher = Publisher(app, timeout=outbox_settings().PUBLISH_TIMEOUT)
         return self._publisher
-
-
-def staging_apps() -> list[str]:
-    """Return the names of the Celery apps of this process that stage by themselves."""
-    from celery._state import _get_active_apps  # type: ignore[attr-defined]
-
-    apps = [app for app in _get_active_apps() if isinstance(app, StagingMixin)]
-    return sorted({getattr(app, "main", "") or "" for app in apps if app.stages_by_itself})

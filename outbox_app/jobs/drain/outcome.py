@@ -16,8 +16,8 @@ from celery.signals import after_task_publish
 from kombu import serialization
 from kombu.compression import decompress
 
-from ..instrumentation import heard_by
 from ..message import Declaration, Message, moment
+from ..publish_signals import heard_by
 from .batch import Row
 
 _TYPES: list[tuple[str, type]] = [
@@ -30,7 +30,7 @@ _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
 
 @dataclass(slots=True)
-class Outcome:
+class PublishResult:
     """What became of the rows of one call. A row in none of the lists was not sent."""
 
     accepted: list[Row] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Outcome:
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
     #: What was to be published, and when, in nanoseconds since 1970: see ``tracing``.
-    prepared: list[Prepared] = field(default_factory=list)
+    prepared: list[PreparedMessage] = field(default_factory=list)
     began: int = 0
     ended: int = 0
     #: By ordering key, the id of the first row that was refused.
@@ -58,7 +58,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedMessage:
     """A row, decoded and ready for ``Producer.publish``."""
 
     row: Row
@@ -73,7 +73,9 @@ class Prepared:
         return len(self.row.body) + len(self.row.envelope)
 
 
-def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome) -> list[Prepared]:
+def prepare(
+    rows: Iterable[Row], app: Celery, *, now: datetime, outcome: PublishResult
+) -> list[PreparedMessage]:
     """Make rows ready; those that are damaged go into ``outcome``."""
     prepared = []
     for row in rows:
@@ -91,11 +93,11 @@ def prepare(rows: Iterable[Row], app: Celery, *, now: datetime, outcome: Outcome
         except Exception as error:  # a damaged row may fail in any way
             outcome.refuse(row, error)
         else:
-            prepared.append(Prepared(row, message, options, declare))
+            prepared.append(PreparedMessage(row, message, options, declare))
     return prepared
 
 
-def announce(prepared: Sequence[Prepared], accepted: Iterable[Row]) -> None:
+def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> None:
     """Fire what plain Celery fires after a publish, for those that were accepted."""
     if not after_task_publish.receivers:
         return
@@ -138,7 +140,7 @@ def _options(message: Message) -> dict[str, Any]:
     }
 
 
-def _decoded(item: Prepared) -> Any:
+def _decoded(item: PreparedMessage) -> Any:
     """Return the body as Celery gives it to receivers; as bytes where decoding may run code."""
     message = item.message
     try:

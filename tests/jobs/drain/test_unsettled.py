@@ -46,18 +46,18 @@ def test_shards_are_not_given_up_while_published_rows_are_there(alias, staged):
     one, other = Drain(using=alias), Drain(using=alias)
     with connections[alias].execute_wrapper(Failing("DELETE")) as _:
         with pytest.raises(OperationalError):
-            one.turn()
+            one.run_once()
         assert one.tally.published
-        other.membership.join()
-        one.membership._shared_at = float("-inf")
+        other.holder.join()
+        one.holder._shared_at = float("-inf")
         # It would give up half of its shards now, with rows in them that were published.
         with pytest.raises(OperationalError):
-            one.turn()
-        assert len(one.membership.owned) == 128
+            one.run_once()
+        assert len(one.holder.owned) == 128
     for drain in (one, other, one, other):
-        drain.membership._shared_at = float("-inf")
-        drain.turn()
-    while one.turn() or other.turn():
+        drain.holder._shared_at = float("-inf")
+        drain.run_once()
+    while one.run_once() or other.run_once():
         pass
     assert len(received(staged.app)) == 100
     assert not Incident.objects.using(alias).exists()
@@ -69,7 +69,7 @@ def test_nothing_is_read_while_anything_is_owed(alias, staged):
     with connections[alias].execute_wrapper(failing):
         for _ in range(3):
             with pytest.raises(OperationalError):
-                drain.turn()
+                drain.run_once()
     assert failing.failed == 3
     assert len(received(staged.app)) == drain.tally.published < 129
     drain.run(once=True)
@@ -126,11 +126,11 @@ def test_an_incident_is_owed_until_it_is_written(alias, redis_url, make_app):
             note.delay("", i)
     drain = Drain(using=alias)
     rows = list(StagedJob.objects.using(alias).all())
-    drain._debts.record_unknown(rows, drainer=str(drain), detail="not known")
+    drain._unsettled.record_unknown(rows, drainer=str(drain), detail="not known")
     with connections[alias].execute_wrapper(_fail_incidents):
         for _ in range(2):
             with pytest.raises(OperationalError):
-                drain.turn()
+                drain.run_once()
     assert not received(app)
     assert drain.run(once=True).published == 10
     incident = Incident.objects.using(alias).get()

@@ -1,9 +1,10 @@
-"""Settings of a session under which statements of the outbox fail, do less than they say, or wait.
+"""Whether a database is fit for work: said before it begins, with what to do.
 
-Asked when a drainer or subscriptions start, and by the system checks. Each is said in words, with
-its way out: what the server says by itself, if anything, names a statement and no setting. On MySQL
-and MariaDB they refuse to start with such a session; SQLite's are a warning, since one process at a
-desk does not notice.
+Alias, tables, and settings of a session under which statements of the outbox fail, do less than
+they say, or wait. What a server says by itself, if anything, names a statement and no setting. On
+MySQL and MariaDB such a session is refused; on SQLite there is a warning, since one process at a
+desk works. A database that is away is no answer: drainers wait for it, other commands fail by
+themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import django.db
 from django.db import connections
 
-from ..exceptions import UnfitSession
+from ..exceptions import InvalidArgument, NotMigrated, UnfitSession
+from ..models import StagedJob
 
 #: What several processes on one SQLite file need.
 SQLITE_OPTIONS = (
@@ -32,6 +34,36 @@ MODES = {
     "ORACLE": "MariaDB reads another SQL, in which batches cannot be read",
     "EMPTY_STRING_IS_NULL": "empty texts cannot be stored",
 }
+
+
+def require_alias(using: str) -> None:
+    """Check that the project has an alias.
+
+    Raises:
+        InvalidArgument: It has not.
+    """
+    if using not in connections:
+        known = ", ".join(connections)
+        raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
+
+
+def require_migrated(using: str) -> None:
+    """Check that the outbox's tables exist on an alias.
+
+    Raises:
+        NotMigrated: They do not.
+    """
+    connection = connections[using]
+    try:
+        tables = connection.introspection.table_names()
+    except django.db.Error:
+        connection.close()
+        return
+    if StagedJob._meta.db_table not in tables:
+        raise NotMigrated(
+            f"Database {using!r} has no table {StagedJob._meta.db_table}. Run: "
+            f"manage.py migrate outbox_app --database {using}"
+        )
 
 
 def session_faults(using: str) -> list[str]:
@@ -74,8 +106,6 @@ def sqlite_fault(using: str) -> str:
 
 def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
     """Refuse sessions in which work is impossible; warn of those in which it is hard.
-
-    A database that is away is no answer, as in ``tables``.
 
     Raises:
         UnfitSession: What is wrong, and what to do.

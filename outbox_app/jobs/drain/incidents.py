@@ -1,12 +1,19 @@
-"""What the drain writes besides deleting rows: dead jobs and incidents.
+"""What the drain writes besides deleting rows: dead jobs and incidents; and what is unsettled.
 
 A row moves to the dead table in one transaction, and only if it was still there: of two drainers
 that hold it, one moves it. Incidents are for people: the drain adds them, and never reads any.
+``Unsettled`` keeps what has to be written until it is, whatever fails in between. Meanwhile a
+drainer reads nothing, gives up no shard and hands nothing back: a row that was published must not
+be read again, and an extra publish must not happen before its incident is written. What a killed
+drainer kept is covered by the incident of its shards' takeover. That incident ends with the rows
+that were there: a drainer that lives and learns that it has lost its shards adds what it has sent
+since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Max, Min
@@ -16,14 +23,14 @@ from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
 from ...signals import incident_recorded, job_dead
 from ...text import storable
-from .batch import Row
+from .batch import Row, delete
 
 
-def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
+def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
     """Move a row to the dead table, with the exception's own words.
 
     Returns:
-        The dead job, or None where the row was gone: somebody else has moved or published it.
+        The dead job, or None where the row was gone: another process has moved or published it.
     """
     with transaction.atomic(using=using):
         # By its task id as well: see ``batch.delete``.
@@ -44,7 +51,7 @@ def bury(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
     return dead
 
 
-def bury_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
+def dead_letter_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
     """Where a dead job blocks its ordering key, let the key's later jobs die after it.
 
     They stay in order, in sight, and cost the drain nothing; a person requeues the key as a whole.
@@ -64,7 +71,7 @@ def bury_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
                 f"Ordering key {row.ordering_key!r} is blocked by the dead job with staged id "
                 f"{blocked[row.ordering_key]}. Requeue or discard that one, then requeue this one."
             )
-            bury(row, error, using=using)
+            move_to_dead(row, error, using=using)
         else:
             free.append(row)
     return free
@@ -151,3 +158,62 @@ def record_incident(
     )
     incident_recorded.send_robust(Incident, using=using, incident=incident)
     return incident
+
+
+class Unsettled:
+    """Deletions and incidents that one drainer has still to write."""
+
+    def __init__(self, *, using: str) -> None:
+        self.using = using
+        self._published: list[tuple[int, str]] = []
+        self._incidents: list[dict[str, Any]] = []
+        #: What was sent since the last heartbeat: its shards, its first and its last id.
+        self._shards: set[int] = set()
+        self._span: list[int] = []
+
+    def delete(self, rows: Iterable[Row]) -> None:
+        """Delete rows with the next flush."""
+        self._published += [(row.id, row.task_id) for row in rows]
+
+    def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:
+        """Record an incident with the next flush: the broker may have taken these rows."""
+        ids = [row.id for row in rows]
+        shards = {row.shard for row in rows}
+        self._record(Incident.Kind.UNKNOWN, shards, ids, drainer=drainer, detail=detail)
+
+    def note_sent(self, rows: Sequence[Row]) -> None:
+        """Note rows that the broker may have: another drainer may own their shards by now."""
+        if rows:
+            self._shards.update(row.shard for row in rows)
+            ids = [*self._span, *(row.id for row in rows)]
+            self._span = [min(ids), max(ids)]
+
+    def note_heartbeat(self) -> None:
+        """Forget what was sent: until now the shards had not been taken over."""
+        self._shards, self._span = set(), []
+
+    def record_loss(self, *, drainer: str) -> None:
+        """Record that the shards are lost, and that their next owner may have sent the same."""
+        if self._span:
+            detail = (
+                "Sent after its last heartbeat by a drainer that had lost its shards and lived."
+            )
+            kind = Incident.Kind.TAKEOVER
+            self._record(kind, self._shards, self._span, drainer=drainer, detail=detail)
+            self.note_heartbeat()
+
+    def _record(self, kind: str, shards: set[int], ids: list[int], **words: str) -> None:
+        span = {"first_id": min(ids), "last_id": max(ids)}
+        self._incidents.append({"kind": kind, "shards": sorted(shards), **span, **words})
+
+    def flush(self) -> None:
+        """Write the incidents, then delete.
+
+        Raises:
+            django.db.Error: The rest is kept for the next flush.
+        """
+        while self._incidents:
+            record_incident(**self._incidents[0], using=self.using)
+            del self._incidents[0]
+        delete(self._published, using=self.using)
+        self._published = []

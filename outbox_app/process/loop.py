@@ -1,0 +1,141 @@
+"""The loop of a long-running process: work, report, wait to be woken, until it is stopped.
+
+The database may go away at any point: the same process backs off, and recovers when it is back. A
+process that stops hands its leases back, unless the database is away: then they expire.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import django.db
+from django.db import close_old_connections, connections
+
+from ..exceptions import LeaseLost
+from .backoff import Backoff
+from .waiting import StopFlag, poll_interval, waiter
+from .wakeup import LINGER
+from .watchdog import Watchdog
+
+
+class ProcessLoop:
+    """What the drain and the subscriptions have in common.
+
+    Args:
+        using: Database alias.
+        interval: Seconds between two looks while idle; None: what suits the database.
+        answer_seconds: Seconds after which a statement without an answer is cut off.
+        channel: Its NOTIFY ends a wait.
+        on_turn: Called after each turn with the loop, for progress.
+        logger: For what fails at the end.
+    """
+
+    #: Errors after which it backs off and tries again; any other one ends it.
+    expected: tuple[type[Exception], ...] = (django.db.Error, LeaseLost)
+
+    def __init__(
+        self,
+        *,
+        using: str,
+        interval: float | None,
+        answer_seconds: float,
+        channel: str,
+        on_turn: Callable[[Any], None] | None,
+        logger: logging.Logger,
+    ) -> None:
+        self.using = using
+        self.interval = poll_interval(interval, using=using)
+        self.on_turn = on_turn
+        self.logger = logger
+        self._stop = StopFlag()
+        self._watchdog = Watchdog(using=using, limit=answer_seconds)
+        self._waiter = waiter(self._stop, using=using, watchdog=self._watchdog, channel=channel)
+
+    def __str__(self) -> str:
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def done(self) -> int:
+        """What it has done so far, for progress."""
+        raise NotImplementedError
+
+    @property
+    def trouble(self) -> str:
+        """What it is waiting for, in the exceptions' own words; empty when all is well."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Finish what is in progress and return. From any thread or signal handler."""
+        self._stop.set()
+
+    def _step(self, *, once: bool) -> bool | None:
+        """Do one turn; say whether there may be more at once. None: the database is away."""
+        raise NotImplementedError
+
+    def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
+        raise NotImplementedError
+
+    def _pause(self) -> float:
+        """Seconds to wait where there is nothing to do."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Hand back what is owned."""
+        raise NotImplementedError
+
+    def _loop(self, *, once: bool) -> None:
+        try:
+            with self._watchdog.watching():
+                self._turns(once=once)
+        finally:
+            self._waiter.close()
+            self._leave()
+
+    def _turns(self, *, once: bool) -> None:
+        linger = False
+        while not self._stop.is_set():
+            busy = self._step(once=once)
+            if self.on_turn:
+                self._ignore_database_errors(self.on_turn, self)
+            if self._is_finished(busy, once=once):
+                break
+            if busy:
+                linger = True
+            elif busy is None:  # the database is away, also for listening
+                self._stop.wait(self._pause())
+            else:
+                linger = self._waiter.wait(LINGER if linger else self._pause())
+
+    def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:
+        """Run a step; return None where the database or the lease failed under it."""
+        try:
+            result = step()
+        except self.expected as error:
+            backoff.failed(error)
+            if not isinstance(error, LeaseLost):
+                self._disconnect()
+            return None
+        backoff.succeeded()
+        return result
+
+    def _hand_back(self, step: Callable[[], None], backoff: Backoff) -> bool:
+        """Run the step that gives leases back, twice where the first connection may have died."""
+        return any(self._ignore_database_errors(step) for _ in range(1 if backoff.text else 2))
+
+    def _ignore_database_errors(self, step: Callable[..., None], *args: Any) -> bool:
+        try:
+            with self._watchdog.busy():
+                step(*args)
+        except (django.db.Error, LeaseLost) as error:
+            self.logger.warning("Step failed process=%s step=%r error=%r", self, step, error)
+            self._disconnect()
+            return False
+        return True
+
+    def _disconnect(self) -> None:
+        connections[self.using].close()
+        close_old_connections()  # a replica's, for example
