@@ -126,15 +126,7 @@ def discard_dead(
 def requeue_slice(
     jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
 ) -> Slice:
-    """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over.
-
-    Args:
-        jobs: Which ones, on their alias.
-        until: The highest id that belongs to the decision.
-        asked: When the decision was asked about: jobs that died later do not belong to it.
-        by: Who decided.
-        slice: See ``slices.run_slice``.
-    """
+    """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over."""
     act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
     return run_for(jobs, act, order=ORDER, until=until, **slice)
 
@@ -142,15 +134,7 @@ def requeue_slice(
 def discard_slice(
     jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
 ) -> Slice:
-    """Delete dead jobs, as ``discard`` does, until the time of the slice is over.
-
-    Args:
-        jobs: Which ones, on their alias.
-        until: The highest id that belongs to the decision.
-        asked: When the decision was asked about: jobs that died later do not belong to it.
-        by: Who decided.
-        slice: See ``slices.run_slice``.
-    """
+    """Delete dead jobs, as ``discard`` does, until the time of the slice is over."""
     act = partial(_discard_batch, asked=asked, using=jobs.db)
     found = run_for(jobs, act, order=ORDER, until=until, **slice)
     _log_discarded(found.done, using=jobs.db, by=by)

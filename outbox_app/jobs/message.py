@@ -45,36 +45,20 @@ class Message:
     sent_event: dict[str, Any] | None = None
 
     def dumps(self) -> str:
-        """Return the envelope as ASCII JSON.
-
-        Raises:
-            TypeError: A header or property cannot be encoded.
-        """
+        """Return the envelope as ASCII JSON."""
         values = ((name, getattr(self, name)) for name in self.__slots__)
         return json.dumps({name: value for name, value in values if value or value == 0})
 
     @classmethod
     def loads(cls, envelope: str) -> Message:
-        """Return the message of an envelope.
-
-        Raises:
-            ValueError, TypeError: The envelope was damaged.
-        """
+        """Return the message of an envelope."""
         # kombu's decoder costs three times the standard one; only its marked values need it.
         loads = json.loads if '"__type__"' in envelope else stdlib_json.loads
         return cls(**loads(envelope))
 
 
 def moment(value: Any, app: Celery) -> datetime | None:
-    """Return ``eta`` or ``expires`` of a message as an aware datetime, read as a worker reads it.
-
-    Args:
-        value: ISO 8601 text, datetime, or None.
-        app: Its time zone is assumed where the value has none.
-
-    Raises:
-        ValueError: The text is not a date.
-    """
+    """Return ``eta`` or ``expires`` of a message as an aware datetime, read as a worker reads it."""
     parsed = maybe_iso8601(value)
     return None if parsed is None else maybe_make_aware(parsed, app.timezone)
 
@@ -85,9 +69,6 @@ def describe(entity: Any, app: Celery) -> Declaration:
     A queue that the app's configuration makes is kept by name, so that the drain declares it as the
     configuration says by then. Any other (added at run time, given with the call) is kept whole: a
     drainer has never heard of it.
-
-    Raises:
-        TypeError: It is neither a queue nor an exchange.
     """
     if isinstance(entity, Queue):
         own = _configured(entity.name, app)
@@ -113,11 +94,7 @@ def _configured(name: str, app: Celery) -> Queue | None:
 
 
 def restore(declaration: Declaration, app: Celery) -> Queue | Exchange:
-    """Return the entity that ``describe`` described.
-
-    Raises:
-        KeyError: The app has no such queue and may not create missing ones.
-    """
+    """Return the entity that ``describe`` described."""
     if isinstance(declaration, str):
         return app.amqp.queues[declaration]
     if "exchange" in declaration:

@@ -40,15 +40,7 @@ FEW = 1000
 def cancel_slice(
     jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
 ) -> Slice:
-    """Delete staged jobs: they never leave, but for one that a drainer has in hand.
-
-    Args:
-        jobs: Which ones, on their alias.
-        until: The highest id that belongs to the decision.
-        asked: When the decision was asked about: jobs staged later do not belong to it.
-        by: Who decided, for the log.
-        slice: See ``slices.run_slice``.
-    """
+    """Delete staged jobs: they never leave, but for one that a drainer has in hand."""
     act = partial(_cancel, asked=asked, using=jobs.db)
     found = run_for(jobs, act, order=ORDER, until=until, **slice)
     _log("Staged jobs cancelled", found, using=jobs.db, by=by)
@@ -58,15 +50,7 @@ def cancel_slice(
 def release_slice(
     jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
 ) -> Slice:
-    """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away.
-
-    Args:
-        jobs: Which ones, on their alias. Those that are not held stay as they are.
-        until: The highest id that belongs to the decision.
-        asked: When the decision was asked about: jobs staged later do not belong to it.
-        by: Who decided, for the log.
-        slice: See ``slices.run_slice``.
-    """
+    """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away."""
     held = jobs.filter(available_at__isnull=False)
     act = partial(_release, asked=asked, using=jobs.db)
     found = run_for(held, act, order=ORDER, until=until, **slice)
@@ -83,16 +67,7 @@ def bury_slice(
     by: str = "",
     **slice: Any,
 ) -> Slice:
-    """Move staged jobs to the dead ones.
-
-    Args:
-        jobs: Which ones, on their alias.
-        until: The highest id that belongs to the decision.
-        asked: When the decision was asked about: jobs staged later do not belong to it.
-        reason: Why, for the rows.
-        by: Who decided.
-        slice: See ``slices.run_slice``.
-    """
+    """Move staged jobs to the dead ones."""
     words = storable(f"{reason} ({by})" if by else reason)
     act = partial(_bury, asked=asked, using=jobs.db, reason=words)
     found = run_for(jobs, act, order=ORDER, until=until, **slice)
@@ -101,11 +76,7 @@ def bury_slice(
 
 
 def held_few(jobs: QuerySet[StagedJob]) -> list[int] | None:
-    """Return the ids of held jobs, by the index, where they are few; None where they are not.
-
-    Args:
-        jobs: Held ones only, perhaps with a limit on when they are due.
-    """
+    """Return the ids of held jobs, by the index, where they are few; None where they are not."""
     through = jobs.filter(app__in=apps_with_rows(using=jobs.db), shard__in=range(SHARDS))
     ids = list(through.order_by().values_list("id", flat=True)[: FEW + 1])
     return ids if len(ids) <= FEW else None
@@ -116,11 +87,6 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
 
     Looked for among the first ``status.MANY`` ready jobs and held jobs of its shard, which its key
     says, else its task id; and among the newest ``status.MANY`` rows, whatever their shard.
-
-    Args:
-        task_id: The whole task id.
-        using: Database alias.
-        ordering_key: Its ordering key, where it has one that is known.
     """
     rows = StagedJob.objects.using(using)
     shard = shard_of(ordering_key, task_id)

@@ -20,15 +20,7 @@ WORTH = timedelta(hours=1)
 
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:
-    """Delete old counters if an hour's worth of them has piled up.
-
-    Args:
-        now: By the database's clock.
-        using: Database alias.
-
-    Returns:
-        How many were deleted. What is left of a great many goes in the next minutes.
-    """
+    """Delete old counters if an hour's worth of them has piled up."""
     before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
     samples = Statistic.objects.using(using).filter(name=NEWEST_ID)
     if not samples.filter(minute__lt=before - WORTH).exists():

@@ -101,12 +101,7 @@ class Minute:
 
 
 class Counters:
-    """The counters of one process, on their way to the table.
-
-    Args:
-        using: Database alias.
-        clock: Monotonic clock, in seconds.
-    """
+    """The counters of one process, on their way to the table."""
 
     def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.using = using
@@ -116,11 +111,7 @@ class Counters:
         self._minutes: dict[tuple[datetime, str], Minute] = {}
 
     def of(self, holder: LeaseHolder) -> Minute | None:
-        """Return the counters of this minute; None while the database's time is not known.
-
-        Args:
-            holder: Its id is the source of the rows, its clock says which minute it is.
-        """
+        """Return the counters of this minute; None while the database's time is not known."""
         now = holder.now()
         if now is None:
             return None

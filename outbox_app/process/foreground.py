@@ -60,11 +60,7 @@ class Progress:
 
 
 def require_at_least(**least: tuple[float | None, float]) -> None:
-    """Refuse options that are too small; each is given with the least that it may be.
-
-    Raises:
-        InvalidArgument: One is.
-    """
+    """Refuse options that are too small; each is given with the least that it may be."""
     for name, (value, minimum) in least.items():
         if value is not None and not value >= minimum:  # NaN too
             option = f"--{name.replace('_', '-')}"
@@ -72,13 +68,7 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
 
 
 def prepare(using: str, *, write: Write) -> None:
-    """Bound the waits for a database, and refuse one in which no work is possible.
-
-    Raises:
-        InvalidArgument: There is no such alias.
-        NotMigrated: The tables are not there.
-        UnfitSession: Its sessions cannot be used.
-    """
+    """Bound the waits for a database, and refuse one in which no work is possible."""
     require_alias(using)
     set_timeouts(using)
     require_migrated(using)

@@ -23,16 +23,7 @@ from .watchdog import Watchdog
 
 
 class ProcessLoop:
-    """What the drain and the subscriptions have in common.
-
-    Args:
-        using: Database alias.
-        interval: Seconds between two looks while idle; None: what suits the database.
-        answer_seconds: Seconds after which a statement without an answer is cut off.
-        channel: Its NOTIFY ends a wait.
-        on_turn: Called after each turn with the loop, for progress.
-        logger: For what fails at the end.
-    """
+    """What the drain and the subscriptions have in common."""
 
     #: Errors after which it backs off and tries again; any other one ends it.
     expected: tuple[type[Exception], ...] = (django.db.Error, LeaseLost)

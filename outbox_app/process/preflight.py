@@ -37,22 +37,14 @@ MODES = {
 
 
 def require_alias(using: str) -> None:
-    """Check that the project has an alias.
-
-    Raises:
-        InvalidArgument: It has not.
-    """
+    """Check that the project has an alias."""
     if using not in connections:
         known = ", ".join(connections)
         raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
 
 
 def require_migrated(using: str) -> None:
-    """Check that the outbox's tables exist on an alias.
-
-    Raises:
-        NotMigrated: They do not.
-    """
+    """Check that the outbox's tables exist on an alias."""
     connection = connections[using]
     try:
         tables = connection.introspection.table_names()
@@ -105,11 +97,7 @@ def sqlite_fault(using: str) -> str:
 
 
 def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
-    """Refuse sessions in which work is impossible; warn of those in which it is hard.
-
-    Raises:
-        UnfitSession: What is wrong, and what to do.
-    """
+    """Refuse sessions in which work is impossible; warn of those in which it is hard."""
     try:
         wrong = session_faults(using)
     except django.db.Error:

@@ -82,14 +82,7 @@ class PollWaiter:
 
 
 class NotifyWaiter(PollWaiter):
-    """Waits for NOTIFY on a connection of its own, and by the clock while that does not work.
-
-    Args:
-        stop: Ends every wait.
-        using: Alias whose connection settings are used.
-        watchdog: Bounds what is asked of the database.
-        channel: What is listened to.
-    """
+    """Waits for NOTIFY on a connection of its own, and by the clock while that does not work."""
 
     def __init__(
         self, stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS

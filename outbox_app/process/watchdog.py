@@ -24,12 +24,7 @@ logger = get_logger("outbox_app.drain")
 
 
 class Watchdog:
-    """Watches the connection to ``using`` of the thread that calls ``watching``.
-
-    Args:
-        using: Database alias.
-        limit: Seconds without progress after which the connection is cut.
-    """
+    """Watches the connection to ``using`` of the thread that calls ``watching``."""
 
     def __init__(self, *, using: str, limit: float) -> None:
         self.using = using

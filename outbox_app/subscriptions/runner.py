@@ -39,14 +39,7 @@ ONCE_FAILURES = 5
 
 
 class SubscriptionWorker:
-    """The partitions of one subscription that this process owns.
-
-    Args:
-        subscriber: The subscription.
-        lease_seconds: Silence after which others may take the partitions.
-        batch_size: Events of a page.
-        counters: Of the process.
-    """
+    """The partitions of one subscription that this process owns."""
 
     def __init__(
         self,

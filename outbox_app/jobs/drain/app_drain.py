@@ -34,11 +34,7 @@ class AppDrain:
         return self._reader.read(shards)
 
     def open(self) -> None:
-        """Connect to the broker; one that is away is noted, and no error.
-
-        Raises:
-            UnsafeBroker: Its configuration loses messages.
-        """
+        """Connect to the broker; one that is away is noted, and no error."""
         publisher = self._find_publisher()
         try:
             if publisher is not None:

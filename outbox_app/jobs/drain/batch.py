@@ -62,11 +62,6 @@ class BatchReader:
     A sweep takes an equal share of every shard; where that leaves rows behind, the next batch is
     spent on the shards that had more, and then comes a sweep again. So one deep shard gets whole
     batches and starves nobody.
-
-    Args:
-        using: Database alias.
-        app: Name of the Celery app, as in the rows.
-        batch_size: Rows of a batch, at most (up to one a shard more in a sweep).
     """
 
     def __init__(self, *, using: str, app: str, batch_size: int) -> None:

@@ -72,11 +72,7 @@ def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
 
 
 def refuse_unsafe(connection: Any, channel: Any) -> None:
-    """Refuse a broker that is set up to lose messages, and warn of one that may be.
-
-    Raises:
-        UnsafeBroker: Redis evicts keys (``allkeys-*``), or RabbitMQ has no publisher confirms.
-    """
+    """Refuse a broker that is set up to lose messages, and warn of one that may be."""
     driver_type = connection.transport.driver_type
     if driver_type == "redis":
         _check_eviction(channel.client, connection.connection_errors)
@@ -164,9 +160,6 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
     """Refuse a message for which a transport that routes by itself (Redis, SQS, …) finds no queue.
 
     RabbitMQ returns such a message; these drop it.
-
-    Raises:
-        Unroutable: See above.
     """
     if not exchange or not isinstance(channel, virtual.Channel):
         return
@@ -184,9 +177,6 @@ def check_frame(connection: Any, envelope: str) -> None:
 
     RabbitMQ closes the connection for these. Where they are much larger it does so while they are
     still being sent, and then nothing says why.
-
-    Raises:
-        Undeliverable: See above.
     """
     if connection.transport.driver_type != "amqp":
         return

@@ -126,11 +126,7 @@ class Drain(ProcessLoop):
         return "; ".join(each.text for each in backoffs if each.text)
 
     def open_brokers(self) -> None:
-        """Connect to the brokers of the apps of this process. One that is away is no error.
-
-        Raises:
-            UnsafeBroker: One is configured to lose messages.
-        """
+        """Connect to the brokers of the apps of this process. One that is away is no error."""
         for app in staging_apps():
             self._app_drain(app.main or "").open()
 

@@ -40,13 +40,7 @@ class Done(Protocol):
 
 
 class DrainCounters:
-    """The counters of one drainer.
-
-    Args:
-        holder: The drainer's.
-        done: What it has done by now; it goes on counting there.
-        clock: Monotonic clock, in seconds.
-    """
+    """The counters of one drainer."""
 
     def __init__(
         self, holder: LeaseHolder, done: Done, *, clock: Callable[[], float] = time.monotonic

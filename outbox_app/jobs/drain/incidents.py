@@ -55,9 +55,6 @@ def dead_letter_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
     """Where a dead job blocks its ordering key, let the key's later jobs die after it.
 
     They stay in order, in sight, and cost the drain nothing; a person requeues the key as a whole.
-
-    Returns:
-        The rows that may leave.
     """
     keys = {row.ordering_key for row in rows if row.ordering_key}
     if outbox_settings().DEAD_KEY != "block" or not keys:

@@ -21,11 +21,7 @@ WRONG_OPTION = (ImportError, LookupError, TypeError, ValueError)
 
 
 def find_transport(app: Celery) -> Any:
-    """Return the transport of an app's broker. Nothing is connected to.
-
-    Raises:
-        BrokerUnavailable: There is none.
-    """
+    """Return the transport of an app's broker. Nothing is connected to."""
     try:
         app.conf.broker_write_url  # noqa: B018  # loads the configuration
     except Exception as error:  # whatever the project's configuration raises

@@ -116,11 +116,7 @@ def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> No
 
 
 def _check_types(message: Message) -> None:
-    """Refuse what a broker may take all the same, and a worker cannot read.
-
-    Raises:
-        TypeError: A part of the envelope is of the wrong type.
-    """
+    """Refuse what a broker may take all the same, and a worker cannot read."""
     for name, kind in _TYPES:
         if not isinstance(value := getattr(message, name), kind):
             raise TypeError(

@@ -57,12 +57,7 @@ def _unbounded(seconds: float = 0.0) -> float:
 
 
 class Publisher:
-    """The drain's own connection to the broker of one Celery app.
-
-    Args:
-        app: Whose broker, queues and events.
-        timeout: Bound of each network operation, in seconds.
-    """
+    """The drain's own connection to the broker of one Celery app."""
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
@@ -79,15 +74,7 @@ class Publisher:
         self._transactions = Transactions()
 
     def open(self, keep_alive: MaySend = _unbounded) -> None:
-        """Connect, unless connected.
-
-        Args:
-            keep_alive: Called between two attempts (of several brokers one may answer).
-
-        Raises:
-            BrokerUnavailable: The broker cannot be reached.
-            UnsafeBroker: Its configuration loses messages.
-        """
+        """Connect, unless connected."""
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout

@@ -50,13 +50,7 @@ class Transactions:
 
 
 class RedisBatch:
-    """What kombu asks of a publish batch, for one flush.
-
-    Args:
-        channel: kombu's channel to Redis.
-        seconds: From now on, for sending and for all answers together.
-        atomic: Whether Redis takes all messages or none.
-    """
+    """What kombu asks of a publish batch, for one flush."""
 
     def __init__(self, channel: Any, *, seconds: float, atomic: bool) -> None:
         self.channel = channel
@@ -77,11 +71,7 @@ class RedisBatch:
         self._collected: list[tuple[str, bytes]] = []
 
     def publish(self, message: Any, **options: Any) -> Any:
-        """Collect what a message needs; nothing of one that cannot be routed or encoded.
-
-        Raises:
-            Unroutable: No queue is bound any more: see ``brokers.check_route``.
-        """
+        """Collect what a message needs; nothing of one that cannot be routed or encoded."""
         self._collected = []
         result = self.channel.basic_publish(message, _publish_batch=self, **options)
         if not self._collected:

@@ -160,11 +160,7 @@ def incidents(*, using: str) -> list[Incident]:
 
 
 def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
-    """Return how many of these dead jobs there are of each task and error.
-
-    Args:
-        dead: Which dead jobs, on their alias. Its order does not matter.
-    """
+    """Return how many of these dead jobs there are of each task and error."""
     past = list(dead.order_by("-id").values_list("id", flat=True)[MANY : MANY + 1])
     if past:
         dead = dead.filter(id__gt=past[0])

@@ -30,11 +30,7 @@ MAX_SECONDS = 1.0
 
 
 def trace_batch(outcome: PublishResult) -> None:
-    """Make the spans of a batch, once its rows are settled.
-
-    Args:
-        outcome: What was to be published, when, and what became of it.
-    """
+    """Make the spans of a batch, once its rows are settled."""
     # Where nothing has imported the API, nobody has given it a provider.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

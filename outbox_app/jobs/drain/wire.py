@@ -21,11 +21,7 @@ ATTEMPTS = 3
 
 
 class Wire:
-    """The way to one broker.
-
-    Args:
-        timeout: Seconds for a small send.
-    """
+    """The way to one broker."""
 
     def __init__(self, *, timeout: float) -> None:
         self.timeout = timeout

@@ -40,11 +40,7 @@ class Declared:
     options: dict[str, Any]
 
     def jobs(self, instance: models.Model) -> Iterator[tuple[Any, Sequence[Any] | None]]:
-        """Yield what to stage for an instance, each with the arguments to add.
-
-        Raises:
-            InvalidJob: The callable returned something else than signatures.
-        """
+        """Yield what to stage for an instance, each with the arguments to add."""
         if self.when is not None and not self.when(instance):
             return
         if isinstance(self.task, str):
@@ -122,11 +118,7 @@ _loaded: WeakSet[Celery] = WeakSet()
 
 
 def load_tasks(app: Celery) -> None:
-    """Import the task modules of an app, once.
-
-    Raises:
-        Exception: What a module raised; the first call only.
-    """
+    """Import the task modules of an app, once."""
     # A second thread waits: it would find half of the tasks, and stage the others by name.
     with _loading:
         if app not in _loaded:

@@ -106,11 +106,7 @@ def add(job: StagedJob, *, using: str) -> None:
 
 
 def write(jobs: list[StagedJob], *, using: str) -> None:
-    """Write rows into the open transaction, by an INSERT a chunk, and wake the drainers after it.
-
-    Raises:
-        InvalidJob: A row is larger than the database's packet.
-    """
+    """Write rows into the open transaction, by an INSERT a chunk, and wake the drainers after it."""
     from ...models import StagedJob
 
     require_table(StagedJob, "0001_initial", using=using)
@@ -152,9 +148,6 @@ def _chunk_bytes(jobs: list[StagedJob], *, using: str) -> int:
 
     MySQL cuts the connection, and with it the caller's transaction, when a statement is larger than
     its packet. Escaping may double the bytes. Only much data is worth the question.
-
-    Raises:
-        InvalidJob: A row does not fit.
     """
     connection = connections[using]
     if connection.vendor != "mysql" or sum(job.size for job in jobs) <= ASK_BYTES:

@@ -27,14 +27,7 @@ from . import insert, validation
 
 
 class StagingProducer(Producer):
-    """Stages the one message that is published through it.
-
-    Args:
-        app: Celery app that sends.
-        using: Database alias of the row.
-        ordering_key: Key in whose order the job leaves; empty for none.
-        hold: Seconds into the future beyond which the job is held in the table.
-    """
+    """Stages the one message that is published through it."""
 
     auto_declare = False
 
@@ -57,12 +50,7 @@ class StagingProducer(Producer):
     )
 
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
-        """Stage one message; takes what ``kombu.Producer.publish`` takes.
-
-        Raises:
-            InvalidJob: The job could never be sent.
-            kombu.exceptions.EncodeError: The body cannot be encoded.
-        """
+        """Stage one message; takes what ``kombu.Producer.publish`` takes."""
         # Task protocol 1 has them in the body.
         self._times = body if isinstance(body, dict) else options.get("headers") or {}
         try:

@@ -30,15 +30,7 @@ IDS = 10_000
 
 
 def defer_result_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
-    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``.
-
-    Args:
-        backend: A Celery result backend; changed in place, once.
-        staging: Says whether the calling thread stages at this moment.
-
-    Returns:
-        The backend.
-    """
+    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``."""
     if hasattr(backend, "_outbox_deferred"):
         return backend
     deferred = WeakValueDictionary[int, Any]()

@@ -35,12 +35,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_name(field: str, value: Any, *, empty: bool = False) -> str:
-    """Return ``value`` if it can be stored and sent as a name.
-
-    Raises:
-        InvalidJob: Not a string, empty, longer than 255 bytes of UTF-8, not UTF-8, or with control
-            characters.
-    """
+    """Return ``value`` if it can be stored and sent as a name."""
     if not isinstance(value, str):
         raise InvalidJob(f"{field} must be a string; got {value!r}. Convert it to str.")
     if not value and not empty:
@@ -60,11 +55,7 @@ def check_name(field: str, value: Any, *, empty: bool = False) -> str:
 
 
 def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None:
-    """Refuse user headers that could not travel, or that would replace the task's own.
-
-    Raises:
-        InvalidJob: Not a mapping, a key that AMQP does not carry, or another ``id`` or ``task``.
-    """
+    """Refuse user headers that could not travel, or that would replace the task's own."""
     if headers is None:
         return
     if not isinstance(headers, Mapping):
@@ -79,11 +70,7 @@ def check_headers(headers: Any, *, name: str, task_id: Any, app: Celery) -> None
 
 
 def check_short_string(field: str, value: Any, app: Celery) -> None:
-    """Refuse what is no short string, where the app's broker speaks AMQP. Others take anything.
-
-    Raises:
-        InvalidJob: See above.
-    """
+    """Refuse what is no short string, where the app's broker speaks AMQP. Others take anything."""
     if isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= MAX_NAME_BYTES:
         return
     if speaks_amqp(app):
@@ -100,12 +87,7 @@ def speaks_amqp(app: Celery) -> bool:
 
 
 def check_task(name: str, app: Celery) -> None:
-    """Refuse a task that the app does not know, in strict mode and where its tasks are loaded.
-
-    Raises:
-        UnknownTask: See above.
-        InvalidJob: The name cannot be sent.
-    """
+    """Refuse a task that the app does not know, in strict mode and where its tasks are loaded."""
     check_name("task name", name)
     loaded: bool = app.finalized  # type: ignore[attr-defined]
     if outbox_settings().STRICT_TASK_NAMES and loaded and name not in app.tasks:
@@ -116,11 +98,7 @@ def check_task(name: str, app: Celery) -> None:
 
 
 def check_eta(eta: datetime | None) -> None:
-    """Refuse a due time beyond ``MAX_ETA``.
-
-    Raises:
-        InvalidJob: See above.
-    """
+    """Refuse a due time beyond ``MAX_ETA``."""
     limit = outbox_settings().MAX_ETA
     if eta is not None and eta - timezone.now() > timedelta(seconds=limit):
         raise InvalidJob(
@@ -130,11 +108,7 @@ def check_eta(eta: datetime | None) -> None:
 
 
 def check_priority(priority: Any, app: Celery) -> None:
-    """Refuse a priority that the app's broker does not carry: AMQP has one octet for it.
-
-    Raises:
-        InvalidJob: See above.
-    """
+    """Refuse a priority that the app's broker does not carry: AMQP has one octet for it."""
     if priority is None or (isinstance(priority, int) and 0 <= priority <= 255):
         return
     if speaks_amqp(app):
@@ -142,11 +116,7 @@ def check_priority(priority: Any, app: Celery) -> None:
 
 
 def check_id(task_id: Any, app: Celery) -> str:
-    """Return a task id as its column holds it.
-
-    Raises:
-        InvalidJob: The column or the broker could not hold it.
-    """
+    """Return a task id as its column holds it."""
     check_short_string("task_id", task_id, app)
     text = str(task_id)
     if not 0 < len(text) <= MAX_ID_LENGTH or _UNSTORABLE.search(text):
@@ -158,11 +128,7 @@ def check_id(task_id: Any, app: Celery) -> str:
 
 
 def check_job(job: StagedJob, message: Message, app: Celery) -> None:
-    """Refuse a row that a column or the broker could not hold.
-
-    Raises:
-        InvalidJob: See the module.
-    """
+    """Refuse a row that a column or the broker could not hold."""
     check_name("ordering_key", job.ordering_key, empty=True)
     check_name("app name", job.app, empty=True)
     check_name("queue", job.queue, empty=True)

@@ -9,7 +9,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import dead, staged
 from outbox_app.jobs.drain import batch
 from outbox_app.jobs.drain.drain import Drain
-from outbox_app.jobs.drain.incidents import bury
+from outbox_app.jobs.drain.incidents import move_to_dead
 from outbox_app.models import DeadJob, StagedJob
 from outbox_app.monitoring.series import _now
 from tests import tasks
@@ -78,7 +78,7 @@ def test_a_job_that_another_one_s_row_has_become_is_not_dead(alias, note):
     stage(note, alias, ["second"])
     assert StagedJob.objects.using(alias).get().pk == row.id
 
-    assert bury(row, ValueError("of the first one"), using=alias) is None
+    assert move_to_dead(row, ValueError("of the first one"), using=alias) is None
 
     assert StagedJob.objects.using(alias).count() == 1
     assert not DeadJob.objects.using(alias).exists()
@@ -187,4 +187,4 @@ def make_dead(note, alias):
     stage(note, alias, ["word"])
     reader = batch.BatchReader(using=alias, app=note.app.main, batch_size=9)
     for row in reader.read(range(128)):
-        assert bury(row, ValueError("no"), using=alias)
+        assert move_to_dead(row, ValueError("no"), using=alias)
