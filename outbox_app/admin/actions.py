@@ -33,7 +33,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..exceptions import OutboxError
-from ..jobs.bulk import START, Slice, up_to
+from ..jobs.bulk import START, BulkResult, up_to
 from ..jobs.drain import status
 from ..models import DatabaseNow
 from ..text import one_line, shown
@@ -71,8 +71,8 @@ class RequiredReason(Reason):
 class Batched:
     """How an action works through many rows."""
 
-    #: As ``jobs.dead.requeue_slice``, with the form's values before the rest.
-    run: Callable[..., Slice]
+    #: As ``jobs.dead.requeue_for``, with the form's values before the rest.
+    run: Callable[..., BulkResult]
     #: The column in whose order it goes through the rows.
     order: str
     #: The outcome for so many rows.
@@ -344,11 +344,11 @@ def _owner(request: HttpRequest, action: BulkAction) -> tuple[str, str, str]:
     return str(request.user.pk), action.name, repr(Selection.of(request))
 
 
-def _is_over(found: Slice) -> bool:
+def _is_over(found: BulkResult) -> bool:
     return found.after is None or found.error is not None
 
 
-def _outcome(batched: Batched, found: Slice, done: int) -> tuple[str, str]:
+def _outcome(batched: Batched, found: BulkResult, done: int) -> tuple[str, str]:
     """Return the outcome so far for the page, and for the admin's log."""
     outcome = batched.outcome(done)
     if found.error:

@@ -15,7 +15,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..jobs import dead
-from ..jobs.bulk import Slice
+from ..jobs.bulk import BulkResult
+from ..jobs.dead_summary import dead_groups
 from ..jobs.drain import status
 from ..models import DeadJob
 from .actions import Batched, BulkAction, RequiredReason
@@ -24,12 +25,12 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .sections import listed
 
 
-def _requeue(rows: Any, values: Any, *, by: str, **slice: Any) -> Slice:
-    return dead.requeue_slice(rows, by=dead.decided(by, values["reason"]), **slice)
+def _requeue(rows: Any, values: Any, *, by: str, **slice: Any) -> BulkResult:
+    return dead.requeue_for(rows, by=dead.decided(by, values["reason"]), **slice)
 
 
-def _discard(rows: Any, values: Any, *, by: str, **slice: Any) -> Slice:
-    return dead.discard_slice(rows, by=dead.decided(by, values["reason"]), **slice)
+def _discard(rows: Any, values: Any, *, by: str, **slice: Any) -> BulkResult:
+    return dead.discard_for(rows, by=dead.decided(by, values["reason"]), **slice)
 
 
 REQUEUE = BulkAction(
@@ -102,5 +103,5 @@ class DeadJobAdmin(JobAdmin):
 
     def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
         """Add the jobs by task and error."""
-        found = listed(status.dead_groups(preview))
+        found = listed(dead_groups(preview))
         return {**super().about(request, preview, action), "dead": found, "most": status.MANY}

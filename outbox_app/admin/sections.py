@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..aliases import log_alias
-from ..jobs.dead_summary import WINDOWS, DeadMatrix, DeadRow
+from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow
 from ..jobs.drain import status
 from ..models import Event
 from ..models.statistic import label_of
@@ -207,7 +207,7 @@ def _dead_row(row: DeadRow, column: str) -> dict[str, Any]:
     }
 
 
-def listed(found: status.DeadGroups) -> dict[str, Any]:
+def listed(found: DeadGroups) -> dict[str, Any]:
     """Return dead jobs by task and error for the template ``dead_groups.html``."""
     rows = [
         {

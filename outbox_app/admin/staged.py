@@ -16,7 +16,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import staged
-from ..jobs.bulk import Slice
+from ..jobs.bulk import BulkResult
 from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import shown
 from .actions import Batched, BulkAction, RequiredReason
@@ -26,16 +26,16 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .row_range import RowRange
 
 
-def _cancel(rows: Any, values: Any, **slice: Any) -> Slice:
-    return staged.cancel_slice(rows, **slice)
+def _cancel(rows: Any, values: Any, **slice: Any) -> BulkResult:
+    return staged.cancel_for(rows, **slice)
 
 
-def _release(rows: Any, values: Any, **slice: Any) -> Slice:
-    return staged.release_slice(rows, **slice)
+def _release(rows: Any, values: Any, **slice: Any) -> BulkResult:
+    return staged.release_for(rows, **slice)
 
 
-def _bury(rows: Any, values: Any, **slice: Any) -> Slice:
-    return staged.bury_slice(rows, reason=values["reason"], **slice)
+def _bury(rows: Any, values: Any, **slice: Any) -> BulkResult:
+    return staged.move_to_dead_for(rows, reason=values["reason"], **slice)
 
 
 CANCEL = BulkAction(

@@ -1,10 +1,10 @@
-"""Much work in slices: a person decides on a million rows, and a web server gives it 30 seconds.
+"""Decisions on many rows: a person decides on a million, and a web server gives it 30 seconds.
 
 Rows are looked at in the order of a column that has an index, ``STEP`` rows of the table at a
 time, whether they match or not, so that no look is long. Those that match are decided on in
-batches, each a transaction of its own. A slice ends when its time is over, between two batches, and
-says where the next one goes on. It always does something: a slice without time does one batch, or
-one look. Whoever stops in between leaves whole batches.
+batches, each a transaction of its own. A run ends when its time is over, between two batches, and
+says where the next one resumes. It always does something: without time it does one batch, or one
+look. A run that is stopped in between leaves whole batches.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ START = -(2**63)
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """What a slice has done, and where the next one goes on."""
+class BulkResult:
+    """What a run has done, and where the next one resumes."""
 
     done: int
     #: Everything up to this value of the column is decided on. None: everything is.
@@ -55,7 +55,7 @@ def run_for(
     whole: bool = False,
     batch_size: int | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Slice:
+) -> BulkResult:
     """Decide on rows until the time is over.
 
     Args:
@@ -63,8 +63,8 @@ def run_for(
         act: Decides on the rows with these ids in one transaction; returns how many it were.
         order: The integer column in whose order they are taken. It has an index.
         until: The highest id that belongs to the decision.
-        after: Where the slice before has ended.
-        seconds: Its time.
+        after: Where the run before has ended.
+        seconds: After so long it ends.
         whole: The rows are few, and found by an index: look at all of them at once.
         batch_size: Rows of one transaction. Default: BATCH_SIZE.
         clock: Seconds, for tests.
@@ -78,17 +78,17 @@ def run_for(
             try:
                 done += act(ids)
             except (OutboxError, OperationalError) as error:
-                return Slice(done, after, error)
+                return BulkResult(done, after, error)
             if following is not None:
                 # Not past rows with the same value; those that are done do not match any more.
                 after = following - 1
                 if clock() >= end:
-                    return Slice(done, after)
+                    return BulkResult(done, after)
         if edge is None:
-            return Slice(done, None)
+            return BulkResult(done, None)
         after = edge
         if clock() >= end:
-            return Slice(done, after)
+            return BulkResult(done, after)
 
 
 def up_to(until: int, rows: QuerySet[Any], order: str) -> QuerySet[Any]:

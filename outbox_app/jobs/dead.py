@@ -22,9 +22,9 @@ from django.db.models import Max, Min, QuerySet
 from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob
 from ..text import get_logger
-from . import bulk as slices
+from . import bulk
 from .bulk import BATCH_SIZE as BATCH_SIZE  # for the command
-from .bulk import Moment, Slice, run_for
+from .bulk import BulkResult, Moment, run_for
 from .drain.incidents import record_requeue
 from .staging.insert import StagedBatch, shard_of
 
@@ -97,9 +97,7 @@ def requeue_dead(
         InvalidJob: A message does not fit the database's packet any more. The batches before it are
             requeued.
     """
-    until, asked = _newest(using)
-    act = partial(_requeue_batch, until=until, asked=asked, using=using, by=by, incidents=[])
-    return _all(jobs, act, using=using, until=until, batch_size=batch_size)
+    return _to_the_end(requeue_for, jobs.using(using), batch_size=batch_size, by=by)
 
 
 def discard_dead(
@@ -116,42 +114,36 @@ def discard_dead(
     Returns:
         How many jobs were discarded, those left out that were gone by then.
     """
-    until, asked = _newest(using)
-    act = partial(_discard_batch, asked=asked, using=using)
-    discarded = _all(jobs, act, using=using, until=until, batch_size=batch_size)
-    _log_discarded(discarded, using=using, by=by)
-    return discarded
+    return _to_the_end(discard_for, jobs.using(using), batch_size=batch_size, by=by)
 
 
-def requeue_slice(
-    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
-) -> Slice:
-    """Stage dead jobs again, as ``requeue`` does, until the time of the slice is over."""
+def requeue_for(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **options: Any
+) -> BulkResult:
+    """Stage dead jobs again, those up to the id ``until`` that had died when it was ``asked``.
+
+    ``options``: how long, and where to resume: see ``bulk.run_for``.
+    """
     act = partial(_requeue_batch, until=until, asked=asked, using=jobs.db, by=by, incidents=[])
-    return run_for(jobs, act, order=ORDER, until=until, **slice)
+    return run_for(jobs, act, order=ORDER, until=until, **options)
 
 
-def discard_slice(
-    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **slice: Any
-) -> Slice:
-    """Delete dead jobs, as ``discard`` does, until the time of the slice is over."""
+def discard_for(
+    jobs: QuerySet[DeadJob], *, until: int, asked: Moment, by: str = "", **options: Any
+) -> BulkResult:
+    """Delete dead jobs. Takes what ``requeue_for`` takes."""
     act = partial(_discard_batch, asked=asked, using=jobs.db)
-    found = run_for(jobs, act, order=ORDER, until=until, **slice)
-    _log_discarded(found.done, using=jobs.db, by=by)
+    found = run_for(jobs, act, order=ORDER, until=until, **options)
+    if found.done:
+        what = "Dead jobs discarded database=%s jobs=%d by=%s"
+        logger.warning(what, jobs.db, found.done, by)
     return found
 
 
-def _all(
-    jobs: QuerySet[DeadJob],
-    act: Callable[[list[int]], int],
-    *,
-    using: str,
-    until: int,
-    batch_size: int,
-) -> int:
-    jobs = jobs.using(using)
-    few = jobs.order_by()[: slices.STEP + 1].count() <= slices.STEP
-    found = run_for(jobs, act, order=ORDER, until=until, whole=few, batch_size=batch_size)
+def _to_the_end(decide: Callable[..., BulkResult], jobs: QuerySet[DeadJob], **options: Any) -> int:
+    until, asked = _newest(jobs.db)
+    few = jobs.order_by()[: bulk.STEP + 1].count() <= bulk.STEP
+    found = decide(jobs, until=until, asked=asked, whole=few, **options)
     if found.error:
         raise found.error
     return found.done
@@ -174,7 +166,9 @@ def _requeue_batch(
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
         _delete([job.pk for job in jobs], using=using)
         staged = [StagedJob(**job.copied()) for job in jobs]
-        for job in staged:  # as it was, unless a hand has made it one that the table refuses
+        for (
+            job
+        ) in staged:  # as it was, unless it was edited by hand
             job.shard = shard_of(job.ordering_key, job.task_id)
         rows = StagedBatch()
         for job in staged:
@@ -197,11 +191,6 @@ def _discard_batch(ids: list[int], *, asked: Moment, using: str) -> int:
     with transaction.atomic(using=using):
         locked = list(_locked(asked, using=using).filter(pk__in=ids).values_list("pk", flat=True))
         return _delete(locked, using=using)
-
-
-def _log_discarded(count: int, *, using: str, by: str) -> None:
-    if count:
-        logger.warning("Dead jobs discarded database=%s jobs=%d by=%s", using, count, by)
 
 
 def _locked(asked: Moment, *, using: str) -> QuerySet[DeadJob]:

@@ -1,13 +1,13 @@
-"""Dead jobs by task and by error, over the last hours and days: what died, and since when.
+"""Dead jobs summed up: by task and error, and over the last hours and days.
 
-One statement for the counts, over the newest ``status.MANY`` dead jobs, and one for the reasons.
-Ages go by the database's clock.
+Each summary is one statement for the counts, over the newest ``status.MANY`` dead jobs, and one for
+the reasons of the newest ones. Ages go by the database's clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet
@@ -53,12 +53,30 @@ class DeadMatrix:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead jobs of one task with one error."""
+
+    task: str
+    error: str
+    count: int
+    newest: datetime
+    #: Of the newest one, in the exception's own words.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroups:
+    """Dead jobs by task and error, the most frequent first."""
+
+    groups: list[DeadGroup]
+    #: False: only the newest MANY dead jobs were looked at, or there are more than LISTED groups.
+    complete: bool
+
+
 def dead_matrix(*, using: str) -> DeadMatrix:
     """Return the matrix of the alias ``using``."""
-    dead: QuerySet[DeadJob] = DeadJob.objects.using(using)
-    past = list(dead.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
-    if past:
-        dead = dead.filter(id__gt=past[0])
+    dead, cut = _newest(DeadJob.objects.using(using))
     pairs = list(
         dead.order_by()
         .values_list("task", "error")
@@ -73,15 +91,14 @@ def dead_matrix(*, using: str) -> DeadMatrix:
         .order_by("-total", "task", "error")[: PAIRS + 1]
     )
     tasks, errors = (_summed(pairs[:PAIRS], place) for place in (0, 1))
-    newest = {row.newest for row in (*tasks, *errors)}
-    reasons = dict(DeadJob.objects.using(using).filter(id__in=newest).values_list("id", "reason"))
+    reasons = _reasons({row.newest for row in (*tasks, *errors)}, using=using)
     for row in (*tasks, *errors):
         row.reason = reasons.get(row.newest, "")
     return DeadMatrix(
         tasks=tasks[: status.LISTED],
         errors=errors[: status.LISTED],
-        total=sum(pair[2] for pair in pairs) + bool(past),
-        complete=not past and len(pairs) <= PAIRS and max(len(tasks), len(errors)) <= status.LISTED,
+        total=sum(pair[2] for pair in pairs) + cut,
+        complete=not cut and len(pairs) <= PAIRS and max(len(tasks), len(errors)) <= status.LISTED,
     )
 
 
@@ -95,3 +112,33 @@ def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
         row.total += total
         row.newest = max(row.newest, newest)
     return sorted(rows.values(), key=lambda row: (-row.total, row.name))
+
+
+def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
+    """Return how many of these dead jobs there are of each task and error."""
+    dead, cut = _newest(dead)
+    groups = list(
+        dead.order_by()
+        .values_list("task", "error")
+        .annotate(count=Count("id"), newest=Max("died_at"), last=Max("id"))
+        .order_by("-count", "task", "error")[: status.LISTED + 1]
+    )
+    reasons = _reasons({last for *_, last in groups}, using=dead.db)
+    return DeadGroups(
+        groups=[
+            DeadGroup(task, error, count, newest, reasons.get(last, ""))
+            for task, error, count, newest, last in groups[: status.LISTED]
+        ],
+        complete=not cut and len(groups) <= status.LISTED,
+    )
+
+
+def _newest(dead: QuerySet[DeadJob]) -> tuple[QuerySet[DeadJob], bool]:
+    """Return the newest MANY of these dead jobs, and whether there are more."""
+    past = list(dead.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
+    return (dead.filter(id__gt=past[0]), True) if past else (dead, False)
+
+
+def _reasons(ids: set[int], *, using: str) -> dict[int, str]:
+    rows = DeadJob.objects.using(using).filter(id__in=ids)
+    return dict(rows.values_list("id", "reason"))

@@ -58,7 +58,7 @@ class Message:
 
 
 def moment(value: Any, app: Celery) -> datetime | None:
-    """Return ``eta`` or ``expires`` of a message as an aware datetime, read as a worker reads it."""
+    """Return ``eta`` or ``expires`` as an aware datetime, read as a worker reads it."""
     parsed = maybe_iso8601(value)
     return None if parsed is None else maybe_make_aware(parsed, app.timezone)
 

@@ -1,15 +1,15 @@
 """Staged jobs, decided on by a person: cancelled, released before their time, moved to dead.
 
 In batches, each a transaction of its own. What is done to a row is conditional on the row being
-there: of a drainer and a person who want it at the same moment, one gets it. A drainer that has a
-job in hand publishes it all the same, as nobody can take a message back. A job that is moved to
-dead then leaves a dead row although it was published: nothing is lost, and requeueing it is an
-incident as ever.
+there: of a drainer and a person who want it at the same moment, one gets it. A drainer that is
+publishing a job finishes that, as no message can be taken back. A job that is moved to dead then
+leaves a dead row although it was published: nothing is lost, and requeueing it is an incident as
+ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..models import DeadJob, StagedJob
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
-from .bulk import Moment, Slice, run_for
+from .bulk import BulkResult, Moment, run_for
 from .drain import status
 from .drain.batch import apps_with_rows
 from .message import Message
@@ -37,41 +37,41 @@ MOVED = "moved by a person"
 FEW = 1000
 
 
-def cancel_slice(
-    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
-) -> Slice:
-    """Delete staged jobs: they never leave, but for one that a drainer has in hand."""
-    act = partial(_cancel, asked=asked, using=jobs.db)
-    found = run_for(jobs, act, order=ORDER, until=until, **slice)
-    _log("Staged jobs cancelled", found, using=jobs.db, by=by)
-    return found
+def cancel_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
+    """Delete staged jobs: they never leave, but for one that a drainer is publishing.
+
+    ``options``: ``until``, ``asked``, ``by`` and those of ``bulk.run_for``, as for dead jobs.
+    """
+    return _run(jobs, _cancel, "Staged jobs cancelled", **options)
 
 
-def release_slice(
-    jobs: QuerySet[StagedJob], *, until: int, asked: Moment, by: str = "", **slice: Any
-) -> Slice:
+def release_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
     """Let held jobs leave now, and run when they arrive: their ``eta`` is taken away."""
-    held = jobs.filter(available_at__isnull=False)
-    act = partial(_release, asked=asked, using=jobs.db)
-    found = run_for(held, act, order=ORDER, until=until, **slice)
-    _log("Held jobs released", found, using=jobs.db, by=by)
-    return found
+    return _run(jobs.filter(available_at__isnull=False), _release, "Held jobs released", **options)
 
 
-def bury_slice(
+def move_to_dead_for(
+    jobs: QuerySet[StagedJob], *, reason: str, by: str = "", **options: Any
+) -> BulkResult:
+    """Move staged jobs to the dead ones, with a reason."""
+    act = partial(_move_to_dead, reason=storable(f"{reason} ({by})" if by else reason))
+    return _run(jobs, act, "Staged jobs moved to dead", by=by, **options)
+
+
+def _run(
     jobs: QuerySet[StagedJob],
+    act: Callable[..., int],
+    what: str,
     *,
     until: int,
     asked: Moment,
-    reason: str,
     by: str = "",
-    **slice: Any,
-) -> Slice:
-    """Move staged jobs to the dead ones."""
-    words = storable(f"{reason} ({by})" if by else reason)
-    act = partial(_bury, asked=asked, using=jobs.db, reason=words)
-    found = run_for(jobs, act, order=ORDER, until=until, **slice)
-    _log("Staged jobs moved to dead", found, using=jobs.db, by=by)
+    **options: Any,
+) -> BulkResult:
+    act = partial(act, asked=asked, using=jobs.db)
+    found = run_for(jobs, act, order=ORDER, until=until, **options)
+    if found.done:
+        logger.warning("%s database=%s jobs=%d by=%s", what, jobs.db, found.done, by)
     return found
 
 
@@ -129,7 +129,7 @@ def _release(ids: list[int], *, asked: Moment, using: str) -> int:
     return released
 
 
-def _bury(ids: list[int], *, asked: Moment, using: str, reason: str) -> int:
+def _move_to_dead(ids: list[int], *, asked: Moment, using: str, reason: str) -> int:
     with transaction.atomic(using=using):
         found = _rows(ids, asked=asked, using=using)
         taken = _taken([job.pk for job in found], asked=asked, using=using)
@@ -175,8 +175,3 @@ def _without_eta(envelope: str) -> str:
         return message.dumps()
     except (ValueError, TypeError, AttributeError):
         return envelope  # damaged: the drain says so
-
-
-def _log(what: str, found: Slice, *, using: str, by: str) -> None:
-    if found.done:
-        logger.warning("%s database=%s jobs=%d by=%s", what, using, found.done, by)

@@ -227,10 +227,10 @@ def test_a_job_that_a_drainer_has_in_hand_leaves_all_the_same(alias, make_app, d
     def act():
         jobs = StagedJob.objects.using(alias).all()
         if decide == "cancel":
-            done.append(staged.cancel_slice(jobs, until=10**9, asked=DatabaseNow()).done)
+            done.append(staged.cancel_for(jobs, until=10**9, asked=DatabaseNow()).done)
         else:
             done.append(
-                staged.bury_slice(jobs, until=10**9, asked=DatabaseNow(), reason="why").done
+                staged.move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why").done
             )
 
     set_failpoint("published_not_deleted", act)
@@ -252,7 +252,7 @@ def test_a_released_job_leaves_and_runs_now(alias, make_app):
     Drain(using=alias).run(once=True)
     [job] = StagedJob.objects.using(alias).all()
     assert (
-        staged.release_slice(
+        staged.release_for(
             StagedJob.objects.using(alias).all(), until=job.pk, asked=DatabaseNow()
         ).done
         == 1

@@ -23,8 +23,8 @@ from ...process.counter_retention import prune_if_worth_it
 from ...process.counters import BUCKETS, EDGES, Counters
 from ...process.lease import LeaseHolder
 from ...text import get_logger
-from .backlog import counted, held_rows, oldest_seconds, ready_rows
 from .batch import Row, apps_with_rows
+from .status import counted, held_rows, oldest_seconds, ready_rows
 
 #: Who owns this shard takes the samples.
 SAMPLER = 0

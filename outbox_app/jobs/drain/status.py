@@ -2,25 +2,26 @@
 
 Every function makes a number of statements that does not depend on the rows, only on the number of
 Celery apps. Rows are counted up to ``MANY`` and no further, through indexes, and what is listed is
-cut: nothing here counts or sorts a large table. The figures are read one after the other, not at
-one moment.
+cut: nothing here counts or sorts a large table. What waits is looked for app by app and shard by
+shard, so that the index ``(app, shard, available_at, id)`` serves, which holds ready rows and held
+ones apart. The figures are read one after the other, not at one moment.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count, Max, QuerySet
+from django.db import connections
+from django.db.models import OuterRef, QuerySet, Subquery
 
 from ...conf import SHARDS
-from ...models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
-from . import backlog as waiting
+from ...models import DatabaseNow, Incident, Lease, Process, StagedJob
 from .batch import apps_with_rows
 
 #: Counting stops here.
-MANY = waiting.MANY
+MANY = 100_000
 #: Lists end here.
 LISTED = 50
 
@@ -75,47 +76,26 @@ class DrainerStatus:
         return self.silent_seconds > self.drainer.lease_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeadGroup:
-    """Dead jobs of one task with one error."""
-
-    task: str
-    error: str
-    count: int
-    newest: datetime
-    #: Of the newest one, in the exception's own words.
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeadGroups:
-    """Dead jobs by task and error, the most frequent first."""
-
-    groups: list[DeadGroup]
-    #: False: only the newest MANY dead jobs were looked at, or there are more than LISTED groups.
-    complete: bool
-
-
 def shown_count(count: int) -> str:
     """Return a count for people: ``100000+`` where counting stopped."""
     return f"{MANY}+" if count > MANY else str(count)
 
 
-def counted(rows: QuerySet[Any]) -> int:
-    """Return how many rows there are, or MANY + 1 where there are more than MANY."""
-    return waiting.counted(rows, limit=MANY)
+def counted(rows: QuerySet[Any], *, limit: int | None = None) -> int:
+    """Return how many rows there are, or one more than the limit (MANY) where there are more."""
+    return rows.order_by()[: (MANY if limit is None else limit) + 1].count()
 
 
 def backlog(*, using: str) -> Backlog:
     """Return the backlog of the alias ``using``: ready rows only, held ones are not late."""
     apps = apps_with_rows(using=using)
-    age = waiting.oldest_seconds(apps, using=using)
-    return Backlog(rows=counted(waiting.ready_rows(apps, using=using)), oldest_seconds=age)
+    age = oldest_seconds(apps, using=using)
+    return Backlog(rows=counted(ready_rows(apps, using=using)), oldest_seconds=age)
 
 
 def held(*, using: str) -> Held:
     """Return how many jobs are held on the alias ``using``, by when they are due."""
-    rows = waiting.by_shard(StagedJob.objects.using(using), apps_with_rows(using=using))
+    rows = by_shard(StagedJob.objects.using(using), apps_with_rows(using=using))
     soon = DatabaseNow() + timedelta(hours=1)
     return Held(
         due=counted(rows.filter(available_at__lte=DatabaseNow())),
@@ -159,26 +139,46 @@ def incidents(*, using: str) -> list[Incident]:
     return list(Incident.objects.using(using).order_by("-id")[:LISTED])
 
 
-def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
-    """Return how many of these dead jobs there are of each task and error."""
-    past = list(dead.order_by("-id").values_list("id", flat=True)[MANY : MANY + 1])
-    if past:
-        dead = dead.filter(id__gt=past[0])
-    groups = list(
-        dead.order_by()
-        .values_list("task", "error")
-        .annotate(count=Count("id"), newest=Max("died_at"), last=Max("id"))
-        .order_by("-count", "task", "error")[: LISTED + 1]
+def ready_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
+    """Return the jobs of these Celery apps that may leave now, for counting."""
+    return by_shard(StagedJob.objects.using(using).filter(available_at=None), apps)
+
+
+def held_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
+    """Return the jobs of these Celery apps that wait for their time, due or not, for counting."""
+    return by_shard(StagedJob.objects.using(using).held(), apps)
+
+
+def by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:
+    """Return the jobs of these Celery apps, in the words in which the index serves."""
+    return jobs.filter(app__in=apps, shard__in=range(SHARDS))
+
+
+def oldest_seconds(apps: list[str], *, using: str) -> float:
+    """Return the age of the oldest ready row of these Celery apps in seconds; 0: there is none."""
+    ready = StagedJob.objects.using(using).filter(available_at=None)
+    oldest = (
+        ready.filter(id__in=_first_of_each_shard(ready, apps))
+        .order_by("id")
+        .annotate(now=DatabaseNow())
+        .values_list("staged_at", "now")
+        .first()
     )
-    reasons = dict(
-        DeadJob.objects.using(dead.db)
-        .filter(id__in=[last for *_, last in groups])
-        .values_list("id", "reason")
-    )
-    return DeadGroups(
-        groups=[
-            DeadGroup(task, error, count, newest, reasons.get(last, ""))
-            for task, error, count, newest, last in groups[:LISTED]
-        ],
-        complete=not past and len(groups) <= LISTED,
-    )
+    if oldest is None or oldest[0] is None:  # None: edited by hand into no time
+        return 0.0
+    return max(0.0, (oldest[1] - oldest[0]).total_seconds())
+
+
+def _first_of_each_shard(ready: QuerySet[StagedJob], apps: list[str]) -> list[int]:
+    """Return the lowest id of each shard: one seek each, past which held rows are not looked at."""
+    # In both cases the order of the index, in the words in which the planner recognizes it.
+    order = ["id"] if connections[ready.db].vendor == "mysql" else ["available_at", "id"]
+    shards = Lease.objects.using(ready.db).filter(resource="jobs")
+    first: list[int | None] = []
+    for app in apps:
+        rows = ready.filter(app=app, shard=OuterRef("part")).order_by(*order)
+        seek = shards.annotate(first=Subquery(rows.values("id")[:1]))
+        first += seek.values_list("first", flat=True)
+    if not first:  # no drainer has ever run, so no shard is listed
+        first += ready.order_by("id").values_list("id", flat=True)[:1]
+    return [id for id in first if id is not None]

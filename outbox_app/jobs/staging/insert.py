@@ -106,7 +106,7 @@ def add(job: StagedJob, *, using: str) -> None:
 
 
 def write(jobs: list[StagedJob], *, using: str) -> None:
-    """Write rows into the open transaction, by an INSERT a chunk, and wake the drainers after it."""
+    """Write rows into the open transaction, one INSERT a chunk; wake the drainers after it."""
     from ...models import StagedJob
 
     require_table(StagedJob, "0001_initial", using=using)

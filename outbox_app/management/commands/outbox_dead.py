@@ -18,7 +18,8 @@ from django.utils import timezone
 from ...aliases import outbox_alias
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
-from ...jobs.drain.status import MANY, dead_groups
+from ...jobs.dead_summary import dead_groups
+from ...jobs.drain.status import MANY
 from ...models import DeadJob
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line

@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.jobs.dead_summary import dead_groups
 from outbox_app.jobs.drain import status
 from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.text import one_line, shown
@@ -110,7 +111,7 @@ def test_dead_jobs_by_task_and_error(alias):
     dead_jobs(1, using=alias, task="a", error="E", reason="old")
     dead_jobs(1, using=alias, task="a", error="E", reason="new")
     dead_jobs(3, using=alias, task="a", error="F")
-    found = status.dead_groups(DeadJob.objects.using(alias))
+    found = dead_groups(DeadJob.objects.using(alias))
     assert [(g.task, g.error, g.count, g.reason) for g in found.groups] == [
         ("a", "F", 3, "The broker said no."),
         ("a", "E", 2, "new"),
@@ -122,7 +123,7 @@ def test_only_the_newest_dead_jobs_are_grouped(alias, monkeypatch):
     monkeypatch.setattr(status, "MANY", 4)
     dead_jobs(5, using=alias, task="old")
     dead_jobs(3, using=alias, task="new")
-    found = status.dead_groups(DeadJob.objects.using(alias))
+    found = dead_groups(DeadJob.objects.using(alias))
     assert [(group.task, group.count) for group in found.groups] == [("new", 3), ("old", 1)]
     assert not found.complete
 
@@ -134,7 +135,7 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(alias):
             status.held(using=alias)
             status.drainers(using=alias)
             status.incidents(using=alias)
-            status.dead_groups(DeadJob.objects.using(alias))
+            dead_groups(DeadJob.objects.using(alias))
         return len(queries)
 
     dead_jobs(1, using=alias)

@@ -137,7 +137,7 @@ def test_each_row_is_looked_up_by_its_id(alias, note, there, count):
         assert any(looked_up[alias] in line for line in plans), plans
 
 
-@pytest.mark.parametrize("decide", ["requeue_slice", "discard_slice"])
+@pytest.mark.parametrize("decide", ["requeue_for", "discard_for"])
 def test_a_decision_on_dead_jobs_is_about_those_that_were_there(alias, note, decide):
     asked = _now(alias)
     make_dead(note, alias)  # what it was about is gone; this one has its id
@@ -148,12 +148,12 @@ def test_a_decision_on_dead_jobs_is_about_those_that_were_there(alias, note, dec
     assert act(jobs, until=10**9, asked=_now(alias)).done == 1
 
 
-@pytest.mark.parametrize("decide", ["cancel_slice", "bury_slice", "release_slice"])
+@pytest.mark.parametrize("decide", ["cancel_for", "move_to_dead_for", "release_for"])
 def test_a_decision_on_staged_jobs_is_about_those_that_were_there(alias, note, decide):
     asked = _now(alias)
     stage(note, alias, ["word"], countdown=86400)
     jobs = StagedJob.objects.using(alias).all()
-    options = {"reason": "why"} if decide == "bury_slice" else {}
+    options = {"reason": "why"} if decide == "move_to_dead_for" else {}
     act = getattr(staged, decide)
     assert act(jobs, until=10**9, asked=asked, **options).done == 0
     assert jobs.held().count() == 1
