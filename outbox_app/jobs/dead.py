@@ -166,9 +166,7 @@ def _requeue_batch(
         jobs.sort(key=lambda job: (job.staged_id, job.pk))
         _delete([job.pk for job in jobs], using=using)
         staged = [StagedJob(**job.copied()) for job in jobs]
-        for (
-            job
-        ) in staged:  # as it was, unless it was edited by hand
+        for job in staged:  # as it was, unless it was edited by hand
             job.shard = shard_of(job.ordering_key, job.task_id)
         rows = StagedBatch()
         for job in staged:

@@ -23,7 +23,6 @@ from celery.app.task import get_actual_ignore_result  # type: ignore[attr-define
 from celery.backends.base import DisabledBackend
 from celery.local import Proxy
 from django.db import OperationalError, connections, transaction
-from django.db.models.constants import OnConflict
 from kombu.utils import json
 
 from ..aliases import inbox_alias
@@ -149,24 +148,15 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
 def _note(job_id: str, task: str, *, using: str) -> bool:
     """Insert the id; return False where it is there already.
 
-    The INSERT comes first, before any read: it waits for another delivery that holds the id, and
-    whatever is read after it, at REPEATABLE READ too, is what that one committed. A conflict is no
-    error, so it breaks no transaction. On MySQL the same IGNORE would cut a long id in silence.
+    The INSERT comes before any read: it waits for another delivery that holds the id.
     """
     from ..models import InboxEntry
+    from ..models.upsert import insert_if_missing
 
     if len(job_id) > 255:
         raise InboxError(f"The job id {job_id[:60]!r}… has {len(job_id)} characters; at most 255.")
-    connection = connections[using]
-    quote, ignore = connection.ops.quote_name, OnConflict.IGNORE
-    sql = (
-        f"{connection.ops.insert_statement(on_conflict=ignore)} "
-        f"{quote(InboxEntry._meta.db_table)} (job_id, task, result) VALUES (%s, %s, %s) "
-        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [job_id, task[:255], ""])
-        return bool(cursor.rowcount)
+    entry = {"job_id": job_id, "task": task[:255], "result": ""}
+    return insert_if_missing(InboxEntry, entry, using=using)
 
 
 def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:

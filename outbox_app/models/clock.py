@@ -8,9 +8,11 @@ path: it stays here.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 
@@ -21,3 +23,9 @@ class DatabaseNow(Now):
         """UTC instead of the session's zone, as Django stores UTC where ``USE_TZ`` is on."""
         function = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
         return self.as_sql(compiler, connection, template=function, **context)
+
+
+def database_time(rows: QuerySet[Any]) -> datetime | None:
+    """Return the time by the clock of the database of these rows; None where there are none."""
+    time: datetime | None = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    return time

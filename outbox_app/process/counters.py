@@ -19,6 +19,7 @@ from django.db import connections
 
 from ..models import Statistic
 from ..models.statistic import label_of
+from ..models.upsert import upsert
 from ..text import get_logger
 from .backoff import Backoff
 from .lease import LeaseHolder
@@ -150,20 +151,16 @@ class Counters:
             return
         try:
             with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
-                self._upsert(rows)
+                upsert(
+                    Statistic.objects.using(self.using),
+                    rows,
+                    update=["value", "written_at"],
+                    unique=["name", "minute", "source", "dimension", "label"],
+                    batch_size=BATCH,
+                )
         except django.db.Error as error:
             self._backoff.failed(error)
             return
         self._backoff.succeeded()
         for counters in self._minutes.values():
             counters.changed.clear()
-
-    def _upsert(self, rows: list[Statistic]) -> None:
-        named = connections[self.using].features.supports_update_conflicts_with_target
-        Statistic.objects.using(self.using).bulk_create(
-            rows,
-            batch_size=BATCH,
-            update_conflicts=True,
-            update_fields=["value", "written_at"],
-            unique_fields=["name", "minute", "source", "dimension", "label"] if named else None,
-        )

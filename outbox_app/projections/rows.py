@@ -22,6 +22,7 @@ from ..enclosure import refusing
 from ..eventlog.record import RecordedEvent
 from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
+from ..models.upsert import upsert
 
 #: Attempts at rows that other transactions insert at the same moment.
 ATTEMPTS = 5
@@ -205,11 +206,4 @@ class ProjectionTable:
     def _update(self, rows: list[Any]) -> None:
         if not rows or not self.written:
             return
-        features = connections[self.using].features
-        target = features.supports_update_conflicts_with_target
-        self.rows.bulk_create(
-            rows,
-            update_conflicts=True,
-            update_fields=self.written,
-            unique_fields=["pk"] if target else None,
-        )
+        upsert(self.rows, rows, update=self.written, unique=["pk"])

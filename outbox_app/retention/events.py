@@ -25,7 +25,8 @@ from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
-from ..models import Cursor, DatabaseNow, Event, EventLog, ParkedStream, Subscription
+from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
+from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.preflight import require_migrated
 from ..subscriptions.counting import drop_pruned
@@ -197,7 +198,7 @@ def _batches(
         How many rows went, the position that was reached, and what held the next row, if any.
     """
     rows = log._base_manager.using(using).order_by("pk")
-    now = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    now = database_time(rows)
     if now is None:
         return
     cutoff = connections[using].ops.adapt_datetimefield_value(now - timedelta(days=days))

@@ -36,6 +36,34 @@ from . import validation
 from .producer import LazyProducer, StagingProducer, or_staged
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 
+# Every hook on Celery, and why:
+#
+#   Celery.send_task                  all calls end here, also those of signatures, chains and beat
+#   Celery.producer_or_acquire        a group asks for one producer for all of its tasks
+#   Celery.producer_pool              hides native delayed delivery: a held job would wait twice
+#   Celery.backend                    wraps the methods of the result backend below
+#     on_chord_part_return            sends the body of a chord: a follow-up of a task
+#     on_task_call                    would open a connection for a result that is not awaited yet
+#     add_pending_result              the same, when a group is built or a chain is frozen
+#     _wait_for_pending               subscribes to what was deferred
+#     wait_for_pending, iter_native   refuse to wait for a job of the open transaction
+#   app.amqp.send_task_message        leaves ``task-sent`` events, and retries, to the drain
+#   app.amqp.outbox_configured_queues the queues that each process with this configuration has
+#   after_task_publish, task_sent     their class, so that some receivers hear them while staging,
+#                                     the others from the drain: see ``publish_signals``
+#   app.__class__                     of a plain app that ``stage()`` was given: ``make_stageable``
+#   OutboxTask.…_on_commit            stage at once (``outbox_app.celery``)
+#
+# Every context variable, and why (threads and greenlets stage side by side):
+#
+#   amqp._callback_publish_retry      Celery's own: a worker sends what follows a task
+#   _chord_part                       a backend notes a part of a chord, and sends the body
+#   _forced                           inside ``stage()``: everything that is sent is staged, where
+#   _staging_now                      inside ``send_task`` with a stand-in for the producer
+#   insert._current_batch             rows of one call are written together
+#   publish_signals._heard            which receivers hear the publish of which task
+#   idempotent._in_progress           job ids whose effects are under way in this thread
+
 #: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
 #: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
 _follow_up: ContextVar[bool] = getattr(
@@ -78,7 +106,7 @@ def force_staging(*, using: str, ordering_key: str) -> Iterator[None]:
 class StagingMixin:
     """Makes a Celery app stage. ``OutboxCelery`` is Celery with this mixin."""
 
-    #: False for a plain app that was adopted by ``stage()``: its own ``delay()`` goes on sending.
+    #: False for a plain app that ``stage()`` made stageable: its own ``delay()`` goes on sending.
     stages_by_itself = True
 
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:

@@ -12,12 +12,13 @@ from datetime import datetime
 from itertools import chain, islice
 
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from ...aliases import outbox_alias
 from ...models import Statistic
 from ...models.statistic import label_of
+from ...models.upsert import upsert
 from ..statistic_names import COLUMNS, NAMES
 
 #: Rows an INSERT.
@@ -71,10 +72,5 @@ def _stored(minute: datetime) -> datetime:
 
 def _write(batch: list[Statistic], *, using: str) -> None:
     # Two runs at a time: rows of the other one, which were not there to be deleted, are updated.
-    named = connections[using].features.supports_update_conflicts_with_target
-    Statistic.objects.using(using).bulk_create(
-        batch,
-        update_conflicts=True,
-        update_fields=["value", "written_at"],
-        unique_fields=[*COLUMNS[:-1]] if named else None,
-    )
+    table = Statistic.objects.using(using)
+    upsert(table, batch, update=["value", "written_at"], unique=COLUMNS[:-1])
