@@ -1,22 +1,23 @@
 """Counters: a few figures a minute in the table of statistics, so that no page counts history.
 
 A process counts in memory and writes whole rows of its own: the figure of that minute so far, under
-its own source. So a write that is repeated after an unknown outcome changes nothing, and nobody
-adds to a row of somebody else. It writes every ten seconds, only what has changed, in a short
-transaction of its own; inside a transaction of somebody else nothing is written. A process that is
-killed loses the counts of ten seconds, never a job. A write that fails is logged and tried again.
-Minutes go by the database's clock.
+its own source. So a write that is repeated after an unknown outcome changes nothing, and no process
+adds to another one's row. It writes every ten seconds, only what has changed, in a short
+transaction of its own, never inside an open one. A process that is killed loses the counts of ten
+seconds, never a job. A write that fails is logged and tried again. Minutes go by the database's
+clock. Old rows are deleted name by name, in batches that are found by the index (name, minute).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 
 import django.db
 from django.db import connections
 
+from ..conf import outbox_settings
 from ..models import Statistic
 from ..models.statistic import label_of
 from ..models.upsert import upsert
@@ -70,6 +71,10 @@ KEPT = 60
 LOCK_WAIT = 1
 #: Rows an INSERT.
 BATCH = 500
+#: Rows of one DELETE of a drainer, and about how many of them in a minute.
+PRUNE_BATCH, PRUNE_MOST = 1000, 10_000
+#: Rows older than the retention and this are worth a look at all of them.
+PRUNE_WORTH = timedelta(hours=1)
 
 logger = get_logger("outbox_app.counters")
 
@@ -164,3 +169,42 @@ class Counters:
         self._backoff.succeeded()
         for counters in self._minutes.values():
             counters.changed.clear()
+
+
+def prune_if_worth_it(now: datetime, *, using: str) -> int:
+    """Delete old counters if an hour's worth of them has piled up."""
+    before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
+    samples = Statistic.objects.using(using).filter(name=NEWEST_ID)
+    if not samples.filter(minute__lt=before - PRUNE_WORTH).exists():
+        return 0
+    removed = 0
+    for count in pruned(before, using=using, batch_size=PRUNE_BATCH):
+        removed += count
+        if removed >= PRUNE_MOST:
+            break
+    return removed
+
+
+def pruned(
+    before: datetime, *, using: str, batch_size: int, dry_run: bool = False
+) -> Iterator[int]:
+    """Delete counters of minutes before a time; yield how many, batch by batch.
+
+    Args:
+        before: The time, as Django stores times: with a time zone where ``USE_TZ`` is on.
+        using: Database alias.
+        batch_size: Rows of one DELETE.
+        dry_run: Delete nothing: count them.
+    """
+    rows = Statistic.objects.using(using)
+    # The samples last: while some of them are old, there may be more of the others.
+    for name in sorted(NAMES, key=lambda name: name == NEWEST_ID):
+        old = rows.filter(name=name, minute__lt=before).order_by("minute")
+        if dry_run:
+            yield old.count()
+            continue
+        while batch := list(old.values_list("pk", flat=True)[:batch_size]):
+            rows.filter(pk__in=batch).delete()
+            yield len(batch)
+            if len(batch) < batch_size:
+                break

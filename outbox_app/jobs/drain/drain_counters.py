@@ -19,8 +19,7 @@ from django.db.models import Max
 from ...models import StagedJob
 from ...process import counters
 from ...process.backoff import Backoff
-from ...process.counter_retention import prune_if_worth_it
-from ...process.counters import BUCKETS, EDGES, Counters
+from ...process.counters import BUCKETS, EDGES, Counters, prune_if_worth_it
 from ...process.lease import LeaseHolder
 from ...text import get_logger
 from .batch import Row, apps_with_rows

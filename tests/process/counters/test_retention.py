@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.models import Statistic
 from outbox_app.monitoring import series
-from outbox_app.process import counter_retention
-from outbox_app.process.counter_retention import prune_if_worth_it
+from outbox_app.process import counters
+from outbox_app.process.counters import prune_if_worth_it
 
 from .planted import NOW, ago, plant
 from .test_samples import minute_of
@@ -32,10 +32,10 @@ def test_old_counters_go_and_a_logs_statistics_stay(alias):
     plant(
         alias,
         *((9 * DAYS, name, 1.0) for name in ("events", "handled_events")),
-        *((9 * DAYS, name, 1.0) for name in counter_retention.NAMES),
+        *((9 * DAYS, name, 1.0) for name in counters.NAMES),
         *((2 * DAYS - 1, name, 1.0) for name in ("published", "newest_id")),
     )
-    assert prune_if_worth_it(NOW, using=alias) == len(counter_retention.NAMES)
+    assert prune_if_worth_it(NOW, using=alias) == len(counters.NAMES)
     assert left(alias) == [
         ("events", 9 * DAYS),
         ("handled_events", 9 * DAYS),
@@ -63,8 +63,8 @@ def test_it_waits_until_an_hour_has_piled_up(alias):
 
 
 def test_a_great_many_go_bit_by_bit(alias, monkeypatch):
-    monkeypatch.setattr(counter_retention, "BATCH", 5)
-    monkeypatch.setattr(counter_retention, "MOST", 12)
+    monkeypatch.setattr(counters, "PRUNE_BATCH", 5)
+    monkeypatch.setattr(counters, "PRUNE_MOST", 12)
     plant(alias, *((3 * DAYS + m, n, 1.0) for m in range(12) for n in ("dead", "newest_id")))
     removed = []
     while count := prune_if_worth_it(NOW, using=alias):
