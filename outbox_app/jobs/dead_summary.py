@@ -75,7 +75,6 @@ class DeadGroups:
 
 
 def dead_matrix(*, using: str) -> DeadMatrix:
-    """Return the matrix of the alias ``using``."""
     dead, cut = _newest(DeadJob.objects.using(using))
     pairs = list(
         dead.order_by()

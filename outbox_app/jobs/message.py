@@ -45,13 +45,11 @@ class Message:
     sent_event: dict[str, Any] | None = None
 
     def dumps(self) -> str:
-        """Return the envelope as ASCII JSON."""
         values = ((name, getattr(self, name)) for name in self.__slots__)
         return json.dumps({name: value for name, value in values if value or value == 0})
 
     @classmethod
     def loads(cls, envelope: str) -> Message:
-        """Return the message of an envelope."""
         # kombu's decoder costs three times the standard one; only its marked values need it.
         loads = json.loads if '"__type__"' in envelope else stdlib_json.loads
         return cls(**loads(envelope))
@@ -94,7 +92,6 @@ def _configured(name: str, app: Celery) -> Queue | None:
 
 
 def restore(declaration: Declaration, app: Celery) -> Queue | Exchange:
-    """Return the entity that ``describe`` described."""
     if isinstance(declaration, str):
         return app.amqp.queues[declaration]
     if "exchange" in declaration:

@@ -53,7 +53,6 @@ def release_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
 def move_to_dead_for(
     jobs: QuerySet[StagedJob], *, reason: str, by: str = "", **options: Any
 ) -> BulkResult:
-    """Move staged jobs to the dead ones, with a reason."""
     act = partial(_move_to_dead, reason=storable(f"{reason} ({by})" if by else reason))
     return _run(jobs, act, "Staged jobs moved to dead", by=by, **options)
 

@@ -41,7 +41,6 @@ class JobMessage(models.Model):
 
     @property
     def size(self) -> int:
-        """Bytes of the message: body and envelope."""
         return len(self.body) + len(self.envelope)
 
     def copied(self) -> dict[str, Any]:
@@ -62,7 +61,6 @@ class StagedJobQuerySet(models.QuerySet["StagedJob"]):
         return self.filter(available_at__isnull=False)
 
     def due(self) -> StagedJobQuerySet:
-        """Held jobs whose time has come."""
         return self.filter(available_at__lte=DatabaseNow())
 
 

@@ -92,14 +92,12 @@ class Minute:
         self.changed: set[Key] = set()
 
     def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
-        """Count so many more."""
         if value:
             key = name, dimension, label
             self.values[key] = self.values.get(key, 0.0) + value
             self.changed.add(key)
 
     def put(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
-        """Set a figure."""
         key = name, dimension, label
         if self.values.get(key) != value:
             self.values[key] = value
@@ -133,7 +131,6 @@ class Counters:
         return self._minutes[key]
 
     def write_if_due(self) -> None:
-        """Write what has changed, where the last attempt is long enough ago."""
         if self.clock() - self._tried_at >= EVERY:
             self.write()
 
@@ -172,7 +169,6 @@ class Counters:
 
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:
-    """Delete old counters if an hour's worth of them has piled up."""
     before = now - timedelta(hours=outbox_settings().STATISTICS_RETENTION_HOURS)
     samples = Statistic.objects.using(using).filter(name=NEWEST_ID)
     if not samples.filter(minute__lt=before - PRUNE_WORTH).exists():

@@ -47,7 +47,6 @@ class Progress:
         self.done = 0
 
     def __call__(self, loop: ProcessLoop) -> None:
-        """Take one turn of the loop."""
         if self.parent is not None and os.getppid() != self.parent:
             loop.stop()  # it was killed, and can pass no stop on
         now = time.monotonic()
@@ -76,7 +75,6 @@ def prepare(using: str, *, write: Write) -> None:
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call ``stop`` at SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
 

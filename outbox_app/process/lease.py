@@ -101,7 +101,6 @@ class LeaseHolder:
         return bool(removed)
 
     def beat_is_due(self) -> bool:
-        """Say whether it is time for a heartbeat."""
         return self.clock() - self._beaten_at >= self.lease_seconds / BEATS
 
     def sharing_is_due(self) -> bool:
@@ -121,7 +120,6 @@ class LeaseHolder:
         self._beaten_at = started
 
     def holds(self, seconds: float) -> bool:
-        """Say whether the lease is certain to hold for so many seconds more."""
         return seconds <= self.remaining
 
     @property

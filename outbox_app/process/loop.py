@@ -51,12 +51,10 @@ class ProcessLoop:
 
     @property
     def done(self) -> int:
-        """What it has done so far, for progress."""
         raise NotImplementedError
 
     @property
     def trouble(self) -> str:
-        """What it is waiting for, in the exceptions' own words; empty when all is well."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -71,11 +69,9 @@ class ProcessLoop:
         raise NotImplementedError
 
     def _pause(self) -> float:
-        """Seconds to wait where there is nothing to do."""
         raise NotImplementedError
 
     def _leave(self) -> None:
-        """Hand back what is owned."""
         raise NotImplementedError
 
     def _loop(self, *, once: bool) -> None:

@@ -37,14 +37,12 @@ MODES = {
 
 
 def require_alias(using: str) -> None:
-    """Check that the project has an alias."""
     if using not in connections:
         known = ", ".join(connections)
         raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
 
 
 def require_migrated(using: str) -> None:
-    """Check that the outbox's tables exist on an alias."""
     connection = connections[using]
     try:
         tables = connection.introspection.table_names()

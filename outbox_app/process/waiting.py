@@ -45,17 +45,14 @@ class StopFlag:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        """Set it, from any thread or signal handler."""
         if self._at is None:
             self._at = time.monotonic()
         self._bell.put(None)
 
     def is_set(self) -> bool:
-        """Say whether it is set."""
         return self._at is not None
 
     def is_set_for(self, seconds: float) -> bool:
-        """Say whether it has been set for so long."""
         return self._at is not None and time.monotonic() - self._at >= seconds
 
     def wait(self, seconds: float) -> bool:
@@ -115,7 +112,6 @@ class NotifyWaiter(PollWaiter):
         return super().wait(until - time.monotonic())
 
     def close(self) -> None:
-        """Close the listening connection."""
         connection, self.watchdog.listener = self._connection, None
         if connection is not None:
             connection.close()

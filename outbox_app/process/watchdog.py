@@ -38,7 +38,6 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for as long as the block runs."""
         self.connection = connections[self.using]
         self._ended.clear()
         threading.Thread(target=self._watch, name="outbox-watchdog", daemon=True).start()

@@ -64,7 +64,6 @@ class AppDrain:
         )
 
     def close(self) -> None:
-        """Drop the connection to the broker."""
         if self._publisher is not None:
             self._publisher.close()
 

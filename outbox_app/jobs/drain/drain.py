@@ -205,7 +205,6 @@ class Drain(ProcessLoop):
         self._find_apps()
 
     def _find_apps(self) -> list[str]:
-        """Return the apps that have rows; each has its AppDrain now."""
         found = apps_with_rows(using=self.using)
         for app in found:
             self._app_drain(app)
@@ -217,7 +216,6 @@ class Drain(ProcessLoop):
         return self._apps[app]
 
     def _drain(self, app: AppDrain) -> bool:
-        """Move one batch of a Celery app."""
         self._counters.reading()
         rows = app.read(self.holder.owned)
         if self._last is not None:

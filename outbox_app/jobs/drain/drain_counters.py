@@ -88,7 +88,6 @@ class DrainCounters:
         self._counters.write_if_due()
 
     def write(self) -> None:
-        """Write what there is, at the end."""
         self._count()
         self._counters.write()
 

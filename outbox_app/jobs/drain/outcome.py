@@ -47,7 +47,6 @@ class PublishResult:
     _dead_keys: dict[str, int] = field(default_factory=dict)
 
     def refuse(self, row: Row, error: Exception) -> None:
-        """Note that a row can never be sent."""
         self.refused.append((row, error))
         if row.ordering_key:
             self._dead_keys.setdefault(row.ordering_key, row.id)
@@ -69,7 +68,6 @@ class PreparedMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of the message."""
         return len(self.row.body) + len(self.row.envelope)
 
 

@@ -74,7 +74,6 @@ class Publisher:
         self._transactions = Transactions()
 
     def open(self, keep_alive: MaySend = _unbounded) -> None:
-        """Connect, unless connected."""
         if self.producer is not None:
             return
         app, timeout = self.app, self.timeout
@@ -336,7 +335,6 @@ class Publisher:
         self.producer.publish(item.row.body, **bounds, **item.options, **extra)
 
     def _send_events(self, prepared: Sequence[PreparedMessage], outcome: PublishResult) -> None:
-        """Send the ``task-sent`` events that plain Celery sends after a publish."""
         wanted = [item for item in prepared if item.message.sent_event]
         accepted = {row.id for row in outcome.accepted} if wanted else set()
         for item in wanted:

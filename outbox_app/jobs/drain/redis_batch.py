@@ -31,7 +31,6 @@ class Transactions:
         self._taken = False
 
     def are_taken(self, channel: Any, *, seconds: float) -> bool:
-        """Say so, asking with an empty one where it is not known."""
         if not self._taken and time.monotonic() >= self._ask_at:
             try:
                 with closing(RedisBatch(channel, seconds=seconds, atomic=True)) as asked:
@@ -44,7 +43,6 @@ class Transactions:
         return self._taken
 
     def were_refused(self, error: Exception) -> None:
-        """Note that Redis has refused one, and why."""
         logger.warning("Redis takes no MULTI, jobs of one key go one by one error=%r", error)
         self._taken, self._ask_at = False, time.monotonic() + NO_MULTI_SECONDS
 
@@ -127,7 +125,6 @@ class RedisBatch:
             self._keep(done)
 
     def discard(self) -> None:
-        """Forget what was collected."""
         self._packed, self._deliveries = [], []
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ class Backlog:
 
     @property
     def shown(self) -> str:
-        """The count for people: ``100000+`` where counting stopped."""
         return shown_count(self.rows)
 
 
@@ -52,7 +51,6 @@ class Held:
 
     @property
     def rows(self) -> int:
-        """All of them."""
         return self.due + self.within_the_hour + self.later
 
 
@@ -67,7 +65,6 @@ class DrainerStatus:
 
     @property
     def shards(self) -> int:
-        """How many shards it owns."""
         return len(self.owned)
 
     @property
@@ -129,13 +126,11 @@ def drainers(*, using: str) -> list[DrainerStatus]:
 
 
 def unowned_shards(drainers: list[DrainerStatus]) -> list[int]:
-    """Return the shards that none of these drainers owns. What is in them does not leave."""
     owned = {shard for status in drainers for shard in status.owned}
     return [shard for shard in range(SHARDS) if shard not in owned]
 
 
 def incidents(*, using: str) -> list[Incident]:
-    """Return the latest incidents of the alias ``using``, the newest first."""
     return list(Incident.objects.using(using).order_by("-id")[:LISTED])
 
 
@@ -145,7 +140,6 @@ def ready_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
 
 
 def held_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
-    """Return the jobs of these Celery apps that wait for their time, due or not, for counting."""
     return by_shard(StagedJob.objects.using(using).held(), apps)
 
 

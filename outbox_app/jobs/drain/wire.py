@@ -62,7 +62,6 @@ class Wire:
         return self.timeout + (batch[0].size / BYTES_PER_SECOND if len(batch) == 1 else 0)
 
     def has_taken(self, batch: list[PreparedMessage], *, seconds: float) -> None:
-        """Learn from a batch that was answered."""
         if not batch:
             return
         self._taken += 1
@@ -77,7 +76,6 @@ class Wire:
             self._failed.pop(item.row.task_id, None)
 
     def has_probed(self) -> None:
-        """Note that the broker has taken a probe."""
         self._taken += 1
 
     def has_failed(self, batch: list[PreparedMessage]) -> None:

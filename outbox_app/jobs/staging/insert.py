@@ -52,7 +52,6 @@ class StagedBatch:
         }
 
     def add(self, job: StagedJob, *, using: str) -> None:
-        """Take one row for the alias ``using``."""
         if _savepoint_of(connections[using]) != self._savepoints.get(using, _OUTSIDE):
             write([job], using=using)
             return
@@ -97,7 +96,6 @@ def batching(*, streaming: bool = False) -> Iterator[StagedBatch]:
 
 
 def add(job: StagedJob, *, using: str) -> None:
-    """Write a row now, or with the others of the call in progress."""
     rows = _current_batch.get()
     if rows is None:
         write([job], using=using)

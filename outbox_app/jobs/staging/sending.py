@@ -337,14 +337,12 @@ class _NoNativeDelay:
 
 
 def active_apps() -> list[Celery]:
-    """Return the Celery apps of this process."""
     from celery._state import _get_active_apps  # type: ignore[attr-defined]
 
     return list(_get_active_apps())
 
 
 def celery_app(name: str) -> Celery | None:
-    """Return the Celery app of this process whose ``main`` is ``name``, or None."""
     return next((app for app in active_apps() if (app.main or "") == name), None)
 
 

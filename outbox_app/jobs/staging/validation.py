@@ -98,7 +98,6 @@ def check_task(name: str, app: Celery) -> None:
 
 
 def check_eta(eta: datetime | None) -> None:
-    """Refuse a due time beyond ``MAX_ETA``."""
     limit = outbox_settings().MAX_ETA
     if eta is not None and eta - timezone.now() > timedelta(seconds=limit):
         raise InvalidJob(
@@ -116,7 +115,6 @@ def check_priority(priority: Any, app: Celery) -> None:
 
 
 def check_id(task_id: Any, app: Celery) -> str:
-    """Return a task id as its column holds it."""
     check_short_string("task_id", task_id, app)
     text = str(task_id)
     if not 0 < len(text) <= MAX_ID_LENGTH or _UNSTORABLE.search(text):
@@ -128,7 +126,6 @@ def check_id(task_id: Any, app: Celery) -> str:
 
 
 def check_job(job: StagedJob, message: Message, app: Celery) -> None:
-    """Refuse a row that a column or the broker could not hold."""
     check_name("ordering_key", job.ordering_key, empty=True)
     check_name("app name", job.app, empty=True)
     check_name("queue", job.queue, empty=True)
