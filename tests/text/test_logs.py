@@ -84,5 +84,5 @@ def test_what_the_signals_say(logged: StringIO) -> None:
     log_lines.log_failure(**of, error=Careless(HOSTILE), failures=2)
     log_lines.log_parked(using="default", parked=row)
     assert len(logged.getvalue().splitlines()) == 5
-    Backoff(HOSTILE).note(Careless(HOSTILE))
+    Backoff(HOSTILE).failed(Careless(HOSTILE))
     assert_harmless(logged.getvalue(), times=12)

@@ -178,7 +178,7 @@ def test_a_call_that_loses_the_table_half_way(alias, note, decide, monkeypatch):
         make_dead(note, alias)
     monkeypatch.setattr(dead, f"_{decide}_batch", lose_the_table)
     jobs = DeadJob.objects.using(alias).all()
-    assert getattr(dead, decide)(jobs, using=alias, batch_size=1) == 1
+    assert getattr(dead, f"{decide}_dead")(jobs, using=alias, batch_size=1) == 1
     assert batches == [[1], [2]]
     assert set(jobs.values_list("id", flat=True)) >= {1, 2, 3}
 
