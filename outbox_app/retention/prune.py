@@ -19,7 +19,8 @@ from django.db.models import Model, QuerySet
 from ..aliases import inbox_alias, outbox_alias
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
-from ..models import DatabaseNow, InboxEntry, Incident, Statistic
+from ..models import InboxEntry, Incident, Statistic
+from ..models.clock import database_time
 from ..process.counters import pruned
 from ..process.preflight import require_alias, require_migrated
 from ..text import get_logger
@@ -148,7 +149,7 @@ def remove(
 
 
 def _now(rows: QuerySet[Any]) -> datetime | None:
-    now: datetime | None = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()
+    now = database_time(rows)
     return now
 
 
