@@ -22,6 +22,7 @@ from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
 from .record import COLUMNS, RecordedEvent
+from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
 
@@ -101,6 +102,9 @@ class LogReader:
         known = self._known
         if self._foreign == state and known and self._last_row(known[0]) != known:
             raise self._emptied()  # though positions may have come as far as the state again
+        vendor = connections[self.using].vendor
+        if vendor in outbox_settings().WINDOWS and not self.by_time:
+            require_exact(vendor, self.table, self.run)  # a class of the project may not look
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 

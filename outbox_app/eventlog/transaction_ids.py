@@ -22,11 +22,6 @@ from .state import PostgresState, Snapshot, WindowState
 BATCH = 50_000
 
 
-def highest_position(reader: LogReader) -> int:
-    [(top,)] = reader.run(f"SELECT COALESCE(max(id), 0) FROM {reader.window.source}", [])
-    return int(top)
-
-
 def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = None) -> bool:
     """Say whether a log, or one of its cursors, is from another cluster or another past.
 

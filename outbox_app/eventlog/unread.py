@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import connections
-
 from .filter import EventFilter
 from .reader import LogReader
 from .state import PostgresState, Snapshot, WindowState
@@ -48,12 +46,10 @@ def count_unread(
                 f" MIN(CASE WHEN {wanted} THEN id END) FROM ({_ahead(reader, state, bound + 1)}) u"
             )
             params += values * 2
-        with connections[reader.using].cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(parts), params)
-            for number, looked_at, rows, first in sorted(cursor.fetchall()):
-                state = cursors[start + number][0]
-                complete = looked_at <= bound and not _is_cut(state, bound)
-                found.append(Unread(min(rows, bound), complete, first or 0))
+        counted = sorted(reader.run(" UNION ALL ".join(parts), params))
+        for number, looked_at, rows, first in counted:
+            complete = looked_at <= bound and not _is_cut(cursors[start + number][0], bound)
+            found.append(Unread(min(rows, bound), complete, first or 0))
     return found
 
 

@@ -48,10 +48,18 @@ class Page(Generic[S]):
 
 
 class Window(ABC, Generic[S]):
-    """Reads one log over one connection, on which no transaction may be open."""
+    """Reads one log over one connection.
+
+    Args:
+        table: The log's table.
+        run: Runs statements. No transaction may be open.
+        dirty: The same on a connection at READ UNCOMMITTED, where ``needs_dirty``.
+        settle: Seconds after which a missing position of which nothing was seen was never used.
+        tombstones: Seal such positions.
+    """
 
     state: type[S]
-    #: Whether ``dirty`` has to be given: ``run`` on a connection at READ UNCOMMITTED.
+    #: Whether ``dirty`` has to be given.
     needs_dirty = False
     quote = '"'
     #: Gives the columns that the log has of its own, for one tombstone.
@@ -71,22 +79,33 @@ class Window(ABC, Generic[S]):
         self.source = f"{self.quote}{table}{self.quote}"
         self.run = run
         self.dirty = dirty
-        #: Seconds after which a missing position of which nothing was seen was never used …
         self.settle = settle
-        #: … and is sealed by a tombstone.
         self.tombstones = tombstones
+
+    def top(self) -> int:
+        """Return the highest position that is there, 0: none is."""
+        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
+        return int(top)
 
     @abstractmethod
     def start(self, after: int | None = None) -> S:
         """Return the state of a new reader.
 
-        Of what has been committed by now it skips the positions up to ``after``; by default all.
-        What is in flight comes when it commits.
+        Args:
+            after: Of what has been committed by now, positions up to this are skipped, 0: none.
+                Default: all of it. What is in flight comes when it commits.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here.
         """
 
     @abstractmethod
     def read(self, state: S, *, columns: Sequence[str], limit: int, only: EventFilter) -> Page[S]:
-        """Return at most about ``limit`` rows that come next; a page without any may have more."""
+        """Return at most about ``limit`` rows that come next; a page without any may have more.
+
+        Raises:
+            ReadRefused: The log cannot be read exactly from here, or not with this state.
+        """
 
     @abstractmethod
     def unread(self, state: S) -> str:
@@ -97,7 +116,11 @@ class Window(ABC, Generic[S]):
 
     @abstractmethod
     def verify(self, state: S) -> None:
-        """Check the requirements, and that the state belongs to this database as it is now."""
+        """Check that the state belongs to this database as it is now.
+
+        Raises:
+            ReadRefused: It does not, or the log cannot be read exactly from this server.
+        """
 
     def reached(self, state: S) -> int | None:
         """Return the position up to which a state relies on positions never being used again.
@@ -109,6 +132,11 @@ class Window(ABC, Generic[S]):
     def rebase(self, state: S, last: int | None = None) -> S:
         """Return the state with which a reader continues in a database that was restored.
 
-        ``last`` is the highest position from before; by default what has been given out by now.
+        Args:
+            state: From before.
+            last: Highest position from before. Default: what has been given out by now.
+
+        Raises:
+            ReadRefused: It is not known what the state has passed.
         """
         return state

@@ -29,6 +29,12 @@ from ..subscriptions.subscriber import (
 from .push import connect
 from .rows import PendingEvent, ProjectionTable
 
+#: Those of ``@subscriber`` that a projection has, too.
+_OPTIONS = (
+    *("types", "topics", "logs", "partitions", "on_error"),
+    *("start", "batch_size", "on_gap", "max_backtracks"),
+)
+
 
 class Projection:
     """Base of read models. A subclass that has a ``name`` is a subscription.
@@ -103,18 +109,8 @@ class Projection:
 def declare(projection: Projection) -> None:
     """Make a projection a subscription. Raises ``InvalidSubscriber``."""
     _check(projection)
-    subscriber(
-        projection.name,
-        types=projection.types,
-        topics=projection.topics,
-        logs=projection.logs,
-        partitions=projection.partitions,
-        on_error=projection.on_error,
-        start=projection.start,
-        batch_size=projection.batch_size,
-        on_gap=projection.on_gap,
-        max_backtracks=projection.max_backtracks,
-    )(projection)
+    options: dict[str, Any] = {name: getattr(projection, name) for name in _OPTIONS}
+    subscriber(projection.name, **options)(projection)
     connect()
 
 

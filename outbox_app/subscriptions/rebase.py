@@ -25,7 +25,6 @@ from ..eventlog.state import WindowState
 from ..eventlog.transaction_ids import (
     adopt,
     from_one_cluster,
-    highest_position,
     is_foreign,
     renumber,
     require_all,
@@ -111,7 +110,7 @@ def _logs_on(using: str) -> list[type[EventLog]]:
 def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: str) -> Plan:
     reader = LogReader(log, using=using)
     cursors = [c for c in _cursors(reader.table, using) if not reads_by_time(c.state)]
-    plan = Plan(reader, highest_position(reader) if last_id is None else last_id, cursors)
+    plan = Plan(reader, reader.window.top() if last_id is None else last_id, cursors)
     states: dict[int, WindowState] = {}
     for cursor in cursors:
         try:

@@ -27,7 +27,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         return MysqlState()
 
     def latest(self) -> MysqlState:
-        return MysqlState(self._top())
+        return MysqlState(self.top())
 
     def end(
         self, state: MysqlState, limit: int | None = None, bound: MysqlState | None = None
@@ -75,11 +75,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
             )
             if rows:
                 return int(rows[0][0])
-        return max(high, self._top())
-
-    def _top(self) -> int:
-        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
-        return int(top)
+        return max(high, self.top())
 
     def _holes(self, after: int, upto: int) -> Runs:
         """Return the positions between that have no committed row.

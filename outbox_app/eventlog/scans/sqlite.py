@@ -17,7 +17,7 @@ class SqliteScan(SqliteWindow, LogScan[SqliteState]):
         return SqliteState()
 
     def latest(self) -> SqliteState:
-        return SqliteState(self._top())
+        return SqliteState(self.top())
 
     def end(
         self, state: SqliteState, limit: int | None = None, bound: SqliteState | None = None

@@ -51,7 +51,7 @@ class MysqlWindow(Window[MysqlState]):
     quote = "`"
 
     def start(self, after: int | None = None) -> MysqlState:
-        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
+        top = self.top()
         high = top if after is None else after
         end = min(top, high)
         floor = max(0, end - LOOK_BACK)
@@ -129,8 +129,7 @@ class MysqlWindow(Window[MysqlState]):
             "WHERE table_schema = DATABASE() AND table_name = %s",
             [self.table],
         )
-        [(top,)] = self.run(f"SELECT COALESCE(MAX(id), 0) FROM {self.source}", [])
-        return max(int(used), int(top))
+        return max(int(used), self.top())
 
     def _rows(
         self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: EventFilter

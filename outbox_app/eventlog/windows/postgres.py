@@ -74,7 +74,7 @@ class PostgresWindow(Window[PostgresState]):
         if state.rebased:
             raise ForeignCursor(
                 f"The cursor of {self.table} has not read all that was left at its last rebase; "
-                "whose transaction ids those are could not be told any more. Replay the "
+                "whose transaction ids those are would not be known any more. Replay the "
                 "subscription from a position, or reset it."
             )
         _, cluster = self._snapshot()
@@ -106,7 +106,7 @@ class PostgresWindow(Window[PostgresState]):
     def _read_window(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
-        # However little of it is wanted, a page passes so many positions only.
+        # Also where a filter drops most rows, a page passes only so many positions.
         reach = max(state.pos, state.first - 1) + MAX_POSITIONS
         sql, params = self._page(state, reach, columns=columns, limit=limit, only=only)
         rows = self.run(sql, params)
@@ -114,7 +114,7 @@ class PostgresWindow(Window[PostgresState]):
         if len(rows) == limit:
             return Page(rows, replace(state, pos=reached), more=True, position=reached)
         if reach < state.last:
-            if not rows:  # over a hole of any size at once
+            if not rows:  # over a gap of any size at once
                 [(reach,)] = self.run(
                     f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}", []
                 )
@@ -191,11 +191,7 @@ class PostgresWindow(Window[PostgresState]):
         return f"(txid <= 0 AND id > {state.pos} AND {condition})"
 
     def _snapshot(self) -> tuple[Snapshot, str]:
-        """Return what is committed now, and the identifier of the cluster.
-
-        Raises:
-            UnsafeLog: Nobody could tell from here.
-        """
+        """Return what is committed now, and the identifier of the cluster. Raises ``UnsafeLog``."""
         [(text, in_transaction, standby, cluster)] = self.run(
             "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned() IS NOT NULL, "
             "pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system())",
@@ -214,7 +210,7 @@ class PostgresWindow(Window[PostgresState]):
         return Snapshot.parse(text), cluster
 
     def _require_own_rows(self) -> None:
-        """See that no row has a transaction id that is not given out yet. One look at an index."""
+        """Check, by one look at an index, that no row has a transaction id of the future."""
         [(top, xmax)] = self.run(
             "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
             f"FROM {self.source}",
@@ -246,8 +242,8 @@ def array(numbers: Iterable[int]) -> str:
     return f"'{{{','.join(map(str, sorted(numbers)))}}}'::bigint[]"
 
 
-def not_running(snapshot: Snapshot, column: str = "txid") -> str:
-    return f"NOT ({column} = ANY({array(snapshot.running)}))" if snapshot.running else "TRUE"
+def not_running(snapshot: Snapshot) -> str:
+    return f"NOT (txid = ANY({array(snapshot.running)}))" if snapshot.running else "TRUE"
 
 
 def _sees(snapshot: Snapshot) -> str:

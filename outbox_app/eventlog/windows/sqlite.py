@@ -22,12 +22,12 @@ class SqliteWindow(Window[SqliteState]):
     state = SqliteState
 
     def start(self, after: int | None = None) -> SqliteState:
-        return SqliteState(self._top() if after is None else after)
+        return SqliteState(self.top() if after is None else after)
 
     def read(
         self, state: SqliteState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[SqliteState]:
-        top = self._top()
+        top = self.top()
         if top <= state.pos:
             return Page([], state, more=False)
         end = min(top, state.pos + MAX_POSITIONS)
@@ -64,7 +64,3 @@ class SqliteWindow(Window[SqliteState]):
         """Return the highest position that was given out."""
         sequence = self.run("SELECT seq FROM sqlite_sequence WHERE name = %s", [self.table])
         return sequence[0][0] if sequence else 0
-
-    def _top(self) -> int:
-        rows = self.run(f"SELECT max(id) FROM {self.source}", [])
-        return rows[0][0] or 0

@@ -65,7 +65,7 @@ class TimeWindow(Window[TimeState]):
     bound: ClassVar[str]
 
     def start(self, after: int | None = None) -> TimeState:
-        """See ``Window``. ``after`` stands for the time of that position."""
+        """``after`` stands for the time of that position."""
         run = uuid4().hex
         if after is None:
             at, id = self._now(), TOP
@@ -81,7 +81,7 @@ class TimeWindow(Window[TimeState]):
     def read(
         self, state: TimeState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[TimeState]:
-        """See ``Window``.
+        """Return a page.
 
         After a page that is full the next one ends at its largest time, until one is not full: rows
         of one time, as one transaction writes them, are read to their end before later ones.
@@ -90,10 +90,11 @@ class TimeWindow(Window[TimeState]):
         # With a condition the time is passed as well, or what it leaves out would be read for ever.
         now = self._now() if condition and not state.until else ""
         until = state.until or now
+        bound = f"'{until}'" if until else self._bound()
         rows = self.run(
             f"SELECT {self.text.format('recorded_at')} AS at_text, id AS position, "
             f"{', '.join(columns)} FROM {self.source} WHERE {self.unread(state)} "
-            f"AND recorded_at <= {self._literal(until) if until else self._bound()} "
+            f"AND recorded_at <= {bound} "
             f"{condition and f'AND {condition}'} ORDER BY recorded_at, id LIMIT {limit}",
             params,
         )
@@ -113,7 +114,7 @@ class TimeWindow(Window[TimeState]):
         """A row that committed late counts as passed, though it was not read."""
         if not state.at:
             return "(1 = 1)"
-        return f"((recorded_at, id) > ({self._literal(state.at)}, {state.id}))"
+        return f"((recorded_at, id) > ('{state.at}', {state.id}))"
 
     def verify(self, state: TimeState) -> None:
         """A time of this database looks like one of any other."""
@@ -124,9 +125,6 @@ class TimeWindow(Window[TimeState]):
 
     def _bound(self) -> str:
         return self.bound.format(self.behind)
-
-    def _literal(self, text: str) -> str:
-        return f"'{text}'"
 
 
 class PostgresTimeWindow(TimeWindow):
@@ -147,8 +145,7 @@ class MysqlTimeWindow(TimeWindow):
         """As two ranges, since an index does not serve a row comparison."""
         if not state.at:
             return "(1 = 1)"
-        at = self._literal(state.at)
-        return f"(recorded_at > {at} OR (recorded_at = {at} AND id > {state.id}))"
+        return f"(recorded_at > '{state.at}' OR (recorded_at = '{state.at}' AND id > {state.id}))"
 
 
 class SqliteTimeWindow(TimeWindow):
