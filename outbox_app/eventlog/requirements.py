@@ -106,8 +106,8 @@ def _postgresql(table: str, run: Run) -> Iterator[Violation]:
         "EXISTS (SELECT FROM pg_index i WHERE i.indrelid = log.id AND i.indisvalid "
         "AND i.indpred IS NULL AND pg_get_indexdef(i.indexrelid, 1, true) = 'txid' "
         "AND pg_get_indexdef(i.indexrelid, 2, true) = 'id') "
-        "FROM (SELECT %s::regclass AS id) log",
-        [name],
+        f"FROM (SELECT '{name}'::regclass AS id) log",
+        [],
     )
     if standby:
         yield Violation(
@@ -132,8 +132,8 @@ def _postgresql(table: str, run: Run) -> Iterator[Violation]:
         )
     for cache, step, cycle in run(
         "SELECT seqcache, seqincrement, seqcycle FROM pg_sequence "
-        "WHERE seqrelid = pg_get_serial_sequence(%s, 'id')::regclass",
-        [name],
+        f"WHERE seqrelid = pg_get_serial_sequence('{name}', 'id')::regclass",
+        [],
     ):
         if cache > 1 or step < 1 or cycle:
             yield Violation(
