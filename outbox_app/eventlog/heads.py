@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db import connections
 from django.db.models import F
-from django.db.models.constants import OnConflict
 
 from ..models import StreamHead
+from ..models.upsert import insert_if_missing
 
 #: Streams of one statement.
 CHUNK = 500
@@ -101,13 +101,5 @@ def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> boo
     if version:
         heads = StreamHead.objects.using(using).filter(log=log, stream=stream, version=version)
         return bool(heads.update(version=F("version") + count))
-    connection = connections[using]
-    ignore = OnConflict.IGNORE
-    sql = (
-        f"{connection.ops.insert_statement(on_conflict=ignore)} outbox_stream "
-        "(log, stream, version) VALUES (%s, %s, %s) "
-        f"{connection.ops.on_conflict_suffix_sql([], ignore, [], [])}"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [log, stream, count])
-        return bool(cursor.rowcount)
+    head = {"log": log, "stream": stream, "version": count}
+    return insert_if_missing(StreamHead, head, using=using)

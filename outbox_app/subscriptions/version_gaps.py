@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from ..eventlog.completeness import Checked, Completeness, MissingVersions
 from ..eventlog.reader import LogReader
@@ -24,6 +24,7 @@ from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
 from ..eventlog.windows.time import TOP, TimeState
 from ..models import DeliveredVersion, Gap, GapQuerySet, ParkedStream
+from ..models.upsert import upsert
 from ..signals import stream_parked
 from ..text import get_logger
 from .parking import Parking
@@ -290,10 +291,9 @@ def record_versions(
         )
         for stream, version in sorted(versions.items())
     ]
-    named = connections[using].features.supports_update_conflicts_with_target
-    DeliveredVersion.objects.using(using).bulk_create(
+    upsert(
+        DeliveredVersion.objects.using(using),
         rows,
-        update_conflicts=True,
-        update_fields=["version", "run"],
-        unique_fields=["subscription", "log", "stream"] if named else None,
+        update=["version", "run"],
+        unique=["subscription", "log", "stream"],
     )
