@@ -144,7 +144,7 @@ class OutboxMixin(models.Model):
         if not declared(type(self), "create", "update"):
             return super().save_base(*arguments)
         # In autocommit the row would be committed before post_save stages for it. No savepoint: it
-        # would cost two statements, and a caller who catches the refusal of a job and goes on in
+        # would cost two statements, and a caller who catches the refusal of a job and continues in
         # the same transaction must not commit the row without it.
         with transaction.atomic(using=using, savepoint=False):
             super().save_base(*arguments)
@@ -185,7 +185,7 @@ def _family(model: type[models.Model]) -> list[type[models.Model]]:
 
 @receiver(class_prepared, dispatch_uid="outbox_app.mixin")
 def _connect(sender: type[models.Model], **kwargs: Any) -> None:
-    # Django deletes row by row where somebody listens, so nobody does without a declaration.
+    # Django deletes row by row where a receiver is connected, so none is without a declaration.
     if issubclass(sender, OutboxMixin):
         if declared(sender, "create", "update"):
             post_save.connect(_saved, sender=sender)

@@ -46,7 +46,7 @@ def open_transactions() -> list[str]:
     ]
 
 
-#: Aliases that ``migrate`` is at work on: only there tables may be missing, and are looked for.
+#: Aliases on which ``migrate`` is running: only there tables may be missing, and are looked for.
 _migrating: set[str] = set()
 
 

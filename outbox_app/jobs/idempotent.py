@@ -35,7 +35,7 @@ logger = get_logger("outbox_app.inbox")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Pause before a delivery that met another one at work is tried again, in seconds.
+#: Pause before a delivery that met another one in progress is tried again, in seconds.
 RETRY_SECONDS = 5
 #: Lock timeouts, deadlocks and lost races, as MySQL, PostgreSQL (SQLSTATE) and SQLite number them.
 _RACES = {
@@ -63,8 +63,8 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
             else the alias of the outbox.
 
     Returns:
-        The function. A second delivery gets what the first returned; None where nobody could ask
-        for that (``ignore_result``, or no result backend) and no further task of a chain takes it.
+        The function. A second delivery gets what the first returned; None where no caller could
+        ask for it (``ignore_result``, or no result backend) and no later task of a chain takes it.
 
     Raises:
         TypeError: Not the function of a task; ``@idempotent`` stands above ``@shared_task``, say.
@@ -140,7 +140,7 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
     except OperationalError as error:
         if noted or task.request.is_eager or not _is_race(error):
             raise
-        # Another delivery is at work. Failing would report a failure of a job that may succeed.
+        # Another delivery is in progress. Failing would report a failure of a job that may succeed.
         attempts = task.request.retries + 1
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
 
@@ -181,7 +181,7 @@ def _first_result(job_id: str, *, using: str) -> Any:
 
 
 def _is_asked_for(task: Any) -> bool:
-    """Say whether anybody may see the result: a further task, an eager caller, a result backend."""
+    """Say whether the result may be seen by a further task, an eager caller, a result backend."""
     request = task.request
     if request.chain or request.callbacks or request.chord or request.is_eager:
         return True

@@ -32,7 +32,7 @@ class Message:
     exchange: str = ""
     routing_key: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
-    #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and whatever else the caller gave.
+    #: ``delivery_mode``, ``correlation_id``, ``reply_to`` and what else the caller gave.
     properties: dict[str, Any] = field(default_factory=dict)
     #: None: without one, as the queue's default.
     priority: int | None = None

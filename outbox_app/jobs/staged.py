@@ -85,7 +85,7 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
     """Return the ids of the staged jobs with a task id, a few at most.
 
     Looked for among the first ``status.MANY`` ready jobs and held jobs of its shard, which its key
-    says, else its task id; and among the newest ``status.MANY`` rows, whatever their shard.
+    says, else its task id; and among the newest ``status.MANY`` rows of all shards.
     """
     rows = StagedJob.objects.using(using)
     shard = shard_of(ordering_key, task_id)

@@ -1,7 +1,7 @@
 """The event log: an append-only table of what happened, read by any number of subscriptions.
 
 A row is there if and only if the transaction that published it committed. ``id`` is the position;
-positions commit out of order and leave gaps, so whoever reads by "the last id I saw" loses rows:
+positions commit out of order and leave gaps, so a reader by "the last id I saw" loses rows:
 ``log`` reads it exactly. Versions of a stream are contiguous and commit in their order, because
 ``StreamHead`` is locked while they are given out.
 """
@@ -68,7 +68,7 @@ class Event(EventLog):
         db_table = "outbox_event"
         verbose_name = _("event")
         verbose_name_plural = _("events")
-        # Not inherited: a log of somebody's own has the permissions that its Meta names.
+        # Not inherited: a project's own log has the permissions that its Meta names.
         permissions = [("view_payload_event", _("Can see what events contain"))]
 
 

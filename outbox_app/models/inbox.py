@@ -18,7 +18,7 @@ class InboxEntry(models.Model):
     job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
     task = models.CharField(_("task"), max_length=255)
     handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
-    #: What the task returned, in kombu's JSON, where somebody may ask for it; empty for None.
+    #: What the task returned, in kombu's JSON, where it may be asked for; empty for None.
     result = models.TextField(_("result"), blank=True, default="")
 
     class Meta:

@@ -1,6 +1,6 @@
 """Incidents: the recorded causes of extra publishes (promise P5).
 
-After a kill nobody knows which rows the broker had taken already, so what is recorded is the cause,
+After a kill it is unknown which rows the broker had taken already. So the cause is recorded, with
 its shards and the range of ids that it may concern. A job published twice outside every incident is
 a bug.
 """

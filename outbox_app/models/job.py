@@ -3,7 +3,7 @@
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
 has
 not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the finished
-message as bytes; nothing here decodes it. Order, leases and publishing live in ``delivery``.
+message as bytes; nothing here decodes it. Order, leases and publishing live in ``jobs``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StagedJob(JobMessage):
             models.Index(fields=["app", "shard", "available_at", "id"], name="outbox_staged_ready"),
         ]
         constraints = [
-            # Nobody owns a shard beyond the last: such a row would wait for ever, unseen.
+            # No drainer owns a shard beyond the last: such a row would wait for ever, unseen.
             models.CheckConstraint(
                 condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard"
             ),

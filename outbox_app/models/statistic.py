@@ -1,7 +1,7 @@
 """Statistics: small figures a minute, so that no page has to count history.
 
-A row is one figure about one minute. Rows are written whole, by whoever counted: nobody adds to a
-row of somebody else. What a log's statistics mean is in the reference.
+A row is one figure about one minute. Rows are written whole, by the process that counted: none
+adds to the row of another. What a log's statistics mean is in the reference.
 """
 
 from __future__ import annotations

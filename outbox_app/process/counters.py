@@ -121,7 +121,7 @@ class Counters:
             return None
         key = now.replace(second=0, microsecond=0), str(holder.id)
         if key not in self._minutes:
-            # Minutes stay for a while after they were written: a clock that is put back goes on
+            # Minutes stay for a while after they were written: a clock that is put back resumes
             # with the figures that are there. Whole minutes go: a process may have many sources.
             begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
             if key[0] not in begun and len(begun) >= KEPT:

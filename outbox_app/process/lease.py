@@ -1,13 +1,13 @@
 """Which drainer owns which shards: leases by heartbeat, judged by the database's clock.
 
 One drainer owns a shard at a time. A live drainer rewrites only its own row. One that is silent for
-its lease is removed by whoever notices first, and its shards are free from then on; it learns that
-from its own next heartbeat, which finds no row. A heartbeat that does not change for a lease on the
-clock of whoever looks is as silent, in case the database's clock was set back. Locally a drainer
-trusts its lease only until some time *before* it could have expired, on a clock that counts
-suspended time. What this cannot prevent: a process stopped between its check
-and its publish sends the batch in hand when it goes on, and one whose clock stood still with it, in
-a frozen virtual machine, what it reads until its next heartbeat.
+its lease is removed by the first one that notices, and its shards are free from then on; it learns
+that from its own next heartbeat, which finds no row. A heartbeat that does not change for a lease
+on the observer's clock counts as silent, too, in case the database's clock was set back. Locally a
+drainer trusts its lease only until some time *before* it could have expired, on a clock that counts
+suspended time. What this cannot prevent: a process that is suspended between its check and its
+publish sends one batch when it resumes, and one whose clock was suspended with it, in a frozen
+virtual machine, what it reads until its next heartbeat.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class LeaseHolder:
     def rebalance(self) -> None:
         """Give up what is more than a fair share, and take what is free. Only between batches."""
         # The leases are read before the drainers. The other way round, a drainer that joins and
-        # claims between the two reads would look like an owner without a row, and be robbed.
+        # claims between the two reads would look like an owner without a row, and lose its shards.
         self._shared_at = self.clock()
         owners = dict(self._leases().values_list("part", "owner"))
         if len(owners) < self.parts:
@@ -148,7 +148,7 @@ class LeaseHolder:
         mine = sorted(part for part, owner in owners.items() if owner == self.id)
         share = self._fair_share(live)
         if len(mine) > share:
-            # Ours no longer from before the statement on, whatever becomes of it.
+            # Ours no longer from before the statement on, even if it fails.
             self.owned = frozenset(mine[:share])
             self._leases().filter(owner=self.id, part__in=mine[share:]).update(owner=None)
             return

@@ -1,4 +1,4 @@
-"""Bounds how long a transaction waits for locks, so that nobody hangs on a stopped process.
+"""Bounds how long a transaction waits for locks, so that none hangs on a stopped process.
 
 A wait that takes longer is an ``OperationalError``, and its transaction is rolled back. On SQLite
 the connection's own ``timeout`` bounds it.

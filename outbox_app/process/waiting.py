@@ -138,7 +138,7 @@ class NotifyWaiter(PollWaiter):
     def _is_woken(self, seconds: float) -> bool:
         notifies = self._connection.connection.notifies
         heard: list[str] = []
-        # One, and then all that has piled up while nobody waited.
+        # One, and then all that have piled up meanwhile.
         while more := list(notifies(timeout=0 if heard else seconds, stop_after=1)):
             heard += [notice.payload for notice in more]
         if self._token in heard:

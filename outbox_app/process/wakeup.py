@@ -3,8 +3,8 @@ costs one interval.
 
 On PostgreSQL a NOTIFY goes out in a statement of its own, after the commit: inside the business
 transaction it would take a lock on the whole database at commit. A process sends at most one a
-channel in ``DEBOUNCE`` seconds. What is left out in that time is not lost: whoever was woken looks
-again after ``LINGER`` seconds, which is longer, before it goes back to its interval. Elsewhere
+channel in ``DEBOUNCE`` seconds. What is left out is not lost: a reader that was woken looks again
+after ``LINGER`` seconds, which is longer, before it goes back to its interval. Elsewhere
 nothing is sent, and the readers poll.
 """
 
@@ -23,14 +23,14 @@ JOBS = "outbox_jobs"
 EVENTS = "outbox_events"
 #: At most one NOTIFY of a process on a channel in this time, in seconds.
 DEBOUNCE = 0.02
-#: Who was woken looks once more after this time, in seconds. Longer than DEBOUNCE.
+#: A reader that was woken looks once more after this time, in seconds. Longer than DEBOUNCE.
 LINGER = 0.05
 
 _last_sent: dict[tuple[str, str], float] = {}
 
 
 def wake_after_commit(using: str, channel: str) -> None:
-    """Have the readers of ``using`` woken when the open transaction commits."""
+    """Wake the readers of ``using`` when the open transaction commits."""
     connection = connections[using]
     if connection.vendor != "postgresql" or not outbox_settings().WAKE:
         return
@@ -46,7 +46,7 @@ def wake_after_commit(using: str, channel: str) -> None:
 
 
 def wake(using: str, channel: str) -> None:
-    """Wake who listens on a channel of ``using``, unless this process has just done so."""
+    """Wake the listeners on a channel of ``using``, unless this process has just done so."""
     now = time.monotonic()
     if now - _last_sent.get((using, channel), -DEBOUNCE) < DEBOUNCE:
         return

@@ -1,8 +1,8 @@
 """A bound for every statement: a database that stops answering must not stop the drain.
 
 Brokers have socket timeouts; most database drivers have none for the answer to a statement, and a
-network that swallows packets would hold a drainer for many minutes. A thread watches that whoever
-uses the database gets on. When a statement takes longer than the lease (by then the shards are lost
+network that swallows packets would hold a drainer for many minutes. A thread watches
+that statements make progress. When one takes longer than the lease (by then the shards are lost
 anyway) the sockets are shut down: the driver raises, and the drain reconnects.
 """
 

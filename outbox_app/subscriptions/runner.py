@@ -200,7 +200,7 @@ class Runner(ProcessLoop):
         on_turn: Called after each turn with the runner, for progress.
     """
 
-    expected = (Exception,)  # of one subscription, whatever it is: the others go on
+    expected = (Exception,)  # any error of one subscription: the others continue
 
     def __init__(
         self,

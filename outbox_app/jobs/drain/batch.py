@@ -61,7 +61,7 @@ class BatchReader:
 
     A sweep takes an equal share of every shard; where that leaves rows behind, the next batch is
     spent on the shards that had more, and then comes a sweep again. So one deep shard gets whole
-    batches and starves nobody.
+    batches and starves no other.
     """
 
     def __init__(self, *, using: str, app: str, batch_size: int) -> None:
@@ -128,7 +128,7 @@ class BatchReader:
 
 
 def _has_earlier(again: list[Row], found: list[Row]) -> bool:
-    """Say whether rows have come to light below the last one that was found."""
+    """Say whether there are new rows below the last one that was found."""
     known = {row.id for row in found}
     return any(row.id < found[-1].id and row.id not in known for row in again)
 
@@ -145,7 +145,7 @@ def apps_with_rows(*, using: str) -> list[str]:
 
 
 def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
-    """Delete rows that the broker took, by id and task id, whoever owns their shards by now.
+    """Delete rows that the broker took, by id and task id, even of shards that were lost meanwhile.
 
     An id alone may be another job's by now: a fail-over, a restored backup, a crash that loses
     commits and TRUNCATE … RESTART IDENTITY give ids out again. Under one id *and* one task id only

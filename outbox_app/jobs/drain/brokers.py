@@ -80,8 +80,8 @@ def refuse_unsafe(connection: Any, channel: Any) -> None:
         capabilities = connection.connection.server_properties.get("capabilities", {})
         if not capabilities.get("publisher_confirms"):
             raise UnsafeBroker(
-                f"The broker at {connection.as_uri()} has no publisher confirms, so nobody "
-                "can know what it took. Use RabbitMQ, or another transport."
+                f"The broker at {connection.as_uri()} has no publisher confirms, so it "
+                "does not say what it took. Use RabbitMQ, or another transport."
             )
 
 
@@ -89,7 +89,7 @@ def _check_eviction(client: Any, connection_errors: tuple[type[BaseException], .
     try:
         policy = client.info("memory").get("maxmemory_policy")
     except connection_errors:
-        raise  # it does not answer: whatever was sent now might be taken much later
+        raise  # it does not answer: what was sent now might be taken much later
     except Exception as error:  # INFO may be forbidden, or renamed away
         logger.warning("Redis does not tell its eviction policy error=%r", error)
         return
@@ -141,7 +141,7 @@ def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
 
 
 def declare_broadcasts(app: Celery, channel: Any) -> set[str]:
-    """Return the exchanges of ``Broadcast`` queues: that nobody listens is no error there.
+    """Return the exchanges of ``Broadcast`` queues: to have no listener is no error there.
 
     Celery declares such a queue in workers only. A transport that routes by itself (Redis, …) takes
     an exchange that it does not know for a direct one, and no worker would get the message.
@@ -164,7 +164,7 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
     if not exchange or not isinstance(channel, virtual.Channel):
         return
     if channel.typeof(exchange).type == "fanout":
-        return  # for whoever listens, which may be nobody
+        return  # for all listeners, of which there may be none
     if not channel._lookup(exchange, routing_key):
         raise Unroutable(
             f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}. "

@@ -1,4 +1,4 @@
-"""The drain: moves committed jobs to the broker, batch by batch, until it is told to stop.
+"""The drain: moves committed jobs to the broker, batch by batch, until it is stopped.
 
 ::
 

@@ -57,7 +57,7 @@ class DrainCounters:
         self._sampled: datetime | None = None
 
     def reading(self) -> None:
-        """A batch is about to be read: the delays of its rows go on from here."""
+        """Begin a batch: from here on its rows are delayed further."""
         self._read_at = self.clock()
 
     def accepted(self, rows: Iterable[Row]) -> None:
@@ -66,7 +66,7 @@ class DrainCounters:
         found = [0] * len(BUCKETS)
         highest = self._highest_id
         for row in rows:
-            # None: a time that somebody has edited into nonsense.
+            # None: a time that was edited by hand into nonsense.
             found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
             if row.id > highest:
                 highest = row.id
@@ -107,7 +107,7 @@ class DrainCounters:
             for name, value in self._samples().items():
                 minute.put(name, value)
             prune_if_worth_it(minute.begins, using=self.using)
-        except Exception as error:  # of any kind: what a hand has written may be unreadable
+        except Exception as error:  # of any kind: rows edited by hand may be unreadable
             self._backoff.failed(error)
         else:
             self._backoff.succeeded()

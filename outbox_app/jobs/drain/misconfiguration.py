@@ -2,7 +2,7 @@
 
 Each is reported in one sentence: what is wrong, with which URL, and what to do. A URL is shown
 without its password and its options, and the errors of those who read URLs without their words,
-which may hold a part of the password. The drainer goes on trying: a broker can be put right, too.
+which may hold a part of the password. The drainer keeps trying: a broker can be corrected, too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def find_transport(app: Celery) -> Any:
     """Return the transport of an app's broker. Nothing is connected to."""
     try:
         app.conf.broker_write_url  # noqa: B018  # loads the configuration
-    except Exception as error:  # whatever the project's configuration raises
+    except Exception as error:  # any error of the project's configuration
         raise BrokerUnavailable(
             f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}. "
             "Correct it, or stop the drainers of this host."
         ) from None
     try:
         return app.connection_for_write().transport
-    except Exception as error:  # whatever kombu and the library of the transport raise
+    except Exception as error:  # any error of kombu or of the transport's library
         raise BrokerUnavailable(" ".join(unusable(app, error))) from None
 
 

@@ -1,7 +1,7 @@
 """Rows on their way to a broker: made ready for kombu, and what became of each.
 
-Whatever can be wrong with a row by itself shows here, before anything is sent. What is
-left until a job expires goes by the database's clock: a wrong one of the host shortens nothing.
+All that can be wrong with a row by itself is found here, before anything is sent. Expiry goes by
+the database's clock: a wrong clock of the host shortens nothing.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Publisher:
         self.producer: Any = None
         self._declared: set[str] = set()
         self._returned: Exception | None = None
-        #: Exchanges of ``Broadcast`` queues: nobody may be listening, and that is no error.
+        #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
         self._broadcasts: set[str] = set()
         #: A send failed: see ``brokers.probe``.
         self._doubtful = False
@@ -129,11 +129,11 @@ class Publisher:
             rows: Rows of this publisher's app.
             now: Time by which rows expire.
             may_send: Called before each send with the seconds that it would like to have; returns
-                those that it may take, or raises what then ends up in ``Outcome.error``.
+                those that it may take, or raises what then ends up in ``PublishResult.error``.
 
         Returns:
-            The outcome of every row that was sent. Whatever failed is in there, never raised: what
-            the broker has taken by then has to be settled.
+            The result of every row that was sent. An error is in there, never raised: what the
+            broker has taken by then has to be settled.
         """
         outcome = PublishResult(began=time.time_ns())
         try:

@@ -1,6 +1,6 @@
 """Running drainers in the foreground: what ``manage.py drain_outbox`` calls.
 
-SIGTERM and SIGINT finish the batch in hand and hand the shards back. With several processes the
+SIGTERM and SIGINT finish the batch in progress and hand the shards back. With several processes the
 parent passes a stop on, and starts a new drainer for each that dies.
 """
 

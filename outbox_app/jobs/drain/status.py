@@ -158,7 +158,7 @@ def oldest_seconds(apps: list[str], *, using: str) -> float:
         .values_list("staged_at", "now")
         .first()
     )
-    if oldest is None or oldest[0] is None:  # None: edited by hand into no time
+    if oldest is None or oldest[0] is None:  # None: edited by hand
         return 0.0
     return max(0.0, (oldest[1] - oldest[0]).total_seconds())
 

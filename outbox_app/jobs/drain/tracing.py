@@ -4,7 +4,7 @@ A job's headers carry the context of the request that staged it. Where this proc
 provider and that trace is sampled, the publish becomes a span there, a child of what staged the
 job; the message itself is not touched, so the worker's span has the same parent. The spans are
 made when all is over and the rows are deleted, of a part of the batch at most and for a second at
-most: whatever fails or is slow here stops nothing, and sends nothing twice.
+most: an error or a slow exporter stops nothing, and sends nothing twice.
 Without a provider this costs a look-up a batch; the extra ``opentelemetry`` need not be installed.
 """
 
@@ -31,7 +31,7 @@ MAX_SECONDS = 1.0
 
 def trace_batch(outcome: PublishResult) -> None:
     """Make the spans of a batch, once its rows are settled."""
-    # Where nothing has imported the API, nobody has given it a provider.
+    # Where nothing has imported the API, it has no provider.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return
@@ -39,7 +39,7 @@ def trace_batch(outcome: PublishResult) -> None:
         # The first look at the provider may make one, as the environment says.
         if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             _make_spans(trace, outcome)
-    except Exception as error:  # samplers, processors and exporters are anybody's code
+    except Exception as error:  # samplers, processors and exporters may raise anything
         logger.warning("Tracing a batch failed error=%r", error)
 
 

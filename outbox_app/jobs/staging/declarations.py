@@ -108,7 +108,7 @@ def named(name: str, app: Celery | None = None) -> Task[Any, Any] | str:
     if name not in sender.tasks:
         try:
             load_tasks(sender)
-        except Exception as error:  # whatever the project's modules raise
+        except Exception as error:  # any error of the project's modules
             logger.warning("Task modules cannot be imported task=%s error=%r", name, error)
     return sender.tasks.get(name, name)  # type: ignore[no-any-return]
 

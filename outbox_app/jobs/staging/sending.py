@@ -106,7 +106,7 @@ def force_staging(*, using: str, ordering_key: str) -> Iterator[None]:
 class StagingMixin:
     """Makes a Celery app stage. ``OutboxCelery`` is Celery with this mixin."""
 
-    #: False for a plain app that ``stage()`` made stageable: its own ``delay()`` goes on sending.
+    #: False for a plain app that ``stage()`` made stageable: its own ``delay()`` sends as before.
     stages_by_itself = True
 
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:
@@ -188,7 +188,7 @@ class StagingMixin:
 
     @property
     def backend(self) -> Any:
-        """As Celery's, with subscriptions to results put off while staging."""
+        """As Celery's, with subscriptions to results deferred while staging."""
         backend = super().backend  # type: ignore[misc]
         if not hasattr(backend.on_chord_part_return, "follows"):
             backend.on_chord_part_return = _following(backend.on_chord_part_return)
@@ -277,7 +277,7 @@ class StagingMixin:
         )
 
     def _stages_calls(self) -> bool:
-        # Without django.setup() there is no outbox, and Celery's own calls go on working.
+        # Without django.setup() there is no outbox, and Celery's own calls work as before.
         return self.stages_by_itself and apps.models_ready
 
     def _hold_horizon(self) -> float:
@@ -288,7 +288,7 @@ class StagingMixin:
 
 
 def make_stageable(app: Any) -> None:
-    """Make a plain app able to stage what ``stage()`` is given; its own calls go on sending."""
+    """Make a plain app able to stage what ``stage()`` is given; its own calls send as before."""
     if not isinstance(app, StagingMixin):
         cls: Any = type(app)
 
