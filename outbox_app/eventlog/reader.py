@@ -184,27 +184,23 @@ class LogReader:
             raise
 
 
-def _converted(convert: Any, column: Any, connection: Any, value: Any) -> Any:
-    return convert(value, column, connection)
-
-
 def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], RecordedEvent]:
     """Return what makes a record of a row, with the converters of Django for this database."""
     connection, table = connections[using], log._meta.db_table
-    steps: list[tuple[int, Callable[[Any], Any]]] = []
+    steps: list[tuple[int, Callable[..., Any], Col]] = []
     for index, name in enumerate(COLUMNS):
         field = log._meta.get_field(name)
         if isinstance(field, JSONField):
             continue
         column = Col(table, field)  # type: ignore[arg-type]
         for convert in connection.ops.get_db_converters(column):
-            steps.append((index, partial(_converted, convert, column, connection)))
+            steps.append((index, convert, column))
 
     def decode(row: Sequence[Any]) -> RecordedEvent:
         if steps:
             row = list(row)
-            for index, step in steps:
-                row[index] = step(row[index])
+            for index, convert, column in steps:
+                row[index] = convert(row[index], column, connection)
         id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
         data, metadata = _json(data), _json(metadata)
         return RecordedEvent(

@@ -19,7 +19,7 @@ from typing import Any
 
 import django.db
 from django.db import connections, models, transaction
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, OuterRef
 
 from ..conf import outbox_settings
 from ..eventlog.filter import EventFilter
@@ -27,7 +27,7 @@ from ..eventlog.reader import LogReader
 from ..eventlog.state import WindowState
 from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
-from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, StreamHead, Subscription
+from ..models import Cursor, EventLog, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..subscriptions.cursors import cursor_of
@@ -131,11 +131,7 @@ class Rebuild:
     """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones."""
 
     def __init__(
-        self,
-        projection: Projection,
-        shadow: type[models.Model],
-        *,
-        write: Callable[[str], Any],
+        self, projection: Projection, shadow: type[models.Model], *, write: Callable[[str], Any]
     ) -> None:
         self.subscriber = projection.subscriber
         self.name = projection.name
@@ -155,7 +151,9 @@ class Rebuild:
     def run(self) -> int:
         """Fill, and take over. Return the number of rows."""
         try:
-            self.readers = [self._reader(log) for log in self.subscriber.logs]
+            only = EventFilter(self.subscriber.topics, self.subscriber.types)
+            for log in self.subscriber.logs:
+                self.readers.append(LogReader(log, using=self.using, only=only))
             self.positions = [0] * len(self.readers)
             self.ask(self._make_cursors)
             self.write(f"rebuild started name={self.name} table={self.live._meta.db_table}")
@@ -181,11 +179,6 @@ class Rebuild:
                 states = self.replay(states)
         self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
         return rows
-
-    def _reader(self, log: type[EventLog]) -> LogReader:
-        return LogReader(
-            log, using=self.using, only=EventFilter(self.subscriber.topics, self.subscriber.types)
-        )
 
     def _make_cursors(self) -> None:
         """Create the subscription and its cursors."""
@@ -227,27 +220,18 @@ class Rebuild:
                 # First the cursors, as the pull does: a page in flight is waited for, or finds
                 # that its cursor was moved. Then the table: pushes and writers of inline events
                 # wait, so the log that is read now holds all that the old rows held.
-                cursors.update(revision=F("revision") + 1)
+                cursors.bump_revision()
                 self._lock_and_empty()
                 ends = self.replay(states)
                 rows = self._copy()
                 failpoint("rebuild_copied")
                 for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
-                    cursors.filter(log=reader.table).update(
-                        state=end.dump(),
-                        position=position,
-                        error="",
-                        failures=0,
-                        retry_at=None,
-                        counted=None,
-                    )
+                    moved = {"state": end.dump(), "position": position, "counted": None}
+                    cursors.filter(log=reader.table).move(**moved)
                 ParkedStream.objects.using(using).filter(subscription=self.name).delete()
-                Gap.objects.using(using).filter(
-                    subscription=self.name, kind=Gap.Kind.VERSION, state=Gap.State.OPEN
-                ).update(
-                    state=Gap.State.CLOSED,
-                    settled_at=DatabaseNow(),
-                    reason="The view was rebuilt from what was there.",
+                gaps = Gap.objects.using(using).filter(subscription=self.name)
+                gaps.filter(kind=Gap.Kind.VERSION).settle(
+                    Gap.State.CLOSED, reason="The view was rebuilt from what was there."
                 )
             return rows
         except BaseException:

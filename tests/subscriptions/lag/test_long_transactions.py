@@ -12,7 +12,7 @@ from django.db import connections
 from outbox_app.eventlog.long_transactions import long_transactions
 from tests.faults.tools import eventually, on
 
-from .test_holders import pid_of
+from .test_open_writers import pid_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
