@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from outbox_app.celery import OutboxCelery
 
+#: Fixtures that several folders share.
+pytest_plugins = ["tests.fixtures.drainers", "tests.fixtures.subscriptions"]
+
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
 VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
 

@@ -17,8 +17,7 @@ from outbox_app.eventlog.reader import LogReader
 from outbox_app.models import Cursor, Event, EventLog
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.conftest import alias_for
-from tests.faults.tools import on
+from tests.faults.tools import alias_for, on
 from tests.servers import MariaDB, PostgreSQL
 from tests.servers.transfer import Standby
 

@@ -15,11 +15,10 @@ import pytest
 import redis
 
 from outbox_app.checks.messages import page_of
-from tests.faults.conftest import private_redis
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import on
 
-__all__ = ["pooler", "private_redis"]
+__all__ = ["pooler"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """\

@@ -15,10 +15,7 @@ from kombu.exceptions import OperationalError
 from outbox_app.checks import servers
 from outbox_app.checks.brokers import UNBOUNDED
 from outbox_app.checks.servers import check_servers
-from tests.faults.conftest import private_redis, proxy
 from tests.faults.tools import eventually
-
-__all__ = ["private_redis", "proxy"]
 
 
 def found(app):

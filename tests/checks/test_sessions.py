@@ -12,9 +12,8 @@ from outbox_app.checks import sessions
 from outbox_app.checks.databases import check_databases
 from outbox_app.checks.logs import check_log_tables
 from outbox_app.checks.sessions import check_sessions
-from tests.faults.conftest import alias_for
 from tests.faults.test_pgbouncer import pooler
-from tests.faults.tools import on
+from tests.faults.tools import alias_for, on
 from tests.servers import MariaDB, PostgreSQL
 from tests.servers.transfer import Standby
 

@@ -10,7 +10,7 @@ from django.db import connections
 
 from outbox_app.process.watchdog import Watchdog
 
-from .conftest import alias_for
+from .tools import alias_for
 
 
 @pytest.fixture(params=["POSTGRES_URL", "MARIADB_URL"])

@@ -16,8 +16,10 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -49,6 +51,28 @@ def eventually(condition: Callable[[], Any], what: str = "", seconds: float = PA
         assert time.monotonic() < deadline, f"never happened: {what or condition}"
         time.sleep(0.02)
     return result
+
+
+@contextmanager
+def alias_for(url: str) -> Iterator[str]:
+    """A further alias for the time of the block: a database of a private server, migrated."""
+    alias = f"private_{uuid4().hex[:8]}"
+    parts = urlsplit(url)
+    like = {"postgres": "postgres", "mysql": "mariadb"}[parts.scheme]
+    connections.settings[alias] = {
+        **deepcopy(connections.settings[like]),
+        "NAME": parts.path.lstrip("/"),
+        "USER": parts.username,
+        "PASSWORD": parts.password or "",
+        "HOST": parts.hostname,
+        "PORT": str(parts.port),
+    }
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
 
 
 class Book:

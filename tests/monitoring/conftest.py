@@ -13,10 +13,6 @@ from django.db import connections
 
 from outbox_app.models import DatabaseNow, Lease, Process, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
-from tests.subscriptions.conftest import published, run
-from tests.subscriptions.control.conftest import seen_by
-
-__all__ = ["published", "run", "seen_by"]
 
 #: What nobody may see who only has the address of a view.
 SECRET = "password=hunter2"

@@ -17,8 +17,8 @@ from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 from tests.eventlog.own_log.models import Ledger
-from tests.faults.conftest import SERVERS, alias_for
-from tests.faults.tools import PATIENCE, on
+from tests.faults.conftest import SERVERS
+from tests.faults.tools import PATIENCE, alias_for, on
 
 from .archiver import Here
 from .harness import archive, archived, assert_exact, entries, publish_some, source, tree

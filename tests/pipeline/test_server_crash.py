@@ -12,7 +12,7 @@ from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.parquet import ARROW
 from outbox_app.pipeline.source import batches
-from tests.faults.conftest import alias_for
+from tests.faults.tools import alias_for
 from tests.servers import PostgreSQL
 
 from .harness import source

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 
-from outbox_app import NewEvent, failpoints, publish_many
+from outbox_app import failpoints
 from outbox_app.subscriptions import subscriber as declared
-from outbox_app.subscriptions.runner import Runner
 from tests.projections.models import Sold, Status
 
 
@@ -23,29 +22,6 @@ def subscribers() -> Iterator[None]:
     declared._subscribers.clear()
     declared._subscribers.update(before)
     failpoints._actions.clear()
-
-
-@pytest.fixture
-def published(alias: str) -> Callable[..., list[Any]]:
-    """``published("a", "b")``: one committed transaction with an event for each stream."""
-
-    def make(*streams: str, type: str = "made", data: Any = None, **options: Any) -> list[Any]:
-        with transaction.atomic(using=alias):
-            events = (NewEvent(stream, type, data or {}) for stream in streams)
-            return publish_many(events, **options)
-
-    return make
-
-
-@pytest.fixture
-def run(alias: str) -> Callable[..., int]:
-    """``run("name", …)``: runs subscriptions until nothing is left. Returns how many events."""
-
-    def make(*names: str, **options: Any) -> int:
-        chosen = [declared.subscriber_named(name) for name in names]
-        return Runner(chosen, **options).run(once=True)
-
-    return make
 
 
 @pytest.fixture

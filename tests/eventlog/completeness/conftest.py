@@ -16,9 +16,6 @@ from outbox_app.models import Event, Gap, Incident, ParkedStream, Subscription
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import truncate
-from tests.subscriptions.conftest import published, run
-
-__all__ = ["published", "run"]
 
 #: How the same events are read: by the window of the database, and by time.
 WAYS = [pytest.param({}, id="window"), pytest.param({"by_time": True}, id="time")]

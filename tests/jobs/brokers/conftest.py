@@ -8,27 +8,8 @@ import pytest
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import DeadJob, StagedJob
-from tests.faults.conftest import (
-    book,
-    make_named_app,
-    private_rabbitmq,
-    private_redis,
-    proxy,
-    quick,
-    start_drainer,
-)
 from tests.faults.tools import eventually
 from tests.servers import RabbitMQ
-
-__all__ = [
-    "book",
-    "make_named_app",
-    "private_rabbitmq",
-    "private_redis",
-    "proxy",
-    "quick",
-    "start_drainer",
-]
 
 
 @pytest.fixture(scope="package")

@@ -1,66 +1,41 @@
-"""Subscriptions of a test, and runners that handle them in threads."""
+"""What the tests of control share: positions, cursors, and the command."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.core.management import CommandError, call_command
 
-from outbox_app import subscriber
-from outbox_app.subscriptions.runner import Runner
-from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.tools import PATIENCE
-from tests.subscriptions.conftest import published, run
-
-__all__ = ["published", "run"]
+from outbox_app.models import Cursor, Event
 
 
 @pytest.fixture
-def seen_by() -> Callable[..., list[tuple[str, int]]]:
-    """``seen_by("name", …)``: declares a subscription. Returns what it is given, as it comes."""
-
-    def make(name: str, **options: Any) -> list[tuple[str, int]]:
-        seen: list[tuple[str, int]] = []
-
-        @subscriber(name, **options)
-        def handle(events: list[Any]) -> None:
-            seen.extend((event.stream, event.version) for event in events)
-
-        return seen
-
-    return make
+def ids(alias: str) -> Callable[[], list[int]]:
+    """``ids()``: the positions of the log."""
+    return lambda: list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
 
 
 @pytest.fixture
-def running(alias: str) -> Callable[..., AbstractContextManager[Runner]]:
-    """``with running("name"): …``: a runner in a thread; it must end when it is told to."""
+def cursors(alias: str) -> Callable[[], list[dict[str, Any]]]:
+    """``cursors()``: the rows of all cursors."""
+    return lambda: list(Cursor.objects.using(alias).order_by("pk").values())
 
-    @contextmanager
-    def make(*names: str, **options: Any) -> Iterator[Runner]:
-        options = {"interval": 0.02, "lease_seconds": 2.0, **options}
-        runner = Runner([subscriber_named(name) for name in names], **options)
-        errors: list[BaseException] = []
 
-        def work() -> None:
-            try:
-                runner.run()
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                connections[alias].close()
+@pytest.fixture
+def command() -> Callable[..., tuple[Any, str]]:
+    """``command(*arguments)``: exit code of outbox_subscriptions, and what it says."""
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
+    def call(*arguments: str) -> tuple[Any, str]:
+        out = StringIO()
         try:
-            yield runner
-        finally:
-            runner.stop()
-            thread.join(PATIENCE)
-        assert not thread.is_alive(), "the runner does not stop"
-        assert not errors, repr(errors)
+            call_command("outbox_subscriptions", *arguments, stdout=out)
+        except CommandError as error:
+            return error.returncode, f"{out.getvalue()}{error}"
+        except SystemExit as error:
+            return error.code, out.getvalue()
+        return 0, out.getvalue()
 
-    return make
+    return call

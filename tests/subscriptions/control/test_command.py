@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Gap, ParkedStream, Subscription
@@ -16,19 +15,7 @@ from outbox_app.subscriptions import subscriber as declared
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def command(*arguments):
-    """Return the exit code and what was written."""
-    out = StringIO()
-    try:
-        call_command("outbox_subscriptions", *arguments, stdout=out)
-    except SystemExit as stop:
-        return stop.code, out.getvalue()
-    except CommandError as error:
-        return error.returncode, f"{out.getvalue()}{error}"
-    return 0, out.getvalue()
-
-
-def test_a_life(alias, published, run, seen_by):
+def test_a_life(alias, published, run, seen_by, command):
     seen = seen_by("shop", partitions=2)
     published(*"abc")
     assert "waiting" in command("list")[1]
@@ -56,7 +43,7 @@ def test_a_life(alias, published, run, seen_by):
     assert len(seen) == 8
 
 
-def test_list_as_json(alias, published, run, seen_by):
+def test_list_as_json(alias, published, run, seen_by, command):
     seen_by("shop")
     Subscription.objects.using(alias).create(name="gone\x1b[31m")
     published("a")
@@ -73,7 +60,7 @@ def test_list_as_json(alias, published, run, seen_by):
     assert "not declared in the code" in command("list")[1]
 
 
-def test_list_shows_why_it_stands_still(alias, published, run):
+def test_list_shows_why_it_stands_still(alias, published, run, command):
     @subscriber("fails")
     def handle(events):
         raise ValueError("\x1b[31m no stock")
@@ -86,12 +73,12 @@ def test_list_shows_why_it_stands_still(alias, published, run):
     assert r"outbox_event[0]: ValueError: \x1b[31m no stock" in out
 
 
-def test_an_empty_list(alias):
+def test_an_empty_list(alias, command):
     assert command("list") == (0, "No subscription is declared, and none has run.\n")
     assert command("gaps") == (0, "No gap is open.\n")
 
 
-def test_a_name_that_nobody_knows(alias, seen_by):
+def test_a_name_that_nobody_knows(alias, seen_by, command):
     seen_by("shop")
     for options in ([], ["--json"]):
         code, out = command("list", "shpo", *options)
@@ -100,7 +87,7 @@ def test_a_name_that_nobody_knows(alias, seen_by):
     assert command("list", "shop")[0] == 0
 
 
-def test_several_logs_have_no_position_in_common(alias, published, run, seen_by):
+def test_several_logs_have_no_position_in_common(alias, published, run, seen_by, command):
     seen_by("all")
     published(*"abc")
     run("all")
@@ -111,7 +98,7 @@ def test_several_logs_have_no_position_in_common(alias, published, run, seen_by)
     assert command("list", "all")[1].splitlines()[1].split()[3] == "-"
 
 
-def test_release(alias, published, run, seen_by):
+def test_release(alias, published, run, seen_by, command):
     seen_by("shop")
     published("a", "b")
     run("shop")
@@ -125,7 +112,7 @@ def test_release(alias, published, run, seen_by):
     assert command("release", "shop", "--all") == (0, "Released 2 streams.\n")
 
 
-def test_gaps(alias):
+def test_gaps(alias, command):
     gap = Gap.objects.using(alias).create(
         kind="version", subscription="shop", log="outbox_event", stream="a\x07", first=2, last=3
     )
@@ -148,7 +135,7 @@ def test_gaps(alias):
     assert command("skip-gap", str(gap.pk), "--reason", "again")[0] == 1
 
 
-def test_repartition(alias, published, run, seen_by):
+def test_repartition(alias, published, run, seen_by, command):
     seen_by("shop", partitions=2)
     published(*"abcd")
     run("shop")
@@ -176,7 +163,7 @@ def test_repartition(alias, published, run, seen_by):
         (["bury", "shop"], 1),
     ],
 )
-def test_what_cannot_be_done(alias, seen_by, arguments, code):
+def test_what_cannot_be_done(alias, seen_by, arguments, code, command):
     seen_by("shop")
     assert command(*arguments)[0] == code
     assert not Cursor.objects.using(alias).exists()
@@ -190,7 +177,7 @@ def test_help_teaches(capsys):
         assert word in out
 
 
-def test_forget(alias, published, run, seen_by):
+def test_forget(alias, published, run, seen_by, command):
     seen_by("kept")
     seen_by("gone")
     published(*"ab")

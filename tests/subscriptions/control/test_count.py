@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
@@ -56,17 +54,6 @@ def figures(alias):
 def begin(alias):
     [found] = count_events("shop", restart=True, using=alias)
     return found
-
-
-def command(*arguments):
-    out = StringIO()
-    try:
-        call_command("outbox_subscriptions", *arguments, stdout=out)
-    except CommandError as error:
-        return error.returncode, str(error)
-    except SystemExit as error:
-        return error.code, out.getvalue()
-    return 0, out.getvalue()
 
 
 def lose(alias):
@@ -260,7 +247,7 @@ def test_other_types_are_another_count(alias, published, run, shop):
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_lost_event_is_found(alias, published, run, shop, partitions):
+def test_a_lost_event_is_found(alias, published, run, shop, partitions, command):
     shop(partitions=partitions)
     published("a")
     run("shop")

@@ -17,10 +17,6 @@ from tests.faults.tools import eventually, on
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
-def ids(alias):
-    return list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
-
-
 def test_from_the_beginning(alias, published, run, seen_by):
     seen = seen_by("all", partitions=3)
     published("a", "b", "a")
@@ -45,15 +41,15 @@ def test_from_now(alias, published, run, seen_by):
     assert Cursor.objects.using(alias).count() == 2
 
 
-def test_from_a_position(alias, published, run, seen_by):
+def test_from_a_position(alias, published, run, seen_by, ids):
     seen = seen_by("all")
     published(*"abcd")
     run("all")
     seen.clear()
-    control.replay("all", ids(alias)[1])
+    control.replay("all", ids()[1])
     run("all")
     assert seen == [("c", 1), ("d", 1)]
-    assert Cursor.objects.using(alias).get().position >= ids(alias)[3]
+    assert Cursor.objects.using(alias).get().position >= ids()[3]
     published("e")
     run("all")
     assert seen[2:] == [("e", 1)]
@@ -61,7 +57,7 @@ def test_from_a_position(alias, published, run, seen_by):
 
 @on("postgres", "mariadb")
 @pytest.mark.parametrize("place", ["now", "position"])
-def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by, place):
+def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by, place, ids):
     """A lower position that commits after the replay is not left out."""
     seen = seen_by("all")
     published("a")
@@ -75,7 +71,7 @@ def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by,
                 "'00000000000000000000000000000001')"
             )
         published("b")
-        there = "now" if place == "now" else ids(alias)[-1]
+        there = "now" if place == "now" else ids()[-1]
         control.replay("all", there, skip_ahead=True)
         assert run("all") == 0
         other.commit()
@@ -85,14 +81,14 @@ def test_what_is_in_flight_comes_when_it_commits(alias, published, run, seen_by,
     assert seen == [("late", 1)]
 
 
-def test_from_a_time(alias, published, run, seen_by):
+def test_from_a_time(alias, published, run, seen_by, ids):
     seen = seen_by("all")
     published(*"abcde")
     rows = Event.objects.using(alias)
     start = rows.first().recorded_at
-    for minute, id in enumerate(ids(alias)):
+    for minute, id in enumerate(ids()):
         rows.filter(id=id).update(recorded_at=start + timedelta(minutes=minute))
-    rows.filter(id=ids(alias)[1]).delete()  # a hole
+    rows.filter(id=ids()[1]).delete()  # a hole
     run("all")
     for minutes, expected in ((2, "cde"), (1.5, "cde"), (2.001, "cde"), (0.5, "cde"), (-1, "acde")):
         seen.clear()
@@ -146,7 +142,7 @@ def test_again_and_again_under_load(alias, published, running, seen_by):
     assert seen[done:] == [(stream, 1) for stream in streams]
 
 
-def test_a_replay_ends_the_rest_of_a_failure(alias, published, running):
+def test_a_replay_ends_the_rest_of_a_failure(alias, published, running, ids):
     broken, seen = [True], []
 
     @subscriber("fails")
@@ -170,7 +166,7 @@ def test_a_replay_ends_the_rest_of_a_failure(alias, published, running):
         eventually(lambda: cursors.filter(failures__gt=0).exists(), "it fails")
         eventually(rests, "it rests for long")
         broken.clear()
-        control.replay("fails", ids(alias)[0], skip_ahead=True)
+        control.replay("fails", ids()[0], skip_ahead=True)
         eventually(lambda: seen == ["b"], "it goes on at once")
     assert cursors.get().error == ""
 
@@ -183,12 +179,12 @@ def park(alias, stream, version, position):
 
 
 def test_parked_streams_are_forgotten_where_all_their_events_come_again(
-    alias, published, run, seen_by
+    alias, published, run, seen_by, ids
 ):
     seen = seen_by("all", on_error="park")
     published(*"abca")
     run("all")
-    first, second, third, last = ids(alias)
+    first, second, third, last = ids()
     park(alias, "b", 1, second)
     park(alias, "c", 1, third)
     seen.clear()
@@ -210,12 +206,12 @@ def test_parked_streams_are_forgotten_where_all_their_events_come_again(
     assert last
 
 
-def test_release(alias, published, run, seen_by):
+def test_release(alias, published, run, seen_by, ids):
     seen = seen_by("all")
     published(*"abc")
     run("all")
     seen.clear()
-    for stream, position in zip("abc", ids(alias), strict=True):
+    for stream, position in zip("abc", ids(), strict=True):
         park(alias, stream, 1, position)
     assert control.release("all", ["a", "nobody"]) == 1
     run("all")
@@ -265,13 +261,13 @@ def test_texts_that_are_no_place(text):
         parse_start_point(text)
 
 
-def test_effects_and_place_are_one_after_a_rollback(alias, published, run, seen_by):
+def test_effects_and_place_are_one_after_a_rollback(alias, published, run, seen_by, ids):
     """A replay that fails half-way has moved nothing."""
     seen = seen_by("all", partitions=2)
     published(*"ab")
     run("all")
     before = list(Cursor.objects.using(alias).order_by("pk").values())
-    park(alias, "a", 1, ids(alias)[0])
+    park(alias, "a", 1, ids()[0])
     with transaction.atomic(using=alias):
         control.reset("all")
         transaction.set_rollback(True, using=alias)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox_app.exceptions import ReplayRefused
@@ -17,22 +14,14 @@ from tests.faults.tools import on
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
-def ids(alias):
-    return list(Event.objects.using(alias).order_by("id").values_list("id", flat=True))
-
-
-def cursors(alias):
-    return list(Cursor.objects.using(alias).order_by("pk").values())
-
-
 @pytest.mark.parametrize("place", ["now", "position", "time"])
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_it_is_refused(alias, published, run, seen_by, place, partitions):
+def test_it_is_refused(alias, published, run, seen_by, place, partitions, cursors):
     seen = seen_by("all", partitions=partitions)
     published(*"ab")
     run("all")
     published(*"cdefg")
-    before = cursors(alias)
+    before = cursors()
     event = Event.objects.using(alias).order_by("id")[6]
     there = {"now": "now", "position": event.pk, "time": event.recorded_at}[place]
     if place == "time":
@@ -44,7 +33,7 @@ def test_it_is_refused(alias, published, run, seen_by, place, partitions):
         ReplayRefused, match=r"5 events .* \(\d+ made c, \d+ made d, \d+ made e, …\)"
     ):
         control.replay("all", there)
-    assert cursors(alias) == before
+    assert cursors() == before
     assert not Gap.objects.using(alias).exists()
     [move] = control.plan("all", there)
     assert move.passes.startswith("5 events")
@@ -52,10 +41,10 @@ def test_it_is_refused(alias, published, run, seen_by, place, partitions):
     assert len(seen) == 7
 
 
-def test_it_is_done_and_recorded(alias, published, run, seen_by):
+def test_it_is_done_and_recorded(alias, published, run, seen_by, ids):
     seen = seen_by("all")
     published(*"abcd")
-    places = ids(alias)
+    places = ids()
     for _ in range(2):
         control.reset("all")
         control.replay("all", places[2], skip_ahead=True, by="Ada", reason="imported")
@@ -87,14 +76,14 @@ def test_a_start_is_no_move_ahead(alias, published, run, seen_by):
         control.replay("old", "now")
 
 
-def test_parked_streams_are_not_passed_over(alias, published, run, seen_by):
+def test_parked_streams_are_not_passed_over(alias, published, run, seen_by, ids):
     seen = seen_by("all")
     published("a")
     run("all")
     seen.clear()
     ParkedStream.objects.using(alias).create(
         subscription="all", partition=0, log="outbox_event", stream="a", version=1,
-        position=ids(alias)[0], error="",
+        position=ids()[0], error="",
     )  # fmt: skip
     published("a")
     control.replay("all", "now")
@@ -136,16 +125,7 @@ def test_one_that_is_damaged_or_no_longer_declared(alias, published, run, seen_b
         control.replay("all", "now")
 
 
-def command(*arguments):
-    out = StringIO()
-    try:
-        call_command("outbox_subscriptions", *arguments, stdout=out)
-    except CommandError as error:
-        return error.returncode, f"{out.getvalue()}{error}"
-    return 0, out.getvalue()
-
-
-def test_the_command(alias, published, run, seen_by, monkeypatch):
+def test_the_command(alias, published, run, seen_by, monkeypatch, command):
     seen_by("shop")
     published(*"abc")
     replay = ("replay", "shop", "--from", "now")

@@ -11,12 +11,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from tests.faults.conftest import alias_for
+from tests.faults.tools import alias_for
 from tests.servers import PostgreSQL
 from tests.servers.transfer import dump, restore
-from tests.subscriptions.conftest import published, run
-
-__all__ = ["published", "run"]
 
 
 @pytest.fixture(scope="module")
