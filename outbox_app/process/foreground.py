@@ -80,12 +80,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 def run_processes(
-    work: Callable[..., int],
-    *,
-    count: int,
-    restart: bool,
-    write: Write,
-    final: int | None = None,
+    work: Callable[..., int], *, count: int, restart: bool, write: Write, final: int | None = None
 ) -> int:
     """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
 

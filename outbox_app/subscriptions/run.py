@@ -11,13 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..exceptions import InvalidArgument, UnknownSubscription
-from ..process.foreground import (
-    Progress,
-    prepare,
-    require_at_least,
-    run_processes,
-    stop_on_signals,
-)
+from ..process.foreground import Progress, prepare, require_at_least, run_processes, stop_on_signals
 from ..text import get_logger
 from .runner import Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named

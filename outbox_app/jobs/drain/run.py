@@ -81,11 +81,7 @@ def drain_outbox(
 
 
 def _drain_here(
-    options: dict[str, Any],
-    *,
-    once: bool,
-    write: Callable[[str], Any],
-    parent: int | None = None,
+    options: dict[str, Any], *, once: bool, write: Callable[[str], Any], parent: int | None = None
 ) -> int:
     drainer = Drain(**options, on_turn=Progress(write, _progress, parent=parent))
     stop_on_signals(drainer.stop)
