@@ -152,7 +152,7 @@ def _looks(node: Any) -> Iterator[tuple[str, float, bool]]:
 
 
 def _ratios(small: dict[str, Any], large: dict[str, Any]) -> dict[str, float]:
-    from outbox_app.jobs.drain.status import MANY
+    from outbox_app.models.counting import MANY
 
     growth = {name: large[name]["seconds"] / small[name]["seconds"] for name in small}
     for name in sorted(large, key=lambda name: -large[name]["seconds"]):

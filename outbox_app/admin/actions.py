@@ -34,8 +34,7 @@ from django.utils.translation import gettext_lazy
 
 from ..exceptions import OutboxError
 from ..jobs.bulk import START, BulkResult, up_to
-from ..jobs.drain import status
-from ..models import DatabaseNow
+from ..models import DatabaseNow, counting
 from ..text import one_line, shown
 from .action_log import Selection, log, log_anew
 from .base import OutboxAdmin
@@ -168,16 +167,16 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             preview, complete = newest.rows(rows.order_by("-id")), newest.is_all
         context = {
             "form": form,
-            "rows": [one_line(row, 200) for row in preview[: status.LISTED]],
+            "rows": [one_line(row, 200) for row in preview[: counting.LISTED]],
             **self.about(request, preview, action),
         }
         if action.batched:
             last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
             until, now = last.values_list("id", "now").first() or (0, None)
-            count = status.shown_count(status.counted(preview))
+            count = counting.shown_count(counting.counted(preview))
             context |= {
                 "count": count if complete else f"{count}+",
-                "many": None if complete else status.MANY,
+                "many": None if complete else counting.MANY,
                 "until": until,
                 "asked": now.isoformat() if now else "",
             }
@@ -313,16 +312,16 @@ class State:
 
 
 def left(rows: Any, order: str, state: State) -> str:
-    """Return how many rows are left, as far as ``status.MANY`` rows of the table tell."""
+    """Return how many rows are left, as far as ``counting.MANY`` rows of the table tell."""
     after = {f"{order}__gt": state.after}
     table = rows.model._default_manager.using(rows.db).filter(**after)
     values = table.order_by(order).values_list(order, flat=True)
-    beyond = list(values[status.MANY : status.MANY + 1])
+    beyond = list(values[counting.MANY : counting.MANY + 1])
     part = up_to(state.until, rows, order).filter(**after)
     if beyond:
         part = part.filter(**{f"{order}__lt": beyond[0]})
-    count = status.counted(part)
-    return f"{min(count, status.MANY)}+" if beyond else status.shown_count(count)
+    count = counting.counted(part)
+    return f"{min(count, counting.MANY)}+" if beyond else counting.shown_count(count)
 
 
 def asked_at(request: HttpRequest) -> datetime | DatabaseNow:

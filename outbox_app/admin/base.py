@@ -18,8 +18,7 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..aliases import log_alias, outbox_alias
-from ..jobs.drain import status
-from ..models import Event
+from ..models import Event, counting
 from ..text import shown
 from .masking import masked_text
 from .row_range import RowRange, number, row_range
@@ -51,9 +50,9 @@ class BoundedPaginator(BasePaginator):
         """Rows, MANY at most."""
         # In the order of the list: without one, PostgreSQL reads the table where many rows match.
         rows: Any = self.object_list
-        found = int(rows[: status.MANY + 1].count())
-        self.is_cut = found > status.MANY
-        return min(found, status.MANY)
+        found = int(rows[: counting.MANY + 1].count())
+        self.is_cut = found > counting.MANY
+        return min(found, counting.MANY)
 
 
 class EscapedChangeList(ChangeList):
@@ -103,7 +102,7 @@ class EscapedChangeList(ChangeList):
     @property
     def most(self) -> int:
         """Rows of a range, at most."""
-        return status.MANY
+        return counting.MANY
 
 
 class OutboxAdmin(ModelAdmin):

@@ -17,8 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..jobs import dead
 from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import dead_groups
-from ..jobs.drain import status
-from ..models import DeadJob
+from ..models import DeadJob, counting
 from .actions import Batched, BulkAction, RequiredReason
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
@@ -104,4 +103,4 @@ class DeadJobAdmin(JobAdmin):
     def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
         """Add the jobs by task and error."""
         found = listed(dead_groups(preview))
-        return {**super().about(request, preview, action), "dead": found, "most": status.MANY}
+        return {**super().about(request, preview, action), "dead": found, "most": counting.MANY}

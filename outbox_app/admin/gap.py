@@ -19,9 +19,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
 from ..exceptions import GapNotSkippable
-from ..jobs.drain import status
-from ..jobs.drain.status import LISTED
-from ..models import Event, Gap
+from ..models import Event, Gap, counting
+from ..models.counting import LISTED
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
@@ -98,7 +97,7 @@ class GapAdmin(ConfirmedActionsAdmin):
             "<p>{} {}</p>",
             (
                 (gettext("Before:"), _event(before)),
-                (gettext("Inside:"), status.shown_count(status.counted(inside))),
+                (gettext("Inside:"), counting.shown_count(counting.counted(inside))),
                 (gettext("After:"), _event(after)),
             ),
         )

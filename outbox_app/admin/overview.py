@@ -23,7 +23,7 @@ from ..aliases import log_alias, outbox_alias
 from ..eventlog.long_transactions import long_transactions, open_writers
 from ..jobs.dead_summary import dead_matrix
 from ..jobs.drain import status
-from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription
+from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription, counting
 from ..monitoring import series
 from ..subscriptions import lag
 from . import sections
@@ -51,7 +51,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     seen = _look(request, using)
     context: dict[str, Any] = {
         "using": using,
-        "many": status.MANY,
+        "many": counting.MANY,
         "refresh": REFRESH,
         "now": timezone.now(),
         "verdict": verdict(seen),
@@ -115,5 +115,5 @@ def _look(request: HttpRequest, using: str) -> Seen:
         seen.lags = lag.lags(using=log)
         seen.in_flight |= lag.in_flight(using=log)
     if may_view(request, Gap):
-        seen.gaps = status.counted(Gap.objects.using(log).filter(state=Gap.State.OPEN))
+        seen.gaps = counting.counted(Gap.objects.using(log).filter(state=Gap.State.OPEN))
     return seen

@@ -1,4 +1,4 @@
-"""How much of a table a list looks at: ``status.MANY`` rows, the newest or those before an id.
+"""How much of a table a list looks at: ``counting.MANY`` rows, the newest or those before an id.
 
 A filter that matches few rows would make the database read the whole table. So the filter is
 applied inside a range of the primary key only, found by one look along the index, and the page says
@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from ..jobs.drain import status
+from ..models import counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RowRange:
 
 
 def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> RowRange:
-    """Return the newest rows of a table, or those before a value, ``status.MANY`` at most.
+    """Return the newest rows of a table, or those before a value, ``counting.MANY`` at most.
 
     Args:
         table: All rows; or those that an index leads to in the order of the column.
@@ -53,7 +53,7 @@ def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = 
     """
     rows = table if before is None else table.filter(**{f"{column}__lt": before})
     values = rows.order_by(f"-{column}").values_list(column, flat=True)
-    edge = list(values[status.MANY - 1 : status.MANY + 1])
+    edge = list(values[counting.MANY - 1 : counting.MANY + 1])
     first = edge[0] if len(edge) == 2 else None
     # What is numbered anew in each stream is all over the table, as the planner sees it.
     last = None if column == "id" or first is None else values[0]

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from ..aliases import log_alias
 from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow
 from ..jobs.drain import status
-from ..models import Event
+from ..models import Event, counting
 from ..models.statistic import label_of
 from ..monitoring import series as minutes
 from ..subscriptions import lag
@@ -43,12 +43,12 @@ def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
         )
     yield _("Published a minute"), number(seen.published), _("last minute"), "process", ""
     if seen.dead:
-        yield _("Dead"), status.shown_count(seen.dead.total), "", "deadjob", ""
+        yield _("Dead"), counting.shown_count(seen.dead.total), "", "deadjob", ""
     if seen.lags is not None:
         late = max((each.oldest_seconds for each in seen.lags), default=0.0)
         yield _("Subscriptions behind"), duration(late), _("the latest"), "subscription", ""
     if seen.gaps is not None:
-        yield _("Open gaps"), status.shown_count(seen.gaps), "", "gap", "state=open"
+        yield _("Open gaps"), counting.shown_count(seen.gaps), "", "gap", "state=open"
 
 
 def charts(using: str, *, now: int) -> list[SafeString]:
@@ -130,9 +130,9 @@ def _known(values: list[float], taken: list[bool]) -> list[float | None]:
 def held(jobs: status.Held) -> list[tuple[str, str]]:
     """Return held jobs by when they are due."""
     return [
-        (_("due now"), status.shown_count(jobs.due)),
-        (_("due within the hour"), status.shown_count(jobs.within_the_hour)),
-        (_("due later"), status.shown_count(jobs.later)),
+        (_("due now"), counting.shown_count(jobs.due)),
+        (_("due within the hour"), counting.shown_count(jobs.within_the_hour)),
+        (_("due later"), counting.shown_count(jobs.later)),
     ]
 
 

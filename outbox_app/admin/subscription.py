@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..aliases import log_alias
 from ..exceptions import ReplayRefused
-from ..jobs.drain.status import LISTED
 from ..models import Event, ParkedStream
+from ..models.counting import LISTED
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point

@@ -1,7 +1,7 @@
 """Dead jobs summed up: by task and error, and over the last hours and days.
 
-Each summary is one statement for the counts, over the newest ``status.MANY`` dead jobs, and one for
-the reasons of the newest ones. Ages go by the database's clock.
+Each summary is one statement for the counts, over the newest ``counting.MANY`` dead jobs, and one
+for the reasons of the newest ones. Ages go by the database's clock.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet
 
-from ..models import DatabaseNow, DeadJob
-from .drain import status
+from ..models import DatabaseNow, DeadJob, counting
 
 #: The windows, by the names that the admin's filter and its addresses have for them.
 WINDOWS = {
@@ -75,7 +74,7 @@ class DeadGroups:
 
 
 def dead_matrix(*, using: str) -> DeadMatrix:
-    dead, cut = _newest(DeadJob.objects.using(using))
+    dead, cut = counting.newest(DeadJob.objects.using(using))
     pairs = list(
         dead.order_by()
         .values_list("task", "error")
@@ -94,10 +93,12 @@ def dead_matrix(*, using: str) -> DeadMatrix:
     for row in (*tasks, *errors):
         row.reason = reasons.get(row.newest, "")
     return DeadMatrix(
-        tasks=tasks[: status.LISTED],
-        errors=errors[: status.LISTED],
+        tasks=tasks[: counting.LISTED],
+        errors=errors[: counting.LISTED],
         total=sum(pair[2] for pair in pairs) + cut,
-        complete=not cut and len(pairs) <= PAIRS and max(len(tasks), len(errors)) <= status.LISTED,
+        complete=not cut
+        and len(pairs) <= PAIRS
+        and max(len(tasks), len(errors)) <= counting.LISTED,
     )
 
 
@@ -115,27 +116,21 @@ def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
 
 def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
     """Return how many of these dead jobs there are of each task and error."""
-    dead, cut = _newest(dead)
+    dead, cut = counting.newest(dead)
     groups = list(
         dead.order_by()
         .values_list("task", "error")
         .annotate(count=Count("id"), newest=Max("died_at"), last=Max("id"))
-        .order_by("-count", "task", "error")[: status.LISTED + 1]
+        .order_by("-count", "task", "error")[: counting.LISTED + 1]
     )
     reasons = _reasons({last for *_, last in groups}, using=dead.db)
     return DeadGroups(
         groups=[
             DeadGroup(task, error, count, newest, reasons.get(last, ""))
-            for task, error, count, newest, last in groups[: status.LISTED]
+            for task, error, count, newest, last in groups[: counting.LISTED]
         ],
-        complete=not cut and len(groups) <= status.LISTED,
+        complete=not cut and len(groups) <= counting.LISTED,
     )
-
-
-def _newest(dead: QuerySet[DeadJob]) -> tuple[QuerySet[DeadJob], bool]:
-    """Return the newest MANY of these dead jobs, and whether there are more."""
-    past = list(dead.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
-    return (dead.filter(id__gt=past[0]), True) if past else (dead, False)
 
 
 def _reasons(ids: set[int], *, using: str) -> dict[int, str]:

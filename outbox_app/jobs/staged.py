@@ -17,12 +17,11 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from ..conf import SHARDS
-from ..models import DeadJob, StagedJob
+from ..models import DeadJob, StagedJob, counting
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
 from .bulk import BulkResult, Moment, run_for
-from .drain import status
 from .drain.batch import apps_with_rows
 from .message import Message
 from .staging.insert import shard_of
@@ -84,8 +83,8 @@ def held_few(jobs: QuerySet[StagedJob]) -> list[int] | None:
 def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int]:
     """Return the ids of the staged jobs with a task id, a few at most.
 
-    Looked for among the first ``status.MANY`` ready jobs and held jobs of its shard, which its key
-    says, else its task id; and among the newest ``status.MANY`` rows of all shards.
+    Looked for among the first ``counting.MANY`` ready jobs and held jobs of its shard, which its
+    key says, else its task id; and among the newest ``counting.MANY`` rows of all shards.
     """
     rows = StagedJob.objects.using(using)
     shard = shard_of(ordering_key, task_id)
@@ -97,16 +96,14 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
             (of_shard.filter(available_at__isnull=False), "available_at"),
         ):
             found |= _named(part, task_id, column)
-    newest = rows.order_by("-id").values_list("id", flat=True)
-    [floor] = newest[status.MANY : status.MANY + 1] or [None]
-    window = rows if floor is None else rows.filter(id__gt=floor)
-    found |= set(window.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
+    newest, _ = counting.newest(rows)
+    found |= set(newest.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
     return sorted(found)
 
 
 def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
     values = part.order_by(column).values_list(column, flat=True)
-    beyond = list(values[status.MANY : status.MANY + 1])
+    beyond = list(values[counting.MANY : counting.MANY + 1])
     if beyond:
         part = part.filter(**{f"{column}__lt": beyond[0]})
     return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ..jobs.drain.status import shown_count
+from ..models.counting import shown_count
 from ..monitoring.diagnosis import Problem
 from ..monitoring.status import Facts
 from ..text import one_line

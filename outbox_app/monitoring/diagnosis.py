@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from ..jobs.drain.status import MANY, shown_count
+from ..models.counting import MANY, shown_count
 from ..text import one_line
 from .status import DrainerFacts, Facts, SubscriptionFacts
 

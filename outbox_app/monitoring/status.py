@@ -1,8 +1,8 @@
 """All facts of an outbox at once: what the status command, the health view and the metrics tell.
 
 A number of statements that depends on the number of Celery apps, subscriptions and logs, not on
-rows. Counting stops at ``status.MANY``, lists are cut, and a figure that was cut says so. The facts
-are read one after the other, not at one moment. Nothing here judges: see ``problems``.
+rows. Counting stops at ``counting.MANY``, lists are cut, and a figure that was cut says so. The
+facts are read one after the other, not at one moment. Nothing here judges: see ``problems``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db.models import Count, QuerySet
 
 from ..aliases import log_alias, outbox_alias
 from ..jobs.drain import status
-from ..models import DatabaseNow, DeadJob, Event, Gap, Incident
+from ..models import DatabaseNow, DeadJob, Event, Gap, Incident, counting
 from ..subscriptions import lag
 from ..subscriptions.subscriber import all_subscribers
 from . import series as minutes
@@ -153,24 +153,23 @@ def outbox_status(*, using: str | None = None) -> Facts:
         per_minute=_per_minute(jobs, logs),
         delay=DelayFacts(p50=delays.p50, p95=delays.p95, p99=delays.p99),
         subscriptions=_subscriptions(lags),
-        gaps=status.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN)),
+        gaps=counting.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN)),
     )
 
 
 def dead_facts(dead: QuerySet[DeadJob]) -> DeadFacts:
     """Return how many of these dead jobs there are, and by error: of the newest MANY."""
-    past = list(dead.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
-    counted = dead.filter(id__gt=past[0]) if past else dead
+    newest, cut = counting.newest(dead)
     found = list(
-        counted.order_by()
+        newest.order_by()
         .values_list("error")
         .annotate(count=Count("id"))
-        .order_by("-count", "error")[: status.LISTED + 1]
+        .order_by("-count", "error")[: counting.LISTED + 1]
     )
     return DeadFacts(
-        jobs=status.counted(dead),
-        complete=not past and len(found) <= status.LISTED,
-        by_error=dict(found[: status.LISTED]),
+        jobs=counting.counted(dead),
+        complete=not cut and len(found) <= counting.LISTED,
+        by_error=dict(found[: counting.LISTED]),
     )
 
 

@@ -1,8 +1,8 @@
 """How subscriptions are doing: where they stand, how far behind, and what is in flight.
 
 A number of statements that depends on the number of subscriptions, partitions and logs, not on
-rows. Counting stops at ``status.MANY``, and for each partition at its share of that; a figure that
-was cut says so. The age of what is behind goes by the database's clock.
+rows. Counting stops at ``counting.MANY``, and for each partition at its share of that; a figure
+that was cut says so. The age of what is behind goes by the database's clock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named
 from ..eventlog.unread import Unread, count_unread
 from ..exceptions import DamagedCursor, UnknownLog
-from ..jobs.drain import status
-from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream, Process, Subscription
+from ..models import (
+    Cursor,
+    DatabaseNow,
+    EventLog,
+    Gap,
+    ParkedStream,
+    Process,
+    Subscription,
+    counting,
+)
 from .subscriber import Subscriber, all_subscribers
 
 #: A partition's share of MANY is no less.
@@ -105,7 +113,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
 
     Args:
         using: Database alias.
-        names: Which. Default: the first ``status.LISTED``.
+        names: Which. Default: the first ``counting.LISTED``.
     """
     # One that cannot run belongs to no alias, and is shown on each.
     declared = {e.name: e for e in all_subscribers() if e.fault or e.using == using}
@@ -114,7 +122,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     for name, subscriber in declared.items():
         if names is None or name in names:
             found.setdefault(name, Subscription(name=name, partitions=subscriber.partitions))
-    chosen = sorted(found)[: status.LISTED] if names is None else sorted(found)
+    chosen = sorted(found)[: counting.LISTED] if names is None else sorted(found)
     cursors: dict[str, list[CursorLag]] = {name: [] for name in chosen}
     read = Cursor.objects.using(using).filter(subscription__in=chosen)
     for cursor in read.order_by("subscription", "log", "partition"):
@@ -201,7 +209,7 @@ def _measure(
         alias = (subscriber and subscriber.read_from) or using
         key = (each.cursor.log, alias, reads_by_time(each.cursor.state))
         by_reader[key].append(each)
-    bound = max(LEAST, status.MANY // max(1, len(lags)))
+    bound = max(LEAST, counting.MANY // max(1, len(lags)))
     for (table, alias, by_time), group in by_reader.items():
         try:
             log = log_named(table)
@@ -237,7 +245,5 @@ def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, flo
 
 
 def _counts(rows: QuerySet[Any]) -> dict[str, int]:
-    past = list(rows.order_by("-id").values_list("id", flat=True)[status.MANY : status.MANY + 1])
-    if past:  # the newest are enough to say that there are many
-        rows = rows.filter(id__gt=past[0])
+    rows, _ = counting.newest(rows)  # enough to say that there are many
     return dict(rows.order_by().values_list("subscription").annotate(count=Count("id")))

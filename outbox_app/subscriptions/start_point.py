@@ -24,8 +24,7 @@ from ..eventlog.reader import LogReader
 from ..eventlog.registry import position_before
 from ..eventlog.window import TOMBSTONE, Run
 from ..exceptions import ReadRefused, ReplayRefused
-from ..jobs.drain import status
-from ..models import Cursor, EventLog
+from ..models import Cursor, EventLog, counting
 from ..text import one_line
 
 StartPoint = Literal["beginning", "now"] | int | datetime
@@ -101,7 +100,7 @@ class Move:
         """The events passed over, for people; empty: none."""
         if not self.passed:
             return ""
-        count = f"{status.MANY}+" if len(self.passed) > status.MANY else str(len(self.passed))
+        count = f"{counting.MANY}+" if len(self.passed) > counting.MANY else str(len(self.passed))
         some = ", ".join(
             one_line(f"{n} {type} {stream}", 80) for n, type, stream in self.passed[:3]
         )
@@ -155,12 +154,12 @@ def planned_move(
                     f"SELECT id, type, stream FROM {reader.window.source} WHERE "
                     f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
                     f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
-                    f"LIMIT {status.MANY + 1}",
+                    f"LIMIT {counting.MANY + 1}",
                     params,
                 )
         finally:
             reader.close()
-    passed = [each for each in sorted(passed)[: status.MANY + 1] if each[2] not in parked]
+    passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
     return Move(reader.log, before, after, state.dump(), last or 0, passed)
 
 

@@ -7,8 +7,7 @@ from django.contrib.admin.models import LogEntry
 
 from outbox_app.exceptions import InvalidJob
 from outbox_app.jobs import dead
-from outbox_app.jobs.drain import status
-from outbox_app.models import DeadJob, Incident, StagedJob
+from outbox_app.models import DeadJob, Incident, StagedJob, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, hidden, page, said, selection, text
@@ -87,7 +86,7 @@ def test_what_dies_after_the_question_was_not_in_the_answer(alias, superuser):
 
 
 def test_the_count_of_a_question_stops(alias, superuser, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
     jobs = dead_jobs(5, using=alias)
     question = superuser.post(DEAD, selection("requeue_selected", jobs[0], select_across=1))
     assert "Number of jobs: 3+" in text(question)

@@ -11,10 +11,9 @@ from django.db import transaction
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import bulk, staged
 from outbox_app.jobs.dead import find_dead, requeue_dead
-from outbox_app.jobs.drain import status
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.staging.insert import shard_of
-from outbox_app.models import DatabaseNow, DeadJob, Lease, Process, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Lease, Process, StagedJob, counting
 from outbox_app.signals import job_dead
 from tests import tasks
 from tests.jobs.dead.rows import message, staged_jobs
@@ -56,7 +55,7 @@ def test_filters(alias, superuser):
 
 
 def test_a_task_id_is_found_outside_the_window_through_its_shard(alias, superuser, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
     [ready] = staged_jobs(using=alias, task_id="ready")
     [held] = staged_jobs(using=alias, task_id="held")
     hold(alias, held, minutes=5)
@@ -77,7 +76,7 @@ def test_a_task_id_is_found_outside_the_window_through_its_shard(alias, superuse
 
 
 def test_a_few_held_jobs_are_found_below_many_ready_ones(alias, superuser, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
     due, later = staged_jobs(2, using=alias)
     hold(alias, due, minutes=-5)
     hold(alias, later, minutes=5)

@@ -15,8 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from outbox_app.admin import actions
-from outbox_app.jobs.drain import status
-from outbox_app.models import DeadJob, Event, StagedJob
+from outbox_app.models import DeadJob, Event, StagedJob, counting
 
 from .pages import DEAD, STAGED, hidden, page, selection
 
@@ -183,7 +182,7 @@ def examined(alias, sent):
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_every_statement_of_every_page_reads_a_range_of_an_index(alias, superuser, monkeypatch):
     plant(alias)
-    monkeypatch.setattr(status, "MANY", min(status.MANY, ROWS // 10))
+    monkeypatch.setattr(counting, "MANY", min(counting.MANY, ROWS // 10))
     monkeypatch.setattr(actions, "SECONDS", 0)
     before = {STAGED: StagedJob, DEAD: DeadJob, EVENTS: Event}
     pages = []
@@ -214,9 +213,9 @@ def test_every_statement_of_every_page_reads_a_range_of_an_index(alias, superuse
         assert len([sql for sql in sent if "outbox_" in sql]) <= 24, (url, sent)
         for sql, rows, how in examined(alias, sent):
             most[url] = max(most.get(url, 0), rows)
-            if rows > 1.2 * status.MANY + 5000 or {"Seq Scan", "ALL"} & set(how):
+            if rows > 1.2 * counting.MANY + 5000 or {"Seq Scan", "ALL"} & set(how):
                 faults.append(
                     f"{url} {'' if form is None else form['action']}: {rows} {how}\n{sql}"
                 )
     assert not faults, "\n\n".join(faults)
-    assert max(most.values()) >= status.MANY  # the account is one
+    assert max(most.values()) >= counting.MANY  # the account is one

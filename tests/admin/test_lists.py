@@ -10,8 +10,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.admin.durations import duration
-from outbox_app.jobs.drain import status
-from outbox_app.models import DatabaseNow, DeadJob, Incident
+from outbox_app.models import DatabaseNow, DeadJob, Incident, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
@@ -62,7 +61,7 @@ def test_no_list_counts_or_reads_without_a_limit(alias, superuser, url):
 
 
 def test_counting_stops_and_the_list_says_so(alias, superuser, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 120)
+    monkeypatch.setattr(counting, "MANY", 120)
     jobs = staged_jobs(120, using=alias)
     assert "Looked through" not in text(superuser.get(STAGED))
     jobs += staged_jobs(1, using=alias)

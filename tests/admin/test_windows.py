@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_app.jobs.drain import status
-from outbox_app.models import DeadJob, Event, Gap
+from outbox_app.models import DeadJob, Event, Gap, counting
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .pages import DEAD, STAGED, body, hidden, page, selection, text
@@ -20,7 +19,7 @@ from .test_subscriptions import listed as versions
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
 
 
 def link(response, words):

@@ -8,7 +8,6 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app.jobs.drain import status
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -17,6 +16,7 @@ from outbox_app.models import (
     ParkedStream,
     StagedJob,
     Statistic,
+    counting,
 )
 from outbox_app.monitoring import series
 from outbox_app.monitoring import status as facts_module
@@ -159,8 +159,8 @@ def test_one_that_has_never_run_is_not_unread_without_events(alias, seen_by):
 
 
 def test_counting_stops(alias, died, staged, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
-    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(counting, "MANY", 3)
+    monkeypatch.setattr(counting, "LISTED", 2)
     monkeypatch.setattr(facts_module, "INCIDENTS", 2)
     for error in ("A", "E", "F", "F"):
         died(1, error=error)
@@ -177,7 +177,7 @@ def test_counting_stops(alias, died, staged, monkeypatch):
 
 
 def test_errors_that_are_not_listed_are_told(alias, died, monkeypatch):
-    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(counting, "LISTED", 2)
     for error in "ABBCC":
         died(1, error=error)
     assert outbox_status().dead == DeadFacts(jobs=5, complete=False, by_error={"B": 2, "C": 2})

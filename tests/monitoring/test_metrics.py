@@ -14,9 +14,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from outbox_app.conf import SHARDS
-from outbox_app.jobs.drain import status
 from outbox_app.metrics import METRICS, OutboxCollector, exposition
-from outbox_app.models import Cursor, DeadJob, Incident, Lease
+from outbox_app.models import Cursor, DeadJob, Incident, Lease, counting
 from outbox_app.monitoring import series as minutes
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -136,7 +135,7 @@ def test_two_drainers_of_one_host_and_pid_are_one_series(alias, drainer):
 
 
 def test_labels_are_bounded(alias, died, monkeypatch):
-    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(counting, "LISTED", 2)
     for error in "ABBCCDE":
         died(1, error=error)
     found = scraped()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_app.jobs.drain.status import MANY, Backlog, Held
+from outbox_app.jobs.drain.status import Backlog, Held
+from outbox_app.models.counting import MANY
 from outbox_app.monitoring.diagnosis import Limits, problems
 from outbox_app.monitoring.status import (
     DeadFacts,

@@ -12,8 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from outbox_app.jobs.drain import status
-from outbox_app.models import Statistic
+from outbox_app.models import Statistic, counting
 from outbox_app.models.statistic import LABEL_LENGTH, label_of
 from outbox_app.pipeline.driver.statistic_table import BATCH, store
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
@@ -254,7 +253,7 @@ class TestAdmin:
         after = statements()
         assert len(after) == len(before) <= 5
         assert all("LIMIT" in sql for sql in after)
-        monkeypatch.setattr(status, "MANY", 120)
+        monkeypatch.setattr(counting, "MANY", 120)
         cut = "more than 120" if "name" in query else "Looked through the newest 120 rows"
         assert cut in " ".join(client.get(LIST, query).content.decode().split())
 

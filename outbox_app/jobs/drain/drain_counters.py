@@ -17,13 +17,14 @@ from typing import Protocol
 from django.db.models import Max
 
 from ...models import StagedJob
+from ...models.counting import counted
 from ...process import counters
 from ...process.backoff import Backoff
 from ...process.counters import BUCKETS, EDGES, Counters, prune_if_worth_it
 from ...process.lease import LeaseHolder
 from ...text import get_logger
 from .batch import Row, apps_with_rows
-from .status import counted, held_rows, oldest_seconds, ready_rows
+from .status import held_rows, oldest_seconds, ready_rows
 
 #: Who owns this shard takes the samples.
 SAMPLER = 0

@@ -17,32 +17,27 @@ from django.db import connections
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from ...conf import SHARDS
-from ...models import DatabaseNow, Incident, Lease, Process, StagedJob
+from ...models import DatabaseNow, Incident, Lease, Process, StagedJob, counting
 from .batch import apps_with_rows
-
-#: Counting stops here.
-MANY = 100_000
-#: Lists end here.
-LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """Jobs on their way."""
 
-    #: Rows, counted up to MANY.
+    #: Rows, counted up to counting.MANY.
     rows: int
     #: Age of the oldest ready row, in seconds; 0 where there is none.
     oldest_seconds: float
 
     @property
     def shown(self) -> str:
-        return shown_count(self.rows)
+        return counting.shown_count(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Jobs that wait for their time, each figure counted up to MANY."""
+    """Jobs that wait for their time, each figure counted up to counting.MANY."""
 
     #: Their time has come: they leave with the next batches.
     due: int
@@ -73,21 +68,11 @@ class DrainerStatus:
         return self.silent_seconds > self.drainer.lease_seconds
 
 
-def shown_count(count: int) -> str:
-    """Return a count for people: ``100000+`` where counting stopped."""
-    return f"{MANY}+" if count > MANY else str(count)
-
-
-def counted(rows: QuerySet[Any], *, limit: int | None = None) -> int:
-    """Return how many rows there are, or one more than the limit (MANY) where there are more."""
-    return rows.order_by()[: (MANY if limit is None else limit) + 1].count()
-
-
 def backlog(*, using: str) -> Backlog:
     """Return the backlog of the alias ``using``: ready rows only, held ones are not late."""
     apps = apps_with_rows(using=using)
     age = oldest_seconds(apps, using=using)
-    return Backlog(rows=counted(ready_rows(apps, using=using)), oldest_seconds=age)
+    return Backlog(rows=counting.counted(ready_rows(apps, using=using)), oldest_seconds=age)
 
 
 def held(*, using: str) -> Held:
@@ -95,11 +80,11 @@ def held(*, using: str) -> Held:
     rows = by_shard(StagedJob.objects.using(using), apps_with_rows(using=using))
     soon = DatabaseNow() + timedelta(hours=1)
     return Held(
-        due=counted(rows.filter(available_at__lte=DatabaseNow())),
-        within_the_hour=counted(
+        due=counting.counted(rows.filter(available_at__lte=DatabaseNow())),
+        within_the_hour=counting.counted(
             rows.filter(available_at__gt=DatabaseNow(), available_at__lte=soon)
         ),
-        later=counted(rows.filter(available_at__gt=soon)),
+        later=counting.counted(rows.filter(available_at__gt=soon)),
     )
 
 
@@ -131,7 +116,7 @@ def unowned_shards(drainers: list[DrainerStatus]) -> list[int]:
 
 
 def incidents(*, using: str) -> list[Incident]:
-    return list(Incident.objects.using(using).order_by("-id")[:LISTED])
+    return list(Incident.objects.using(using).order_by("-id")[: counting.LISTED])
 
 
 def ready_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:

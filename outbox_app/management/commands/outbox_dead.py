@@ -19,8 +19,8 @@ from ...aliases import outbox_alias
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.dead_summary import dead_groups
-from ...jobs.drain.status import MANY
 from ...models import DeadJob
+from ...models.counting import MANY
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
 from ..teaching import TeachingCommand

@@ -20,8 +20,8 @@ from ...exceptions import (
     ReadRefused,
     ReplayRefused,
 )
-from ...jobs.drain.status import LISTED
 from ...models import Event
+from ...models.counting import LISTED
 from ...process.preflight import require_alias, require_migrated
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox_app.jobs.drain import status
-from outbox_app.models import DeadJob, Incident, StagedJob
+from outbox_app.models import DeadJob, Incident, StagedJob, counting
 
 from .rows import dead_jobs
 
@@ -56,7 +55,7 @@ def test_list_groups_by_task_and_error_with_the_newest_reason(alias):
 
 @pytest.mark.django_db
 def test_list_is_bounded(alias, monkeypatch):
-    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(counting, "LISTED", 2)
     for number in range(3):
         dead_jobs(using=alias, task=f"t{number}")
     code, out = run("list")

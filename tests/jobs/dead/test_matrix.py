@@ -10,8 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.jobs import dead_summary as module
 from outbox_app.jobs.dead_summary import WINDOWS, dead_matrix
-from outbox_app.jobs.drain import status
-from outbox_app.models import DatabaseNow, DeadJob
+from outbox_app.models import DatabaseNow, DeadJob, counting
 from tests.jobs.dead.rows import dead_jobs
 
 pytestmark = pytest.mark.django_db
@@ -48,16 +47,16 @@ def test_nothing_is_dead(alias):
 def test_only_so_many_are_looked_at_and_it_says_so(alias, monkeypatch):
     dead_jobs(3, using=alias, task="old")
     dead_jobs(4, using=alias, task="new")
-    monkeypatch.setattr(status, "MANY", 4)
+    monkeypatch.setattr(counting, "MANY", 4)
     found = dead_matrix(using=alias)
     assert [row.name for row in found.tasks] == ["new"]
     assert found.total == 5, "counted up to MANY + 1"
     assert not found.complete
-    monkeypatch.setattr(status, "MANY", 7)
+    monkeypatch.setattr(counting, "MANY", 7)
     assert dead_matrix(using=alias).complete
 
 
-@pytest.mark.parametrize(("where", "name"), [(status, "LISTED"), (module, "PAIRS")])
+@pytest.mark.parametrize(("where", "name"), [(counting, "LISTED"), (module, "PAIRS")])
 def test_the_most_frequent_are_listed(alias, monkeypatch, where, name):
     dead_jobs(1, using=alias, task="seldom", error="x")
     dead_jobs(3, using=alias, task="often", error="x")

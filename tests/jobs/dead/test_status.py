@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.jobs.dead_summary import dead_groups
 from outbox_app.jobs.drain import status
-from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob
+from outbox_app.models import DatabaseNow, DeadJob, Incident, Lease, Process, StagedJob, counting
 from outbox_app.text import one_line, shown
 
 from .rows import dead_jobs, staged_jobs
@@ -62,7 +62,7 @@ def test_the_oldest_is_found_in_whichever_shard_and_app(alias):
 
 
 def test_counting_stops(alias, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
     staged_jobs(3, using=alias)
     assert status.backlog(using=alias).shown == "3"
     staged_jobs(5, using=alias)
@@ -101,7 +101,7 @@ def test_without_leases_every_shard_is_unowned(alias):
 
 
 def test_incidents_are_cut(alias, monkeypatch):
-    monkeypatch.setattr(status, "LISTED", 2)
+    monkeypatch.setattr(counting, "LISTED", 2)
     rows = [Incident(kind="unknown", first_id=n, last_id=n) for n in range(5)]
     Incident.objects.using(alias).bulk_create(rows)
     assert [row.first_id for row in status.incidents(using=alias)] == [4, 3]
@@ -120,7 +120,7 @@ def test_dead_jobs_by_task_and_error(alias):
 
 
 def test_only_the_newest_dead_jobs_are_grouped(alias, monkeypatch):
-    monkeypatch.setattr(status, "MANY", 4)
+    monkeypatch.setattr(counting, "MANY", 4)
     dead_jobs(5, using=alias, task="old")
     dead_jobs(3, using=alias, task="new")
     found = dead_groups(DeadJob.objects.using(alias))

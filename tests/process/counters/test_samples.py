@@ -7,8 +7,8 @@ from django.db import OperationalError, connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.jobs.drain import drain_counters
-from outbox_app.jobs.drain.status import counted
 from outbox_app.models import StagedJob, Statistic
+from outbox_app.models.counting import counted
 from tests.jobs.dead.rows import staged_jobs
 
 from .planted import NOW, totals

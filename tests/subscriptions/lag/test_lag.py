@@ -13,7 +13,6 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.unread import count_unread
-from outbox_app.jobs.drain import status
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -22,6 +21,7 @@ from outbox_app.models import (
     ParkedStream,
     Process,
     Subscription,
+    counting,
 )
 from outbox_app.subscriptions import control, lag
 from tests.faults.tools import eventually, on
@@ -90,7 +90,7 @@ def test_a_replayed_one(alias, published, run, seen_by):
 
 def test_counting_stops_and_says_so(alias, published, run, seen_by, monkeypatch):
     monkeypatch.setattr(lag, "LEAST", 3)
-    monkeypatch.setattr(status, "MANY", 3)
+    monkeypatch.setattr(counting, "MANY", 3)
     seen_by("all")
     control.reset("all")
     published(*"abc")
