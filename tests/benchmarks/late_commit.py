@@ -18,6 +18,7 @@ from typing import Any
 import django
 
 from benchmarks.writers import Written, insert
+from tests.patience import patience
 
 written = Written()
 
@@ -84,7 +85,7 @@ def committing_late(*streams: str) -> Iterator[None]:
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    if not wrote.wait(40):
+    if not wrote.wait(patience()):
         raise RuntimeError("The late transaction has not written its rows.")
     try:
         yield

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.tools import ROOT, on
+from tests.patience import patience
 
 Environment = Callable[[str], dict[str, str]]
 NOTHING = {"lost": 0, "tails": 0, "duplicated": 0, "inverted": 0, "phantoms": 0}
@@ -22,7 +23,7 @@ def run(*arguments: str, environment: dict[str, str]) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patience(100),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

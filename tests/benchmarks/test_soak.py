@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.tools import ROOT
+from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -24,7 +25,7 @@ def test_soak_runs(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=patience(380),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(file.read_text())
@@ -38,6 +39,6 @@ def test_soak_runs(tmp_path: Path) -> None:
 
 def test_soak_names_a_fault_that_there_is_not() -> None:
     command = [sys.executable, "-m", "benchmarks", "soak", "--faults", "kill-everything"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 2
     assert "no such faults: kill-everything" in done.stderr

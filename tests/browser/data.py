@@ -18,6 +18,7 @@ from django.utils.timezone import now
 from outbox_app.jobs.staging.insert import shard_of
 from outbox_app.models import DeadJob, Event, Gap, Incident, ParkedStream, StagedJob
 from tests.jobs.dead.rows import message
+from tests.patience import patience
 
 MINUTE = timedelta(minutes=1)
 
@@ -174,7 +175,7 @@ def wait_for(model: str, **filters: Any) -> None:
     Raises:
         TimeoutError: There is none for too long.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while not apps.get_model(model)._default_manager.filter(**filters).exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"No {model} with {filters}.")

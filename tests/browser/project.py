@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.patience import patience
 from tests.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +74,7 @@ class Project:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline = time.monotonic() + SECONDS_TO_START
+        deadline = time.monotonic() + patience(SECONDS_TO_START)
         while not self._answers():
             if self._up.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"The project does not start:\n{self.log.read_text()[-3000:]}")
@@ -83,7 +84,7 @@ class Project:
         if self._up and self._up.poll() is None:
             self._up.send_signal(signal.SIGTERM)
             try:
-                self._up.wait(60)  # it kills what does not end
+                self._up.wait(patience(60))  # it kills what does not end
             except subprocess.TimeoutExpired:
                 self._up.kill()
                 self._up.wait()

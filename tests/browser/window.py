@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
+from tests.patience import patience
+
 #: Milliseconds to wait for what has to come; a slow machine takes its time.
-PATIENCE = 30_000
+MILLISECONDS = 30_000
 #: Of the thread.
 NAME = "chromium"
 OPTIONS = (
@@ -63,15 +65,15 @@ class Browser:
         """A new session of the browser. Call it in the browser's thread."""
         options = {"viewport": {"width": 1280, "height": 900}, "locale": "en-GB", **options}
         context = self._browser.new_context(base_url=url, timezone_id="UTC", **options)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(patience(MILLISECONDS))
         context.add_init_script(FIRST)
         return context
 
     def _launch(self, program: str) -> None:
-        expect.set_options(timeout=PATIENCE)
+        expect.set_options(timeout=patience(MILLISECONDS))
         self._playwright = sync_playwright().start()
         self._browser = self._playwright.chromium.launch(
-            executable_path=program, args=[*OPTIONS], timeout=2 * PATIENCE
+            executable_path=program, args=[*OPTIONS], timeout=patience(2 * MILLISECONDS)
         )
 
     def _close(self) -> None:

@@ -14,6 +14,7 @@ from outbox_app.checks.logs import check_log_tables
 from outbox_app.checks.sessions import check_sessions
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import alias_for, on
+from tests.patience import patience
 from tests.servers import MariaDB, PostgreSQL
 from tests.servers.transfer import Standby
 
@@ -95,7 +96,7 @@ class TestPooler:
         with connections.create_connection(alias).cursor() as cursor:
             cursor.execute("LISTEN outbox_jobs")
             assert check_sessions(databases=[alias]) == []
-            heard = cursor.connection.notifies(timeout=20, stop_after=1)
+            heard = cursor.connection.notifies(timeout=patience(20), stop_after=1)
             assert [len(notice.payload) for notice in heard] == [32]
             cursor.connection.close()
 

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish, publish_many
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.models import Event, StreamHead
-from tests.faults.tools import PATIENCE
+from tests.patience import patience
 
 from .sessions import Session, execute, truncate
 
@@ -285,7 +285,7 @@ def stress(alias: str, reader: Reader, *, writers: int = 5, count: int = 30, see
         for thread in threads:
             thread.all = threads
             thread.start()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience()
         while any(thread.is_alive() for thread in threads):
             assert time.monotonic() < deadline, "the writers hang"
             listener.page()
@@ -295,5 +295,5 @@ def stress(alias: str, reader: Reader, *, writers: int = 5, count: int = 30, see
     finally:
         with ExitStack() as stack:
             for thread in threads:
-                stack.callback(thread.join, PATIENCE)
+                stack.callback(thread.join, patience())
         reader.close()

@@ -16,7 +16,7 @@ from django.db.models import DateTimeField, Func
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.models import Event
-from tests.faults.tools import PATIENCE
+from tests.patience import patience
 
 
 class Session:
@@ -37,7 +37,7 @@ class Session:
         self.thread.shutdown()
 
     def do(self, step: Callable[[], Any]) -> Any:
-        return self.thread.submit(step).result(PATIENCE)
+        return self.thread.submit(step).result(patience())
 
     def begin(self) -> Session:
         """Open a transaction; inside one, a savepoint."""

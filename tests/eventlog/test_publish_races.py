@@ -11,7 +11,8 @@ from django.db import OperationalError, connections, transaction
 from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
 from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.models import Event, StreamHead
-from tests.faults.tools import PATIENCE, on
+from tests.faults.tools import on
+from tests.patience import patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -47,7 +48,7 @@ def both(alias, first, second, look=lambda: None):
             with transaction.atomic(using=alias):
                 look()
                 looked.set()
-                ready.wait(PATIENCE)
+                ready.wait(patience())
                 found.append(second())
         except Exception as error:
             found.append(error)
@@ -56,12 +57,12 @@ def both(alias, first, second, look=lambda: None):
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert looked.wait(PATIENCE)
+    assert looked.wait(patience())
     with transaction.atomic(using=alias):
         first()
         ready.set()
         thread.join(0.3)
-    thread.join(PATIENCE)
+    thread.join(patience())
     return found[0]
 
 

@@ -16,6 +16,7 @@ from outbox_app.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from outbox_app.models import Event
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import eventually, on
+from tests.patience import patience
 
 from .conformance import commit, names, read_all, reading, unread
 from .sessions import Session, execute, truncate
@@ -133,7 +134,7 @@ def test_an_insert_of_many_rows_that_waits_in_the_middle(alias):
         [gap] = runs(state)
         assert gap[1] - gap[0] == 3
         blocker.rollback()
-        waiting.result(40)
+        waiting.result(patience())
         bulk.commit()
         assert read_all(reader, state)[0] == ["bulk1", "bulk2", "bulk3"]
 

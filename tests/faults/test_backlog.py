@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 BACKLOG = int(os.environ.get("FAULTS_BACKLOG", 30_000))
 #: Seconds for a backlog to leave, at a rate that is low for any machine.
-PATIENCE = 60 + BACKLOG / 1000
+SECONDS = 60 + BACKLOG / 1000
 
 
 def peak_megabytes(pid):
@@ -27,7 +27,7 @@ def peak_megabytes(pid):
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
-@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.timeout(2 * SECONDS)
 @on("postgres")
 def test_broker_is_back_after_a_long_time(
     alias, private_redis, make_named_app, start_drainer, book
@@ -47,7 +47,7 @@ def test_broker_is_back_after_a_long_time(
     waiting = StagedJob.objects.using(alias)
     # It begins at once; it reads no backlog first.
     eventually(lambda: 0 < BACKLOG + 2000 - waiting.count() < BACKLOG, "it has begun")
-    eventually(lambda: not waiting.exists(), "drained", PATIENCE)
+    eventually(lambda: not waiting.exists(), "drained", SECONDS)
     assert peak_megabytes(drainer.pid) < small + 40
     assert peak_megabytes(other.pid) < small + 40
     assert [drainer.stop(), other.stop()] == [0, 0]

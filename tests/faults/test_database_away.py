@@ -13,6 +13,7 @@ from django.db import connections
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob
+from tests.patience import patience
 
 from .tools import QUICK, assert_handed_back, draining, eventually
 
@@ -140,7 +141,7 @@ def test_server_killed_and_restarted(
         else:
             at_failpoint(failpoint, kill)
             jobs.stage(app, 200)
-        assert killed.wait(20)
+        assert killed.wait(patience(20))
         connections[private_alias].close()
         eventually(lambda: drainer.trouble, "it says that it is in trouble")
         private_database.start()

@@ -10,8 +10,9 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app.models import Lease, Process, StagedJob
+from tests.patience import patience
 
-from .tools import PATIENCE, DrainThread, assert_handed_back, draining, eventually, on
+from .tools import DrainThread, assert_handed_back, draining, eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,7 +46,7 @@ def test_all_start_at_once(alias, count, redis_url, make_named_app, book, quick)
         for drainer in drainers:
             drainer.drain.stop()
         for drainer in drainers:
-            drainer.join(PATIENCE)
+            drainer.join(patience())
     assert [drainer.error for drainer in drainers] == [None] * 6
     assert sum(drainer.drain.tally.published for drainer in drainers) == count
     jobs.receive(app)
@@ -118,7 +119,7 @@ def test_each_key_keeps_its_order(
             eventually(lambda: sum(count.values()) > 80 or errors)
         with draining(alias, batch_size=20):
             for writer in writers:
-                writer.join(PATIENCE)
+                writer.join(patience())
         eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
 
     assert victim.wait() == -signal.SIGKILL

@@ -14,8 +14,9 @@ from django.db import connections, transaction
 
 from outbox_app.models import StagedJob
 from tests import tasks
+from tests.patience import patience
 
-from .tools import PATIENCE, draining, eventually, on
+from .tools import draining, eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -60,20 +61,20 @@ def test_no_writer_waits_for_a_drainer(alias, isolation, redis_url, make_app, qu
         with transaction.atomic(using=alias):
             note.delay("open", 0)
             staged.set()
-            done.wait(PATIENCE)
+            done.wait(patience())
         connections[alias].close()
 
     staged = threading.Event()
     opened = threading.Thread(target=keep_open, daemon=True)
     opened.start()
-    assert staged.wait(PATIENCE)
+    assert staged.wait(patience())
     writers = [threading.Thread(target=write, args=(i,), daemon=True) for i in range(WRITERS)]
     try:
         with draining(alias, batch_size=20) as one, draining(alias, batch_size=20) as other:
             for writer in writers:
                 writer.start()
             for writer in writers:
-                writer.join(PATIENCE)
+                writer.join(patience())
             # Not for the open transaction either, whose row is among those that are deleted.
             eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
             done.set()

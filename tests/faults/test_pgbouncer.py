@@ -12,6 +12,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.models import Process, StagedJob
+from tests.patience import patience
 from tests.servers import free_port, processes
 from tests.servers.install import find_program
 from tests.servers.ports import make_folder
@@ -109,7 +110,9 @@ def test_staging_through_it(alias, pooler, redis_url, make_named_app, book):
         with listener.cursor() as cursor:
             cursor.execute("LISTEN outbox_jobs")
         jobs.stage(app, 3)
-        assert [n.payload for n in listener.connection.notifies(timeout=20, stop_after=1)] == [""]
+        assert [
+            n.payload for n in listener.connection.notifies(timeout=patience(20), stop_after=1)
+        ] == [""]
         listener.close()
     finally:
         connections[alias].close()

@@ -12,8 +12,9 @@ import pytest
 from django.db import connections
 
 from outbox_app.models import Process, StagedJob
+from tests.patience import patience
 
-from .tools import PATIENCE, Book, assert_handed_back, drain, eventually, on
+from .tools import Book, assert_handed_back, drain, eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,7 +39,7 @@ def test_under_load(alias, number, redis_url, make_named_app, start_drainer, boo
         assert drainer.wait() == 0
     finally:
         ended.set()
-        writer.join(PATIENCE)
+        writer.join(patience())
 
     assert "drainer stopped published=" in drainer.output
     assert_handed_back(alias)

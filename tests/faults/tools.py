@@ -1,4 +1,4 @@
-"""What the fault tests share: patience, drainers, and the books that show what became of each job.
+"""What the fault tests share: drainers, and the books that show what became of each job.
 
 A ``Book`` knows every job that was staged and committed: its row's id and its shard, by task id. It
 says whether the broker has each at least once (P3), and whether each extra publish belongs to an
@@ -11,10 +11,9 @@ import json
 import signal
 import sys
 import threading
-import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -28,11 +27,10 @@ from django.db import connections, transaction
 from outbox_app import stage_many
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
+from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Longer than anything takes here; whoever needs more hangs.
-PATIENCE = 40.0
 #: Short leases, so that a takeover is a matter of seconds.
 QUICK = {"LEASE_SECONDS": 2, "PUBLISH_TIMEOUT": 1, "INTERVAL": 0.1, "MAX_BACKOFF": 0.5}
 
@@ -42,15 +40,6 @@ def on(*aliases: str) -> pytest.MarkDecorator:
     names = {"default": "sqlite"}
     params = [pytest.param(alias, id=names.get(alias, alias)) for alias in aliases]
     return pytest.mark.parametrize("alias", params, indirect=True)
-
-
-def eventually(condition: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> Any:
-    """Return what ``condition`` gives as soon as that is true."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"never happened: {what or condition}"
-        time.sleep(0.02)
-    return result
 
 
 @contextmanager
@@ -197,7 +186,7 @@ def draining(using: str, **options: Any) -> Iterator[Drain]:
         yield thread.drain
     finally:
         thread.drain.stop()
-        thread.join(PATIENCE)
+        thread.join(patience())
     assert not thread.is_alive(), "the drainer does not stop"
     assert thread.error is None, repr(thread.error)
 
@@ -235,9 +224,9 @@ class Subprocess:
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
 
-    def wait(self, seconds: float = PATIENCE) -> int:
+    def wait(self, seconds: float = SECONDS) -> int:
         """Wait for its end. Returns its exit code."""
-        code = self.popen.wait(seconds)
+        code = self.popen.wait(patience(seconds))
         processes.forget_process(self.pid)
         return code
 

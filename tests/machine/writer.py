@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.models import StagedJob
+from tests.patience import patience
 
 from .brokers import REFUSED_QUEUE
 from .model import DAMAGED, EXPIRED, HELD, REFUSED, SCRIBBLED, STRANGER, Model, Spec
@@ -87,7 +88,7 @@ class LateWriter:
 
     def do(self, step: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Do something inside the transaction."""
-        return self._thread.submit(step, *args, **kwargs).result(timeout=30)
+        return self._thread.submit(step, *args, **kwargs).result(timeout=patience(30))
 
     def end(self, *, commit: bool) -> None:
         """Commit or roll back."""

@@ -12,6 +12,7 @@ import pytest
 from outbox_app.jobs.staging import declarations
 from outbox_app.jobs.staging.declarations import named
 from tests.mixin import gate
+from tests.patience import patience
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +82,10 @@ def test_second_thread_waits_for_the_modules(make_app, module, monkeypatch):
     app = make_app(imports=[name])
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(named, f"{name}.late", app)
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(patience(30))
         second = pool.submit(named, f"{name}.late", app)
-        assert lock.somebody_waits.wait(30)
+        assert lock.somebody_waits.wait(patience(30))
         gate.opened.set()
-        assert first.result(30) is second.result(30) is app.tasks[f"{name}.late"]
+        assert (
+            first.result(patience(30)) is second.result(patience(30)) is app.tasks[f"{name}.late"]
+        )

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app.models import Cursor, DatabaseNow, StagedJob
+from tests.patience import patience
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md"
 
@@ -40,7 +41,7 @@ def process(*arguments, **variables):
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **variables},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patience(100),
     )
 
 

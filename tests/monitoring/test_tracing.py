@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.patience import patience
+
 pytestmark = pytest.mark.django_db(transaction=True)
 #: What no database has a part in.
 only_here = pytest.mark.parametrize("alias", ["default"])
@@ -27,7 +29,7 @@ def traced(alias, environment):
             env={**environment(alias), **variables},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=patience(100),
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-PATIENCE = 60
+from tests.patience import patience
+
 ALIAS = os.environ["OUTBOX_ALIAS"]
 exporter = InMemorySpanExporter()
 logged: list[str] = []
@@ -112,8 +113,8 @@ def whole_way() -> dict[str, Any]:
     staged = spans()
     kept = [len(getattr(task, "__otel_task_span", {})) for task in (receipt, refused)]
     tally = drained()
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=PATIENCE):
-        assert done.wait(PATIENCE), "the worker did not execute the task"
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=patience(60)):
+        assert done.wait(patience(60)), "the worker did not execute the task"
     return {"staged": staged, "kept": kept, "tally": tally}
 
 

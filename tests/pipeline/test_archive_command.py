@@ -13,7 +13,8 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from outbox_app.pipeline.archiver import Archiver
-from tests.faults.tools import PATIENCE, ROOT, eventually, on
+from tests.faults.tools import ROOT, eventually, on
+from tests.patience import SECONDS
 from tests.servers import processes
 
 from .harness import archive, assert_exact, entries, publish_some, tree
@@ -50,7 +51,7 @@ def start_killed(start, alias, point):
     """Archive two batches, but for what comes after the point of the second."""
     publish_some(alias, 4000)
     killed = start(alias, "--master", "local[2]", OUTBOX_FAILPOINT=f"{point}=kill@2")
-    assert killed.wait(PATIENCE * 2) == -signal.SIGKILL, killed.log.read_text()
+    assert killed.wait(SECONDS * 2) == -signal.SIGKILL, killed.log.read_text()
     publish_some(alias, 4000)
 
 
@@ -68,7 +69,7 @@ def test_killed_and_started_again_on_a_cluster(alias, new_log, start, tmp_path):
         if each.name != "work":
             (home / each.name).symlink_to(each)
     again = start(alias, "--master", "local-cluster[2,1,1024]", SPARK_HOME=str(home))
-    assert again.wait(PATIENCE * 4) == 0, again.log.read_text()
+    assert again.wait(SECONDS * 4) == 0, again.log.read_text()
     assert "done log=outbox_event archived=5000 to=archive" in again.log.read_text()
     assert len(list(home.glob("work/app-*/*"))) == 2
     assert_exact(alias, tmp_path / "archive")
@@ -81,11 +82,11 @@ def test_killed_and_started_again_until_told_to_end(alias, new_log, start, tmp_p
     start_killed(start, alias, "archive_committed")
     assert len(entries(tmp_path / "archive")) == 2
     again = start(alias, "--follow", "--interval", "0.1", "--master", "local[2,4]")
-    eventually(lambda: "total=8000" in again.log.read_text(), "the rest", PATIENCE * 2)
+    eventually(lambda: "total=8000" in again.log.read_text(), "the rest", SECONDS * 2)
     publish_some(alias, 4000)
     eventually(lambda: "total=11000" in again.log.read_text(), "what came later")
     again.send_signal(signal.SIGTERM)
-    assert again.wait(PATIENCE) == 0, again.log.read_text()
+    assert again.wait(SECONDS) == 0, again.log.read_text()
     archive(alias, tmp_path / "archive", rows=3000)
     assert_exact(alias, tmp_path / "archive")
 

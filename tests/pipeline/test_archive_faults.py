@@ -18,7 +18,8 @@ from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
-from tests.faults.tools import PATIENCE, alias_for, on
+from tests.faults.tools import alias_for, on
+from tests.patience import patience
 
 from .archiver import Here
 from .harness import archive, archived, assert_exact, entries, publish_some, source, tree
@@ -136,7 +137,7 @@ def test_one_archiver_at_a_time(alias, new_log, folder, at):
 
         def second():
             with pytest.raises(ArchiveRefused, match="Another process is writing to"):
-                other.submit(archive, alias, folder).result(PATIENCE)
+                other.submit(archive, alias, folder).result(patience())
 
         at("archive_copied", second)
         assert archive(alias, folder) == 3

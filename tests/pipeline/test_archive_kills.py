@@ -28,7 +28,8 @@ from outbox_app.pipeline.session import reason
 from outbox_app.pipeline.store import Store
 from tests.eventlog.harness import Writer, traps
 from tests.eventlog.sessions import Session, truncate
-from tests.faults.tools import PATIENCE, ROOT, eventually, on
+from tests.faults.tools import ROOT, eventually, on
+from tests.patience import SECONDS, patience
 from tests.servers import processes
 
 from .archiver import Here
@@ -72,7 +73,7 @@ class Naive:
 class Killable:
     """Archives, and is killed at one point after the other, sooner or later."""
 
-    patience = PATIENCE
+    patience = SECONDS
 
     def __init__(self, alias, folder, dice):
         options = json.dumps(asdict(source(alias)))
@@ -105,7 +106,7 @@ class Killable:
     def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
-        assert self.process.wait(PATIENCE) == 0
+        assert self.process.wait(SECONDS) == 0
 
 
 class Under:
@@ -117,7 +118,7 @@ class Under:
 
     def hears(self, stream, seconds=1.0):
         """Poll until the stream came. A naive reader may not get there: the clock decides."""
-        deadline = time.monotonic() + max(seconds, self.reader.patience)
+        deadline = time.monotonic() + max(seconds, patience(self.reader.patience))
         while stream not in self.reader.streams() and time.monotonic() < deadline:
             self.poll()
 
@@ -136,7 +137,7 @@ def under_fire(alias, reader, *, seed):
             reader.poll()
     finally:
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(patience())
     assert [thread.error for thread in threads] == [None] * 4
 
 
@@ -224,7 +225,7 @@ def test_workers_are_killed_in_the_middle_of_their_tasks(
         try:
             return original(*arguments)
         finally:
-            killer.result(PATIENCE)
+            killer.result(patience())
 
     with Session(alias) as holder, ThreadPoolExecutor(1) as other:
         monkeypatch.setattr(Archiver, "_spread", spread)

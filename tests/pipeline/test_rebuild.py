@@ -27,6 +27,7 @@ from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import ROOT, eventually, on
+from tests.patience import patience
 from tests.pipeline.here import Here
 from tests.pipeline.rebuilds import (
     damage,
@@ -112,9 +113,9 @@ def test_while_writers_write_and_the_subscription_runs(
     finally:
         stop.set()
         for writer in writers:
-            writer.join(40)
+            writer.join(patience())
         runner.stop()
-        running.join(40)
+        running.join(patience())
     run(name)
     assert not runner.trouble
     assert rows(alias, name) == rebuilt(alias, name)
@@ -133,14 +134,14 @@ def test_what_commits_late_is_there_once(alias, name, spark_rebuilds, in_thread,
             data = {"article": 5000, "count": 3}
             publish_many(NewEvent("late", "made", data, topic=topic) for topic in ("shop", "other"))
             written.set()
-            assert go.wait(40)
+            assert go.wait(patience())
 
     def commit():
         go.set()
-        writer.join(40)
+        writer.join(patience())
 
     writer = in_thread(late)
-    assert written.wait(40)
+    assert written.wait(patience())
     work(alias, 5, seed=1)
     set_failpoint(point, commit)
     spark_rebuilds(name)

@@ -11,6 +11,7 @@ from django.db import connections
 
 from outbox_app import failpoints
 from outbox_app.subscriptions import subscriber as declared
+from tests.patience import patience
 from tests.projections.models import Sold, Status
 
 
@@ -62,6 +63,6 @@ def in_thread(alias: str) -> Iterator[Callable[..., threading.Thread]]:
 
     yield start
     for thread in threads:
-        thread.join(40)
+        thread.join(patience())
         assert not thread.is_alive()
     assert not errors, errors

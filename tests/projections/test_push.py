@@ -13,6 +13,7 @@ from outbox_app import NewEvent, publish, publish_many
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from tests.faults.tools import ROOT, on
+from tests.patience import patience
 from tests.projections.declared import StatusOf, declare
 from tests.projections.models import Status
 
@@ -36,7 +37,7 @@ def hold(point, thread_name):
     def act():
         if threading.current_thread().name == thread_name and not there.is_set():
             there.set()
-            assert go.wait(40)
+            assert go.wait(patience())
 
     set_failpoint(point, act)
     return there, go
@@ -205,12 +206,12 @@ def test_push_and_pull_race_for_a_row(
         no_push(False)
     there, go = hold(point, "held")
     first = start(held, "held")
-    assert there.wait(40)
+    assert there.wait(patience())
     second = start("push" if held == "pull" else "pull", "other")
     second.join(0.3)  # it is done, or waits for a lock
     go.set()
-    first.join(40)
-    second.join(40)
+    first.join(patience())
+    second.join(patience())
     run("status")
     versions = 3 + known
     path = " ".join(map(str, range(1, versions + 1)))
@@ -222,10 +223,10 @@ def test_two_pushes_at_one_moment(alias, published, run, status, in_thread):
     declare(StatusOf, "status", push=True)
     published("b")
     barrier = threading.Barrier(2)
-    set_failpoint("push", lambda: barrier.wait(40))
+    set_failpoint("push", lambda: barrier.wait(patience()))
     threads = [in_thread(lambda: published("a", "b")) for _ in range(2)]
     for thread in threads:
-        thread.join(40)
+        thread.join(patience())
     rows = status()
     assert rows["b"][0] in ("1 2", "1 2 3")
     assert rows["a"][0] in ("1", "1 2")
@@ -245,12 +246,12 @@ def test_a_late_push_does_not_bring_a_deleted_row_back(
         published("a")
 
     thread = in_thread(late)
-    assert there.wait(40)
+    assert there.wait(patience())
     no_push()
     published("a", type="gone")
     run("status")
     go.set()
-    thread.join(40)
+    thread.join(patience())
     assert status() == {}
     no_push(False)
     published("a")  # made anew: apply() is given no row
@@ -289,7 +290,7 @@ def test_a_push_waits_for_no_stopped_process(alias, published, run, status, in_t
         with transaction.atomic(using=alias):
             Status.objects.using(alias).select_for_update().get()
             locked.set()
-            assert go.wait(40)
+            assert go.wait(patience())
 
     def wait_of():
         name = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@innodb_lock_wait_timeout"}
@@ -299,13 +300,13 @@ def test_a_push_waits_for_no_stopped_process(alias, published, run, status, in_t
 
     before = wait_of()
     thread = in_thread(stopped)
-    assert locked.wait(40)
+    assert locked.wait(patience())
     published("a")
     assert not go.is_set()
     assert "Push left to the pull" in caplog.text
     assert wait_of() == before
     go.set()
-    thread.join(40)
+    thread.join(patience())
     run("status")
     assert status() == {"a": ("1 2", 2)}
 

@@ -20,6 +20,7 @@ from outbox_app.projections.rebuild import rebuild
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import ROOT, eventually, on
+from tests.patience import patience
 from tests.projections.declared import SoldOf, StatusOf, declare
 from tests.projections.models import Pointed, Sold, Status
 
@@ -138,12 +139,12 @@ def test_while_writers_write_and_the_subscription_runs(alias, run, sold, status,
     finally:
         stop.set()
         for writer in writers:
-            writer.join(40)
+            writer.join(patience())
         if kind == "inline":  # no row has gone back behind its events
             assert equals()
         eventually(equals, "the view equals the events")
         runner.stop()
-        running.join(40)
+        running.join(patience())
     run("view")
     assert equals()
     assert not runner.trouble
@@ -158,7 +159,7 @@ def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_
     def hold():
         if threading.current_thread().name == "pull" and not there.is_set():
             there.set()
-            assert go.wait(40)
+            assert go.wait(patience())
 
     def pull():
         threading.current_thread().name = "pull"
@@ -166,12 +167,12 @@ def test_a_page_in_flight_is_not_committed_on_the_new_rows(alias, sold, run, in_
 
     set_failpoint(when, hold)
     pulling = in_thread(pull)
-    assert there.wait(40)
+    assert there.wait(patience())
     rebuilding = in_thread(lambda: rebuild("sold"))
     rebuilding.join(0.5)  # it is done, or waits for the cursor
     go.set()
-    pulling.join(40)
-    rebuilding.join(40)
+    pulling.join(patience())
+    rebuilding.join(patience())
     run("sold")
     assert sold() == expected_sold(alias)
 
@@ -257,17 +258,17 @@ def test_the_takeover_waits_for_locks_and_gives_up_with_everything_as_it_was(
         with transaction.atomic(using=alias):
             Sold.objects.using(alias).filter(article=right and min(right)).update(count=1)
             locked.set()
-            assert go.wait(40)
+            assert go.wait(patience())
             transaction.set_rollback(True, using=alias)
 
     thread = in_thread(reader_with_a_lock)
-    assert locked.wait(40)
+    assert locked.wait(patience())
     lines = []
     with pytest.raises(RebuildFailed, match="The view and its subscription are as they were"):
         rebuild("sold", write=lines.append)
     assert [line.split(" error=")[0] for line in lines[1:]] == ["takeover tried again name=sold"]
     go.set()
-    thread.join(40)
+    thread.join(patience())
     assert sold() == right
     assert run("sold") == 0
     assert tables_left(alias) == []
@@ -285,7 +286,7 @@ def test_a_second_rebuild_ends_the_first(alias, sold, run, in_thread):
         if not passed:
             passed.append(1)
             thread = in_thread(lambda: rebuild("sold"))
-            thread.join(40)
+            thread.join(patience())
 
     set_failpoint("rebuild_page", second)
     with pytest.raises(RebuildFailed, match="The rebuild of 'sold' ended"):

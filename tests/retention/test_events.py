@@ -26,7 +26,8 @@ from outbox_app.retention import events as event_retention
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.tools import PATIENCE, on
+from tests.faults.tools import on
+from tests.patience import patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -187,12 +188,12 @@ def test_what_commits_late_below_the_rest_stays_until_it_was_handled(alias, old,
                 recorded_at=DatabaseNow() - timedelta(days=10)
             )
             begun.set()
-            assert go_on.wait(PATIENCE), event
+            assert go_on.wait(patience()), event
         connections[alias].close()
 
     writer = Thread(target=late)
     writer.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(patience())
     positions = old("a", "b")
     run("all")
     prune("--older-than=1")

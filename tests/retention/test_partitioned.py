@@ -18,7 +18,7 @@ from outbox_app.exceptions import VersionConflict
 from outbox_app.models import Event
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.tools import PATIENCE
+from tests.patience import patience
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "partition-a-log.md"
 #: Positions of a partition here, instead of ten million.
@@ -150,12 +150,12 @@ def test_what_is_in_flight_keeps_its_partition(
         with transaction.atomic(using=alias):
             publish("late", "made")
             written.set()
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(patience())
         connections[alias].close()
 
     writer = Thread(target=late)
     writer.start()
-    assert written.wait(PATIENCE)
+    assert written.wait(patience())
     published(*"abcdefghijkl")
     run("all")
     sql("UPDATE outbox_event SET recorded_at = recorded_at - interval '2 days'")

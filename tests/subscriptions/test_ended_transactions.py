@@ -10,7 +10,8 @@ from django.db import connections, transaction
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Incident, ParkedStream
 from outbox_app.subscriptions import control
-from tests.faults.tools import PATIENCE, on
+from tests.faults.tools import on
+from tests.patience import patience
 from tests.subscriptions.test_handlers import note, noted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -158,7 +159,7 @@ def test_a_deadlock_that_is_swallowed_around_a_raw_cursor(alias, published, run)
     part of it."""
     for name in ("one", "two"):
         Incident.objects.using(alias).create(kind="unknown", detail=name, last_id=0, first_id=0)
-    locked, swallowed = threading.Barrier(2, timeout=PATIENCE), []
+    locked, swallowed = threading.Barrier(2, timeout=patience()), []
     update = "UPDATE outbox_incident SET last_id = last_id + 1 WHERE detail = '{}'"
 
     def other():

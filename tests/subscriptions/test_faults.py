@@ -21,6 +21,7 @@ from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.faults.tools import ROOT, eventually, on
+from tests.patience import patience
 from tests.servers import processes
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,7 +49,7 @@ class Subprocess:
         )
 
     def wait(self) -> int:
-        code = self.popen.wait(60)
+        code = self.popen.wait(patience(60))
         processes.forget_process(self.popen.pid)
         return code
 

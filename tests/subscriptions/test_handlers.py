@@ -18,7 +18,8 @@ from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.tools import PATIENCE, eventually, on
+from tests.faults.tools import eventually, on
+from tests.patience import patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -300,13 +301,13 @@ def test_a_page_that_another_process_still_handles(alias, published):
         with transaction.atomic(using=alias):
             Cursor.objects.using(alias).filter(subscription="slow").update(position=1)
             held.set()
-            release.wait(PATIENCE)
+            release.wait(patience())
         connections[alias].close()
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        held.wait(PATIENCE)
+        held.wait(patience())
         published("b")
         second = Runner([subscriber_named(name) for name in ("slow", "works")])
         assert second.run(once=True) == 1
@@ -314,7 +315,7 @@ def test_a_page_that_another_process_still_handles(alias, published):
         assert "slow: Another process" in second.trouble
     finally:
         release.set()
-        thread.join(PATIENCE)
+        thread.join(patience())
     assert Runner([subscriber_named("slow")]).run(once=True) == 1
 
 

@@ -15,6 +15,7 @@ from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
 from outbox_app.subscriptions.handling import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -314,7 +315,7 @@ def test_a_skip_outlasts_an_event_that_commits_late(alias, published, run, setti
         with transaction.atomic(using=alias):
             published("late")
             inserted.set()
-            assert skipped.wait(30)
+            assert skipped.wait(patience(30))
         connections[alias].close()
 
     published("first")
@@ -322,7 +323,7 @@ def test_a_skip_outlasts_an_event_that_commits_late(alias, published, run, setti
     thread = Thread(target=commit_late)
     thread.start()
     try:
-        assert inserted.wait(30)
+        assert inserted.wait(patience(30))
         published("bad", "next")
         run("shop")
         run("shop")

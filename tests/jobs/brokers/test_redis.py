@@ -11,6 +11,7 @@ from kombu.common import Broadcast
 
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.faults.tools import drain, draining, eventually, on
+from tests.patience import patience
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -265,5 +266,5 @@ def test_broadcast(alias, private_redis, server, make_named_app, book):
         [task_id] = jobs.stage(app, 1, queue=news)
         drain(alias)
         while not got:
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=patience(10))
     assert [message.headers["id"] for message in got] == [task_id]

@@ -12,13 +12,11 @@ from django.db import connections
 from outbox_app.jobs.dead import discard_dead, requeue_dead
 from outbox_app.models import DeadJob, Incident, StagedJob
 from outbox_app.signals import incident_recorded
+from tests.patience import patience
 
 from .rows import dead_jobs
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: Seconds after which a test gives up.
-PATIENCE = 30
 
 
 def in_thread(function):
@@ -46,7 +44,7 @@ def waits_for_a_lock(alias):
 
 
 def eventually(condition, *args):
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + patience()
     while not condition(*args):
         assert time.monotonic() < until, f"{condition.__name__} never came true"
         time.sleep(0.01)
@@ -61,7 +59,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
     def hold_the_first(**kwargs):
         if not first_is_about_to_commit.is_set():
             first_is_about_to_commit.set()
-            assert first_may_commit.wait(PATIENCE)
+            assert first_may_commit.wait(patience())
 
     @in_thread
     def first():
@@ -81,7 +79,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
     try:
         with ThreadPoolExecutor() as threads:
             one = threads.submit(first)
-            assert first_is_about_to_commit.wait(PATIENCE)
+            assert first_is_about_to_commit.wait(patience())
             two = threads.submit(second)
             try:
                 if connections[alias].vendor == "sqlite":
@@ -90,7 +88,7 @@ def test_the_second_one_waits_for_the_first_and_finds_the_jobs_gone(alias, secon
                     eventually(waits_for_a_lock, alias)
             finally:
                 first_may_commit.set()
-            assert (one.result(PATIENCE), two.result(PATIENCE)) == (3, 0)
+            assert (one.result(patience()), two.result(patience())) == (3, 0)
     finally:
         incident_recorded.disconnect(dispatch_uid="hold")
     assert StagedJob.objects.using(alias).count() == 3
@@ -103,7 +101,7 @@ def test_many_batches_at_once_requeue_each_job_once(alias):
 
     @in_thread
     def run():
-        start.wait(PATIENCE)
+        start.wait(patience())
         return requeue_dead(DeadJob.objects.using(alias).all(), using=alias, batch_size=5)
 
     with ThreadPoolExecutor() as threads:

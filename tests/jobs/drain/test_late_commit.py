@@ -15,6 +15,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
 from tests import tasks
 from tests.faults.tools import on
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,7 +52,7 @@ def open_writer(alias, note):
     def start(key):
         writers.append(Writer(key))
         writers[-1].start()
-        assert writers[-1].staged.wait(10)
+        assert writers[-1].staged.wait(patience(10))
         return writers[-1]
 
     yield start

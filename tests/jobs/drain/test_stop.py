@@ -6,6 +6,7 @@ import signal
 import threading
 
 from outbox_app.process.waiting import StopFlag
+from tests.patience import patience
 
 
 def test_a_handler_may_interrupt_anything():
@@ -38,7 +39,7 @@ def test_it_wakes_whoever_waits():
     waiter = threading.Thread(target=lambda: stop.wait(60))
     waiter.start()
     stop.set()
-    waiter.join(20)
+    waiter.join(patience(20))
     assert not waiter.is_alive()
     assert stop.wait(60)  # and whoever comes later
     assert stop.is_set()

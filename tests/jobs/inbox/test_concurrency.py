@@ -18,10 +18,10 @@ from outbox_app.jobs.idempotent import _is_race
 from outbox_app.models import InboxEntry
 from tests.jobs.inbox.conftest import received
 from tests.jobs.inbox.worker import Delivery, deliver, effect
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SECONDS = 30
 BLOCKED = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity "
     "WHERE datname = current_database() AND wait_event_type = 'Lock'",
@@ -66,7 +66,7 @@ def until_blocked(alias: str) -> Callable[[int], None]:
         connection = connections[alias]
         if connection.vendor == "sqlite":
             return
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + patience()
         with connection.cursor() as cursor:
             while time.monotonic() < deadline:
                 cursor.execute(BLOCKED[connection.vendor])
@@ -89,7 +89,7 @@ class Slow:
         name = effect("slow")
         if not self.inside.is_set():
             self.inside.set()
-            assert self.go.wait(SECONDS)
+            assert self.go.wait(patience())
             if self.error:
                 raise self.error
         return name
@@ -108,7 +108,7 @@ def test_the_second_waits_and_returns_the_first_result(
 ):
     work = task(idempotent(slow.body))
     first = start(work, "job")
-    assert slow.inside.wait(SECONDS)
+    assert slow.inside.wait(patience())
     second = start(work, "job", session)
     until_blocked(1)
     slow.go.set()
@@ -128,7 +128,7 @@ def test_when_the_first_fails_the_second_executes(task, slow, start, until_block
     slow.error = ZeroDivisionError()
     work = task(idempotent(slow.body))
     first = start(work, "job")
-    assert slow.inside.wait(SECONDS)
+    assert slow.inside.wait(patience())
     second = start(work, "job")
     until_blocked(1)
     slow.go.set()
@@ -145,7 +145,7 @@ def test_when_the_first_of_many_fails_one_other_executes(
     slow.error = ZeroDivisionError()
     work = task(idempotent(slow.body))
     first = start(work, "job")
-    assert slow.inside.wait(SECONDS)
+    assert slow.inside.wait(patience())
     others = [start(work, "job") for _ in range(4)]
     until_blocked(4)
     slow.go.set()
@@ -167,7 +167,7 @@ def test_of_many_at_once_one_executes(task, start, effects, noted):
         return effect("work")
 
     def together(job_id):
-        barrier.wait(SECONDS)
+        barrier.wait(patience())
         return deliver(work, job_id)
 
     with ThreadPoolExecutor(8) as pool:
@@ -183,7 +183,7 @@ def test_who_waits_for_too_long_is_retried_and_does_not_fail(
 ):
     work = task(max_retries=0)(idempotent(slow.body))
     first = start(work, "job")
-    assert slow.inside.wait(SECONDS)
+    assert slow.inside.wait(patience())
     second = start(work, "job", IMPATIENCE)
 
     assert second.result().state == "RETRY"
@@ -210,7 +210,7 @@ def test_an_eager_caller_is_told(alias, task, slow, start, effects):
     """It would have to be retried at once, again and again."""
     work = task(idempotent(slow.body))
     start(work, "job")
-    assert slow.inside.wait(SECONDS)
+    assert slow.inside.wait(patience())
     with connections[alias].cursor() as cursor:
         cursor.execute(IMPATIENCE[connections[alias].vendor])
 

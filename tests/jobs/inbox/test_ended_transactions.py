@@ -10,8 +10,9 @@ from django.db import connections, transaction
 
 from outbox_app import idempotent
 from outbox_app.exceptions import InboxError, StatementRefused, TransactionEnded
-from tests.faults.tools import PATIENCE, on
+from tests.faults.tools import on
 from tests.jobs.inbox.worker import deliver, effect
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -91,7 +92,7 @@ def test_an_error_that_is_swallowed_around_a_raw_cursor(alias, task, effects, no
 def test_a_deadlock_that_is_swallowed_around_a_raw_cursor(alias, task, effects, noted):
     """It undoes the id; what the task writes after it must not be committed without it."""
     ids = [Group.objects.using(alias).create(name=name).pk for name in ("one", "two")]
-    locked, swallowed = threading.Barrier(2, timeout=PATIENCE), []
+    locked, swallowed = threading.Barrier(2, timeout=patience()), []
     update = "UPDATE auth_group SET name = CONCAT(name, ' x') WHERE id = {}"
 
     def other():

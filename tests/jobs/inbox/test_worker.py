@@ -19,12 +19,12 @@ from django.db import transaction
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
+from tests.patience import patience
 from tests.servers.processes import forget_process, kill_trees, spawn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).resolve().parents[3]
-SECONDS = 60
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def publish_twice(app: OutboxCelery, name: str, *args: Any) -> str:
 
 def until(condition: Callable[[], bool], worker: Worker) -> None:
     """Return when the condition holds."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + patience(60)
     while not condition():
         assert time.monotonic() < deadline, worker.log.read_text()
         time.sleep(0.05)
@@ -135,7 +135,7 @@ def test_a_job_that_is_drained_twice_is_executed_once(alias, app, worker, effect
     assert Drain(using=alias).run(once=True).published == 1
 
     until_repeated(worker, times=1)
-    assert result.get(timeout=SECONDS).startswith("work ")
+    assert result.get(timeout=patience(60)).startswith("work ")
     assert effects() == ["work"]
 
 
@@ -143,7 +143,7 @@ def test_a_process_killed_inside_the_task(app, worker, client, effects, noted):
     """The worker's main process notices, and gives the message back."""
     result = app.send_task("dies_inside", ("work",))
 
-    assert result.get(timeout=SECONDS).startswith("work ")
+    assert result.get(timeout=patience(60)).startswith("work ")
     assert client.get("attempts") == "2"
     assert (effects(), noted()) == (["work"], [result.id])
 
@@ -159,7 +159,7 @@ def test_a_whole_worker_killed_inside_the_task(
     worker.kill()
     start_worker(app)
 
-    assert result.get(timeout=SECONDS).startswith("work ")
+    assert result.get(timeout=patience(60)).startswith("work ")
     assert client.get("attempts") == "2"
     assert (effects(), noted()) == (["work"], [result.id])
 
@@ -168,10 +168,10 @@ def test_a_process_killed_after_the_commit(app, worker, client, effects, noted):
     """Celery never heard of the first result, but a chain goes on with it."""
     result = chain(app.signature("dies_after", ("work",)), app.signature("follow")).apply_async()
 
-    followed = result.get(timeout=SECONDS)
+    followed = result.get(timeout=patience(60))
     [name] = client.lrange("names", 0, -1)
     label = f"followed:{name.partition(' ')[2]}"
-    assert result.parent.get(timeout=SECONDS) == name
+    assert result.parent.get(timeout=patience(60)) == name
     assert followed.startswith(label)
     assert effects() == [label, "work"]
     assert noted() == sorted([result.parent.id, result.id])

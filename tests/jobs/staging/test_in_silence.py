@@ -11,6 +11,7 @@ from outbox_app import stage
 from outbox_app.exceptions import NotAtomic, StillStaged
 from tests.jobs.staging import tasks
 from tests.jobs.staging.transactions import rolled_back
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_sqlite = pytest.mark.parametrize("alias", ["default"])
@@ -75,7 +76,7 @@ def test_waiting_inside_the_transaction_raises(send, backend, alias, make_app, r
     with transaction.atomic(using=alias):
         result = send(add)
         with transaction.atomic(using=alias), pytest.raises(StillStaged, match="Wait behind"):
-            result.get(timeout=30)
+            result.get(timeout=patience(30))
 
     assert staged(), "the transaction stays usable"
 
@@ -84,12 +85,12 @@ def test_waiting_behind_it_waits(alias, app, add):
     with transaction.atomic(using=alias):
         result = add.delay(1, 1)
     app.backend.store_result(result.id, 2, "SUCCESS")
-    assert result.get(timeout=30) == 2
+    assert result.get(timeout=patience(30)) == 2
 
     with transaction.atomic(using=alias):  # one of another purpose
         add.delay(2, 2)
         again = app.AsyncResult(result.id)
-        assert again.get(timeout=30) == 2
+        assert again.get(timeout=patience(30)) == 2
 
 
 @pytest.mark.parametrize("backend", ["cache+memory://", "redis"])
@@ -101,7 +102,7 @@ def test_so_does_a_set_of_results(backend, alias, make_app, redis_url):
         results = ResultSet([add.delay(1, 1)], app=app)
         for join in (results.join, results.join_native):
             with pytest.raises(StillStaged, match="Wait behind"):
-                join(timeout=30)
+                join(timeout=patience(30))
 
 
 def test_what_was_staged_in_a_transaction_of_its_own_can_be_waited_for(alias, app, add, settings):
@@ -109,7 +110,7 @@ def test_what_was_staged_in_a_transaction_of_its_own_can_be_waited_for(alias, ap
     result = add.delay(1, 1)
     app.backend.store_result(result.id, 2, "SUCCESS")
     with transaction.atomic(using=alias):
-        assert result.get(timeout=30) == 2
+        assert result.get(timeout=patience(30)) == 2
 
 
 def test_a_transaction_that_was_rolled_back_is_over(alias, app, add):
@@ -117,4 +118,4 @@ def test_a_transaction_that_was_rolled_back_is_over(alias, app, add):
         result = add.delay(1, 1)
     app.backend.store_result(result.id, 2, "SUCCESS")
     with transaction.atomic(using=alias):
-        assert result.get(timeout=30) == 2
+        assert result.get(timeout=patience(30)) == 2

@@ -23,10 +23,10 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
 from tests.jobs.staging import project
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.django_db(transaction=True)
-TIMEOUT = 60
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def close(app: OutboxCelery) -> None:
 
 def until(happened: Callable[[], Any]) -> Any:
     """Return what ``happened`` returns, as soon as that is true."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + patience(60)
     while not (result := happened()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -126,11 +126,11 @@ def test_results_arrive_and_what_follows_a_task_is_sent(outside, alias, start, r
 
     for i, (name, (_, value)) in enumerate(RESULTS.items()):
         if i % 2:
-            assert results[name].get(timeout=TIMEOUT) == value, name
+            assert results[name].get(timeout=patience(60)) == value, name
         else:  # waiting in a transaction of another purpose
             with transaction.atomic(using=alias):
-                assert results[name].get(timeout=TIMEOUT) == value, name
-    assert linked.get(timeout=TIMEOUT) == 3
+                assert results[name].get(timeout=patience(60)) == value, name
+    assert linked.get(timeout=patience(60)) == 3
     until(lambda: Group.objects.using(alias).filter(name__in=["linked", "failed"]).count() == 2)
     assert not StagedJob.objects.using(alias).exists()
 
@@ -151,9 +151,9 @@ def test_retry_and_replace_are_sent_though_their_transaction_is_rolled_back(
         replaced = {how: app.tasks["replacing"].delay(how, 3) for how in values}
     Drain(using=alias).run(once=True)
 
-    assert retried.get(timeout=TIMEOUT) == 17
+    assert retried.get(timeout=patience(60)) == 17
     for how, value in values.items():
-        assert replaced[how].get(timeout=TIMEOUT) == value, how
+        assert replaced[how].get(timeout=patience(60)) == value, how
     assert [group.name for group in Group.objects.using(alias).all()] == ["attempt 2"]
     assert not StagedJob.objects.using(alias).exists()
 
@@ -168,10 +168,10 @@ def test_what_a_task_calls_follows_the_rules(alias, start, redis_url):
         body = chord([tasks["add"].s(1, 1), tasks["add"].s(2, 2)], tasks["total"].s()).delay()
     Drain(using=alias).run(once=True)
 
-    assert body.get(timeout=TIMEOUT) == 6
+    assert body.get(timeout=patience(60)) == 6
     jobs = StagedJob.objects.using(alias)
     until(lambda: jobs.count() == 2)
-    assert outside.get(timeout=TIMEOUT) in jobs.values_list("task_id", flat=True)
+    assert outside.get(timeout=patience(60)) in jobs.values_list("task_id", flat=True)
     assert {job.task for job in jobs.all()} == {"add"}
 
     with transaction.atomic(using=alias):  # remote control is no job
@@ -192,7 +192,7 @@ def test_an_early_result_is_kept_in_the_reply_queue(alias, start, rabbitmq_url):
         reply_queue = app.backend.binding(connection.default_channel)
         until(lambda: reply_queue.queue_declare(passive=True).message_count)
 
-    assert result.get(timeout=TIMEOUT) == 3
+    assert result.get(timeout=patience(60)) == 3
 
 
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
@@ -209,7 +209,7 @@ def test_a_job_that_expired_before_it_left_is_revoked_by_a_worker(
     assert Drain(using=alias).run(once=True).published == 3
 
     with pytest.raises(TaskRevokedError):
-        late.get(timeout=TIMEOUT)
+        late.get(timeout=patience(60))
     with pytest.raises((ChordError, TaskRevokedError)):
-        body.get(timeout=TIMEOUT)
+        body.get(timeout=patience(60))
     assert late.state == "REVOKED"

@@ -11,7 +11,8 @@ from outbox_app import subscriber
 from outbox_app.exceptions import ReplayRefused, UnknownSubscription
 from outbox_app.models import Cursor, Subscription
 from outbox_app.subscriptions import control
-from tests.faults.tools import PATIENCE, eventually, on
+from tests.faults.tools import eventually, on
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,7 +74,7 @@ def test_pause_waits_for_the_page_that_is_being_handled(alias, published, runnin
     @subscriber("slow", batch_size=1)
     def handle(events):
         inside.set()
-        assert go_on.wait(PATIENCE)
+        assert go_on.wait(patience())
         assert not paused.is_set(), "handled after pause has returned"
         seen.append(events[0].stream)
 
@@ -84,12 +85,12 @@ def test_pause_waits_for_the_page_that_is_being_handled(alias, published, runnin
 
     published("a", "b")
     with running("slow"):
-        assert inside.wait(PATIENCE)
+        assert inside.wait(patience())
         thread = threading.Thread(target=pause)
         thread.start()
         go_on.set()
-        assert paused.wait(PATIENCE)
-        thread.join(PATIENCE)
+        assert paused.wait(patience())
+        thread.join(patience())
     handled = len(seen)
     assert handled in (1, 2)  # the second page may have begun before the pause
     assert Cursor.objects.using(alias).get().handled == handled
@@ -145,12 +146,12 @@ def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
     @subscriber("stuck")
     def handle(events):
         inside.set()
-        assert go_on.wait(PATIENCE)
+        assert go_on.wait(patience())
 
     published("a")
     with running("stuck"):
         try:
-            assert inside.wait(PATIENCE)
+            assert inside.wait(patience())
             with pytest.raises(ReplayRefused, match="has to end first"):
                 control.pause("stuck")
             assert not Subscription.objects.using(alias).get().paused
