@@ -10,9 +10,8 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from outbox_app.conf import OutboxSettings
 
@@ -21,9 +20,11 @@ PACKAGE = ROOT / "outbox_app"
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "migrations" not in path.parts]
 LINES = {path: len(path.read_text().splitlines()) for path in MODULES}
 
-each_module = pytest.mark.parametrize(
-    "path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in MODULES]
-)
+
+def offenders(rule: Callable[[Path], object]) -> dict[str, object]:
+    """What a rule finds wrong, by module."""
+    found = {str(path.relative_to(ROOT)): rule(path) for path in MODULES}
+    return {path: wrong for path, wrong in found.items() if wrong}
 
 
 def test_no_module_is_above_400_lines() -> None:
@@ -38,48 +39,56 @@ def test_nine_of_ten_modules_have_at_most_280_lines() -> None:
     assert sorted(LINES.values())[math.ceil(0.9 * len(LINES)) - 1] <= 280
 
 
-@each_module
-def test_module_opens_with_what_it_promises(path: Path) -> None:
-    if path.name == "__init__.py" and "management" in path.parts:
-        return
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring, "no docstring"
-    assert len(docstring.splitlines()) >= (1 if path.name == "__init__.py" else 3)
-    # A drawing, such as the tree of exceptions.py, may be longer.
-    text = re.sub(r"\n::\n.*?(?=\n\S|\Z)", "", docstring, flags=re.DOTALL)
-    assert len(text.splitlines()) <= 12
+def test_modules_open_with_what_they_promise() -> None:
+    def wrong(path: Path) -> str:
+        if path.name == "__init__.py" and "management" in path.parts:
+            return ""
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        # A drawing, such as the tree of exceptions.py, may be longer.
+        text = re.sub(r"\n::\n.*?(?=\n\S|\Z)", "", docstring, flags=re.DOTALL)
+        least = 1 if path.name == "__init__.py" else 3
+        fits = len(docstring.splitlines()) >= least and len(text.splitlines()) <= 12
+        return "" if fits else f"a docstring has {least} to 12 lines"
+
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_module_is_named_by_a_noun(path: Path) -> None:
-    name = path.parent.name if path.name == "__init__.py" else path.stem
-    assert name not in {"utils", "util", "common", "helpers", "misc"}
+def test_modules_are_named_by_nouns() -> None:
+    def wrong(path: Path) -> bool:
+        name = path.parent.name if path.name == "__init__.py" else path.stem
+        return name in {"utils", "util", "common", "helpers", "misc"}
+
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_module_does_not_print(path: Path) -> None:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert not [call.lineno for call in calls if getattr(call.func, "id", None) == "print"]
+def test_modules_do_not_print() -> None:
+    def wrong(path: Path) -> list[int]:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        return [call.lineno for call in calls if getattr(call.func, "id", None) == "print"]
+
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_what_the_module_says_is_escaped(path: Path) -> None:
+def test_what_modules_say_is_escaped() -> None:
     """Loggers come from ``get_logger``; commands write with ``TeachingCommand.write``."""
-    text = path.read_text()
-    assert path == PACKAGE / "text.py" or "getLogger" not in text
-    assert path.parent.name != "commands" or not re.search(r"self\.std(out|err)", text)
+
+    def wrong(path: Path) -> bool:
+        text = path.read_text()
+        logs = path != PACKAGE / "text.py" and "getLogger" in text
+        return logs or (
+            path.parent.name == "commands" and bool(re.search(r"self\.std(out|err)", text))
+        )
+
+    assert offenders(wrong) == {}
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(OutboxSettings)])
-def test_setting_is_documented(name: str) -> None:
+def test_settings_are_documented() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    assert re.search(rf"^#+ `{name}`$", page, flags=re.MULTILINE), "give it a heading of its own"
-
-
-def test_every_documented_setting_exists() -> None:
-    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    documented = re.findall(r"^#+ `([A-Z_]+)`$", page, flags=re.MULTILINE)
-    assert set(documented) <= {field.name for field in dataclasses.fields(OutboxSettings)}
+    headings = set(re.findall(r"^#+ `([A-Z_]+)`$", page, flags=re.MULTILINE))
+    names = {field.name for field in dataclasses.fields(OutboxSettings)}
+    assert names - headings == set(), "give them headings of their own"
+    assert headings - names == set(), "there are no such settings"
 
 
 def test_import_needs_neither_django_nor_celery() -> None:
