@@ -1,5 +1,6 @@
 # make help lists the targets. PYTHON chooses the interpreter: `make test PYTHON=python3.12` works in
-# an environment of its own, .venv-3.12. ARGS is passed on: `make test ARGS="-k drain"`.
+# an environment of its own, .venv-3.12. ARGS is passed on: `make test ARGS="-k drain"`. Tests run on
+# WORKERS at once, each with servers of its own: more than processors, as many tests wait.
 
 PYTHON ?= python3
 ifeq ($(PYTHON),python3)
@@ -23,8 +24,10 @@ demo: $(VENV)/.example ## show that nothing is lost and nothing leaks; needs no 
 up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)
 
-test: lint docs ## everything: checks, documentation, and the tests on private servers
-	$(BIN)/python -m tests.servers run -- $(BIN)/python -m pytest $(ARGS)
+test: WORKERS ?= 3
+test: venv ## everything: the tests on private servers; lint and docs are among them
+	$(BIN)/python -m tests.servers --workers $(WORKERS) run -- \
+		$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: venv ## format, lint, types, import contracts, migrations
 	$(BIN)/ruff format --check .

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
     from outbox_app.celery import OutboxCelery
 
-#: Fixtures that several folders share.
-pytest_plugins = ["tests.fixtures.drainers", "tests.fixtures.subscriptions"]
+#: Fixtures that several folders share, and which tests run where.
+pytest_plugins = [
+    "tests.fixtures.drainers",
+    "tests.fixtures.subscriptions",
+    "tests.one_database",
+    "tests.tiers",
+    "tests.workers",
+]
 
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
 VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
@@ -95,13 +101,11 @@ def environment() -> Callable[[str], dict[str, str]]:
 
 
 @pytest.fixture
-def redis_url(worker_number: int) -> str:
-    """The database at REDIS_URL, emptied; one further on for each worker of pytest-xdist."""
+def redis_url() -> str:
+    """The database at REDIS_URL, emptied."""
     import redis
 
-    parts = urlsplit(_service("REDIS_URL"))
-    number = int(parts.path.strip("/") or 0) + worker_number
-    url = urlunsplit(parts._replace(path=f"/{number}"))
+    url = _service("REDIS_URL")
     with redis.Redis.from_url(url) as client:
         client.flushdb()
     return url
@@ -179,12 +183,7 @@ def new_log(request: pytest.FixtureRequest) -> None:
             cursor.execute("TRUNCATE TABLE outbox_stream")
 
 
-@pytest.fixture(scope="session")
-def worker_number() -> int:
-    """0, or the number of this process under pytest-xdist."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (alias := _alias(item)) in django_settings.DATABASES:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.servers import sets
+
+sets.take()
 TEST_NAME = f"test_outbox_{os.getpid()}"
 
 SECRET_KEY = "tests"

@@ -25,7 +25,7 @@ from .window import Browser, Watch
 OF_THE_BROWSER = {"page", "open_page"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     program = find_program("chromium")
     if program is None:
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
     browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def project(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Project]:
     """The example, running, with the rows of ``prepared.prepare``."""
     project = Project(tmp_path_factory.mktemp("example"))
@@ -51,7 +51,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iter
         project.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def seen(project: Project, chromium: Browser) -> dict[str, Seen]:
     """All pages, as a superuser sees them."""
     with session(project, chromium) as (page, trouble):

@@ -149,6 +149,7 @@ def circle():
     return value
 
 
+@pytest.mark.any_database
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

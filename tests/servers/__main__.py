@@ -4,6 +4,8 @@
 addresses in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and ends with its exit code.
 A server whose variable is set already is not started. SIGINT and SIGTERM are passed on to
 COMMAND; whatever happens, the servers end with the run.
+``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``).
+Where a variable names a server of yours there is one set, and pytest runs without workers.
 ``install`` installs the packages that are missing, or names them and ends with exit code 2.
 """
 
@@ -20,7 +22,17 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from . import MariaDB, MissingPackages, PostgreSQL, RabbitMQ, Redis, Server, ServerFailed, processes
+from . import (
+    MariaDB,
+    MissingPackages,
+    PostgreSQL,
+    RabbitMQ,
+    Redis,
+    Server,
+    ServerFailed,
+    processes,
+    sets,
+)
 from .install import install
 
 SERVERS: dict[str, type[Server]] = {
@@ -44,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.action == "install":
             print("installed:", " ".join(install()) or "nothing, all is there")
             return 0
-        return run(options.command, options.only)
+        return run(options.command, options.only, workers=options.workers)
     except MissingPackages as error:
         print(error, file=sys.stderr)
         return 2
@@ -55,27 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + interrupt.signal_number
 
 
-def run(command: Sequence[str], names: Sequence[str]) -> int:
+def run(command: Sequence[str], names: Sequence[str], *, workers: int = 1) -> int:
     """Runs the command with the servers and returns its exit code."""
     for signal_number in SIGNALS:
         signal.signal(signal_number, _interrupt)
-    servers = {
-        f"{name.upper()}_URL": SERVERS[name]()
-        for name in names
-        if not os.environ.get(f"{name.upper()}_URL")
-    }
+    missing = [name for name in names if not os.environ.get(_variable(name))]
+    if missing != list(names):
+        workers = 1
+    servers = [{_variable(name): SERVERS[name]() for name in missing} for _ in range(workers)]
+    every = [server for each in servers for server in each.values()]
     try:
-        _start_all(list(servers.values()))
-        urls = {variable: server.url for variable, server in servers.items()}
-        return _run_command(command, {**os.environ, **urls})
+        _start_all(every)
+        urls = [{name: server.url for name, server in each.items()} for each in servers]
+        with sets.offered(urls) as variables:
+            return _run_command(command, {**os.environ, **variables})
     finally:
         _ignore_signals()
-        for server in servers.values():
+        for server in every:
             server.close()
 
 
+def _variable(name: str) -> str:
+    return f"{name.upper()}_URL"
+
+
 def _start_all(servers: Sequence[Server]) -> None:
-    with concurrent.futures.ThreadPoolExecutor(max_workers=len(SERVERS)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(servers))) as pool:
         starts = [pool.submit(_start, server) for server in servers]
         try:
             for start in concurrent.futures.as_completed(starts):
@@ -141,14 +158,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(
-        prog="python -m tests.servers", usage="%(prog)s [--only NAME,NAME] {install,run -- COMMAND}"
+        prog="python -m tests.servers",
+        usage="%(prog)s [--only NAME,NAME] [--workers N] {install,run -- COMMAND}",
     )
     parser.add_argument("--only", type=_names, default=list(SERVERS), metavar="NAME,NAME")
+    parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("action", choices=("install", "run"))
     options = parser.parse_args(given[:end])
     options.command = given[end + 1 :]
     if (options.action == "run") != bool(options.command):
         parser.error("run needs a command after --, and install takes none")
+    if options.workers < 1:
+        parser.error("--workers must be at least 1")
     return options
 
 
