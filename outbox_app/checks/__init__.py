@@ -43,7 +43,6 @@ DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)
 
 
 def register() -> None:
-    """Register the checks of the app, under the tag ``outbox``."""
     for check in ALWAYS:
         checks.register(linked(check), "outbox")
     for check in DATABASE:

@@ -34,7 +34,6 @@ def written_aliases() -> set[str]:
 
 
 def is_standby(alias: str) -> bool:
-    """Ask the server of an alias whether it takes no writes."""
     vendor = connections[alias].vendor
     if vendor not in STANDBY:
         return False
@@ -128,7 +127,6 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_connections(**kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with how connections are kept."""
     return [
         Warning(
             f"Connections to {alias!r} are kept for ever (CONN_MAX_AGE is None) and are never "

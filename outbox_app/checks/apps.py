@@ -25,7 +25,6 @@ INSECURE = {"pickle", "yaml"}
 
 
 def check_apps(**kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with the Celery apps that stage."""
     apps = staging_apps()
     if not apps:
         return [
@@ -82,7 +81,6 @@ def _check_configuration(app: Celery) -> list[CheckMessage]:
 
 
 def _check_tasks() -> Iterator[CheckMessage]:
-    """Say which tasks are called on an app that does not stage, beside one that does."""
     plain: dict[Any, set[str]] = {}
     for app in active_apps():
         with suppress(Exception):  # said of those that stage

@@ -32,7 +32,6 @@ VISIBILITY = {"redis": 3600, "sqs": 1800}
 
 
 def check_brokers(**kwargs: Any) -> list[CheckMessage]:
-    """Say what is unsafe in the broker settings of the apps that stage."""
     found: list[CheckMessage] = []
     for app in staging_apps():
         try:
@@ -67,7 +66,6 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _is_configured(app: Celery) -> bool:
-    """Say whether its configuration can be loaded here; the check of the apps says where not."""
     try:
         app.conf.broker_url  # noqa: B018  # loads it
     except Exception:  # whatever a project's modules raise
@@ -76,7 +74,6 @@ def _is_configured(app: Celery) -> bool:
 
 
 def unasked(app: Celery, why: str) -> CheckMessage:
-    """Return the warning that nothing is known of a broker."""
     return Warning(
         f"The broker of Celery app {app.main!r} could not be asked: {why}.",
         hint="Correct broker_url, or run this where the drainers run.",
@@ -180,5 +177,4 @@ def _check_acknowledgement(app: Celery) -> Iterator[CheckMessage]:
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:
-    """Return the tasks that are not Celery's own."""
     return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}

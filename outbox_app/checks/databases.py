@@ -27,7 +27,6 @@ ROWS = 1000
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with the outbox's databases."""
     found: list[CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
@@ -95,7 +94,6 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
 
 
 def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
-    """Warn of what several processes will suffer from, by the settings, without a connection."""
     faults = filter(None, map(sqlite_fault, sorted(written_aliases())))
     return [Warning(f"{fault}.", hint=SQLITE_OPTIONS, id="outbox.W025") for fault in faults]
 

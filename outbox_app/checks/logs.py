@@ -27,7 +27,6 @@ LISTED = 5
 
 
 def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with the models of logs."""
     return [
         message
         for log in all_logs()
@@ -119,7 +118,6 @@ def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:
 
 
 def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with the tables of logs, their servers, and the cursors in them."""
     found: list[CheckMessage] = []
     for alias in databases or ():
         tables = connections[alias].introspection.table_names()

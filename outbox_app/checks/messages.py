@@ -40,14 +40,11 @@ def listed(names: Sequence[str]) -> str:
 
 
 def page_of(id: str) -> str:
-    """Return the page on which there is more about a check."""
     number = id.removeprefix("outbox.")
     return next((page for page, numbers in PAGES.items() if number in numbers), EVERYWHERE)
 
 
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
-    """Return a check whose hints end with the page of their id."""
-
     @wraps(check)
     def with_pages(**kwargs: Any) -> list[CheckMessage]:
         messages = list(check(**kwargs))

@@ -26,7 +26,6 @@ NAMES = ("outbox", "publish", "stage", "stage_declared")
 def check_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Say what is wrong with the models that have the mixin."""
     return [
         message
         for model in apps.get_models()

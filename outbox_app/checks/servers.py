@@ -24,7 +24,6 @@ TIMEOUT = 4.0
 
 
 def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask the broker of each app that stages."""
     if not databases:
         return []
     return [message for app in staging_apps() for message in _ask(app)]

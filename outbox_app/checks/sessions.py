@@ -25,7 +25,6 @@ HEAR_SECONDS = 5.0
 
 
 def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask PostgreSQL what a session of each alias is like."""
     found: list[CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
@@ -73,7 +72,6 @@ def _check_listen(alias: str) -> Iterator[CheckMessage]:
 
 
 def _hears(alias: str) -> bool:
-    """Say whether one session hears the NOTIFY of another."""
     token = uuid4().hex  # drainers that hear it take it for a test of another drainer
     with (
         closing(connections.create_connection(alias)) as listener,

@@ -39,7 +39,6 @@ def check_declared_logs(
 def check_time_readers(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Say what is wrong with subscriptions that read by time."""
     return [
         message
         for subscriber in all_subscribers()

@@ -25,7 +25,6 @@ LEFT = TRUST - 1 / BEATS
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
-    """Say what is wrong with ``OUTBOX``."""
     try:
         conf = outbox_settings()
     except ImproperlyConfigured as error:
@@ -54,7 +53,6 @@ def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
 
 
 def _expected(name: str, value: Any, hint: Any) -> str | None:
-    """Return what was expected where ``value`` is not that."""
     if type(None) in get_args(hint):
         [hint] = [each for each in get_args(hint) if each is not type(None)]
         expected = _expected(name, value, hint)

@@ -34,7 +34,6 @@ class TeachingCommand(BaseCommand):
 
     @property
     def user(self) -> str:
-        """Who runs the command, for what is recorded."""
         name = f"manage.py {type(self).__module__.rpartition('.')[2]}"
         try:
             return f"{getpass.getuser()} ({name})"
@@ -54,7 +53,6 @@ class TeachingCommand(BaseCommand):
             raise CommandError(escaped(error), returncode=self.exit_code(error)) from error
 
     def exit_code(self, error: OutboxError) -> int:
-        """Return the exit code of an error of the library."""
         return error.returncode
 
     def add_foreground_arguments(

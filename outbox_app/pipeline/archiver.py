@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
-from ..text import get_logger
+from ..text import get_logger, one_line
 from .compaction import compact
 from .database import connect
 from .manifest import Entry, File, Manifest
@@ -43,8 +43,8 @@ MAX_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a task has to do: which rows, and where to."""
+class BatchPart:
+    """The rows that a task copies, and where to."""
 
     options: Options
     conditions: Sequence[str]
@@ -100,8 +100,8 @@ class Archiver:
     def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
         """Archive what is committed, again and again.
 
-        What goes by is waited for: the database restarts, an executor is lost, the disk is full.
-        The end of Spark itself is an error.
+        Transient failures are retried: the database restarts, an executor is lost, the disk is
+        full. The end of Spark itself is an error.
 
         Args:
             interval: Seconds between two looks.
@@ -132,7 +132,6 @@ class Archiver:
             yield
 
     def _is_running(self) -> bool:
-        """Say whether Spark is there."""
         try:
             return not self.context._jsc.sc().isStopped()
         except Exception:
@@ -141,25 +140,21 @@ class Archiver:
     def _run(self, stopped: Callable[[], bool], again: Callable[[], bool] | None = None) -> int:
         manifest = Manifest.make(self.store, self.options.log)
         manifest.tidy()
-        database = connect(self.options)
-        try:
-            offsets = Offsets(database)
-            offsets.verify(manifest.end or offsets.beginning())
-            total = self._batches(manifest, offsets, stopped)
-            while again is not None and not again():
-                total += self._batches(manifest, offsets, stopped)
-            return total
-        except database.errors as error:
-            told = " ".join(str(error).split())
-            raise Unreachable(
-                f"{self.options.url} has not answered as it should: {told}. What is in the "
-                "manifest is archived; run it again."
-            ) from error
-        finally:
-            database.close()
+        with closing(connect(self.options)) as database:
+            try:
+                offsets = Offsets(database)
+                offsets.verify(manifest.end or offsets.beginning())
+                total = self._batches(manifest, offsets, stopped)
+                while again is not None and not again():
+                    total += self._batches(manifest, offsets, stopped)
+                return total
+            except database.errors as error:
+                raise Unreachable(
+                    f"{self.options.url} has not answered as it should: {one_line(error, 1000)}. "
+                    "What is in the manifest is archived; run it again."
+                ) from error
 
     def _batches(self, manifest: Manifest, offsets: Offsets, stopped: Callable[[], bool]) -> int:
-        """Archive what is committed by now."""
         start = manifest.end or offsets.beginning()
         bound = offsets.latest()
         began, total = time.monotonic(), 0
@@ -182,9 +177,8 @@ class Archiver:
         return total
 
     def _batch(self, number: int, start: Offset, end: Offset, offsets: Offsets) -> Entry:
-        """Copy a batch, and compare it with the log."""
         parts = [
-            Part(self.options, conditions, self.store.folder, f"{number:08d}")
+            BatchPart(self.options, conditions, self.store.folder, f"{number:08d}")
             for conditions in offsets.parts(start, end, self.context.defaultParallelism)
         ]
         copied = self._spread(_copy, parts)
@@ -196,21 +190,22 @@ class Archiver:
         )
         return Entry(number, number, start, end, files, verified=time.time())
 
-    def _spread(self, function: Callable[[Part], Part], parts: list[Part]) -> list[Part]:
-        """Have each part done by a task."""
+    def _spread(
+        self, function: Callable[[BatchPart], BatchPart], parts: list[BatchPart]
+    ) -> list[BatchPart]:
+        """Let a task do each part."""
         if not parts:
             return []
         return self.context.parallelize(parts, len(parts)).map(function).collect()
 
 
-def _copy(part: Part) -> Part:
+def _copy(part: BatchPart) -> BatchPart:
     """Write the rows of a part. Each attempt has files of its own, and one attempt counts."""
     rows = batches(part.options, part.conditions, ARROW)
     return replace(part, files=write_days(rows, Store(part.folder), part.prefix))
 
 
-def _compare(part: Part) -> Part:
-    """Read the files and the log again, and compare them."""
+def _compare(part: BatchPart) -> BatchPart:
     store = Store(part.folder)
     written = [read_checked(store, file) for file in part.files]
     archived = pa.concat_tables([ARROW.empty_table(), *written])

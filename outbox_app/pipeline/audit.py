@@ -1,14 +1,15 @@
 """The audit: is anything of a log missing, doubled, out of order, or not as the archive has it?
 
-``audit()`` runs the checks of ``checks`` and brings the result to the driver; nothing is written.
-Writers may go on writing, and ``outbox_prune`` pruning: what they do meanwhile is no defect. What
-was committed before the bound was taken must be there, so heads are read before the bound.
+``audit()`` runs the checks of ``audit_checks`` and brings the result to the driver; nothing is
+written. Writers may continue to write, and ``outbox_prune`` to prune: what they do meanwhile is no
+defect. What was committed before the bound was taken must be there, so heads are read before it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Window
@@ -65,14 +66,19 @@ def audit(
     started = time.monotonic()
     if heads is not None:
         heads = heads.where(F.col("log") == log)
-    with _Held() as held:
+    with ExitStack() as held:
+
+        def kept(frame: DataFrame) -> DataFrame:
+            held.callback(frame.persist().unpersist)
+            return frame
+
         # What pruning removes while the rows are read is missing in the middle of what was read.
         # So they are read first; what is left at or above the lowest position now was there then.
-        events = held.persisted(events.select("id", "stream", "version"))
+        events = kept(events.select("id", "stream", "version"))
         events.count()
         found = same_ids(events)
         if archived:
-            differing = held.persisted(compare(*archived, lowest=_lowest(lowest)))
+            differing = kept(compare(*archived, lowest=_lowest(lowest)))
             differing.count()
         floor = _lowest(lowest)
         rows = events.where(F.col("id") >= floor)
@@ -84,13 +90,13 @@ def audit(
             rows = rows.unionByName(
                 archived.rows.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
-        found = held.persisted(found.unionByName(versions(rows, heads, whole=whole)))
+        found = kept(found.unionByName(versions(rows, heads, whole=whole)))
         counts, sums = _counts(found)
         found = found.where(F.col("kind") != STREAM)
         of_streams = counts.pop(STREAM, 0)
         if look_again and "low_head" in counts:
             moved = look_again().where(F.col("log") == log)
-            found = held.persisted(_still_low(found, moved))
+            found = kept(_still_low(found, moved))
             counts, _ = _counts(found)
         before = sum(counts.values())
         given = list(accepted)
@@ -107,24 +113,6 @@ def audit(
             checked=_checked(heads is not None, archived is not None, whole),
             accepted=before - sum(counts.values()),
         )
-
-
-class _Held:
-    """Frames that are kept, once they were computed, until the audit ends."""
-
-    def __init__(self) -> None:
-        self._frames: list[DataFrame] = []
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for frame in self._frames:
-            frame.unpersist()
-
-    def persisted(self, frame: DataFrame) -> DataFrame:
-        self._frames.append(frame.persist())
-        return frame
 
 
 def _still_low(found: DataFrame, heads: DataFrame) -> DataFrame:
@@ -149,7 +137,6 @@ def _lowest(lowest: Callable[[], int | None] | None) -> int:
 
 
 def _counts(found: DataFrame) -> tuple[dict[str, int], dict[str, int]]:
-    """Return, by kind, the number of rows and the sum of ``last``."""
     rows = found.groupBy("kind").agg(F.count(F.lit(1)), F.sum("last")).collect()
     counts = {kind: number for kind, number, _ in rows}
     ordered = {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
@@ -157,7 +144,6 @@ def _counts(found: DataFrame) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _first(found: DataFrame, counts: Mapping[str, int], limit: int) -> list[Defect]:
-    """Return the first of each kind, in the order of ``counts``."""
     if not counts:
         return []
     place = F.row_number().over(Window.partitionBy("kind").orderBy("stream", "first", "position"))

@@ -88,7 +88,6 @@ def versions(
 
 
 def same_ids(events: DataFrame) -> DataFrame:
-    """Return the positions that several rows have."""
     twice = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows")).where("rows > 1")
     return twice.selectExpr(
         "'duplicate_id' as kind",

@@ -61,7 +61,7 @@ def _worthwhile(group: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def _share(*entries: Entry) -> float:
-    """Return how much of what may be put together these are."""
+    """Return the part of the largest file that these fill."""
     rows = sum(entry.rows for entry in entries)
     size = sum(file.bytes for entry in entries for file in entry.files)
     return max(rows / ROWS, size / BYTES)

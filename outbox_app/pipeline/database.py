@@ -31,14 +31,11 @@ _MODULES = {
 
 
 def connect(options: Options) -> Database:
-    """Return a connection to the database that options name. Raises ``Unreachable``."""
     database: Database = import_module(_MODULES[options.vendor]).connect(options)
     return database
 
 
 class Database(ABC):
-    """Connections to one database."""
-
     #: Scans its log.
     scan: ClassVar[type[LogScan[Any]]]
     #: What is raised where a statement fails, or the connection is lost.
@@ -84,7 +81,6 @@ class Database(ABC):
         return name
 
     def quoted(self, name: str) -> str:
-        """Return a name as SQL writes it."""
         return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
 
     def log(self) -> Any:

@@ -14,8 +14,6 @@ from ..text import escaped
 
 
 class Kind(NamedTuple):
-    """A kind of defect, for people."""
-
     title: str
     #: What to do about it.
     advice: str
@@ -94,14 +92,11 @@ class Defect(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The defect in one line."""
         return _SAYS[self.kind](self)
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit."""
-
     log: str
     counts: Mapping[str, int]
     defects: Sequence[Defect] = field(repr=False)
@@ -127,7 +122,6 @@ class Audit:
 
 
 def lines(defects: Iterable[Defect]) -> list[str]:
-    """Return a line for each defect."""
     return [defect.line for defect in defects]
 
 
@@ -137,7 +131,6 @@ def visible(text: str, limit: int = 200) -> str:
 
 
 def versions(first: int | None, last: int | None) -> str:
-    """Return ``version 4 is`` or ``versions 4 to 6 are``."""
     return f"version {first} is" if first == last else f"versions {first} to {last} are"
 
 

@@ -25,8 +25,6 @@ Count = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Numbers of a log."""
-
     #: "hour", "day" or "month".
     unit: str
     #: From the first to the last, those without events included.
@@ -37,7 +35,6 @@ class Figures:
 
 
 def figures(events: DataFrame) -> Figures:
-    """Count the events of a log."""
     hour = F.floor(F.unix_seconds("recorded_at") / _HOUR).cast("string")
     each = {"hour": hour, "type": F.col("type"), "stream": F.col("stream")}
     pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]
@@ -56,7 +53,6 @@ def _top(counts: DataFrame, of: str) -> list[Count]:
 
 
 def _over_time(hours: Iterable[tuple[int, int]]) -> tuple[str, list[Count]]:
-    """Return the unit that suits the span, and the counts in it."""
     counted = sorted((_EPOCH + timedelta(hours=hour), number) for hour, number in hours)
     if not counted:
         return "day", []

@@ -12,6 +12,7 @@ makes another plan. Imports no Django.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -57,9 +58,7 @@ class Fold(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a task reads: files, or ranges of the log."""
-
+class FoldPart:
     options: Options
     files: tuple[File, ...] = ()
     conditions: tuple[str, ...] = ()
@@ -68,7 +67,6 @@ class Part:
     only: EventFilter = _ALL
 
     def rows(self) -> Iterator[Row]:
-        """Yield the events."""
         if self.files:
             found = file_batches(self.files, _ARROW, self.options)
         else:
@@ -88,7 +86,7 @@ class Plan:
     """All events up to an offset."""
 
     options: Options
-    parts: tuple[Part, ...]
+    parts: tuple[FoldPart, ...]
     end: Offset
     #: The lowest position that is read from the log; 0: none is.
     lowest: int
@@ -100,8 +98,7 @@ class Plan:
         Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``.
         """
         options = replace(options, topics="", types="", start="", end="")
-        database = connect(options)
-        try:
+        with closing(connect(options)) as database:
             offsets = Offsets(database)
             start = offsets.beginning()
             shares: list[list[File]] = []
@@ -112,33 +109,28 @@ class Plan:
             ranges = [] if end == start else offsets.parts(start, end, options.partitions)
             wanted, params = only.sql()
             wanted = wanted and wanted % tuple(map(database.literal, params))
-            parts = [Part(options, files=tuple(files), only=only) for files in shares]
+            parts = [FoldPart(options, files=tuple(files), only=only) for files in shares]
             parts += [
-                Part(options, conditions=tuple(each), wanted=wanted, only=only) for each in ranges
+                FoldPart(options, conditions=tuple(each), wanted=wanted, only=only)
+                for each in ranges
             ]
             return cls(options, tuple(parts), end, _lowest(database, ranges))
-        finally:
-            database.close()
 
     def pruned(self) -> bool:
         """Say whether something of it may have gone from the log before it was read."""
         if not self.lowest:
             return False
-        database = connect(self.options)
-        try:
+        with closing(connect(self.options)) as database:
             # A log is pruned from its front: where the first one is, all are.
             source = database.quoted(self.options.log)
             return not database.run(f"SELECT 1 FROM {source} WHERE id = {self.lowest}", [])
-        finally:
-            database.close()
 
 
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any]:
-    """Fold the events of a plan."""
     context = session.sparkContext
-    parts = plan.parts or (Part(plan.options),)
+    parts = plan.parts or (FoldPart(plan.options),)
 
-    def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
+    def keyed(parts: Iterable[FoldPart]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
         portable_hash("")  # raises where tasks would hash one text to several numbers
         for part in parts:

@@ -50,8 +50,6 @@ REPLACED_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file."""
-
     name: str
     rows: int
     bytes: int
@@ -62,12 +60,10 @@ class File:
 
     @property
     def base(self) -> str:
-        """Its name without folders, which no other file has."""
         return self.name.rpartition("/")[2]
 
     @property
     def incoming(self) -> str:
-        """Where it was written."""
         return f"{INCOMING}/{self.base}"
 
 
@@ -90,11 +86,9 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Its file."""
         return f"{MANIFEST}/{self.first:08d}-{self.last:08d}.json"
 
     def dump(self) -> bytes:
-        """Return what its file holds."""
         values = asdict(self)
         return json.dumps({"sha256": _digest(values), **values}, indent=1).encode()
 
@@ -191,12 +185,10 @@ class Manifest:
 
     @property
     def end(self) -> Offset | None:
-        """Where the archive ends; None where it is empty."""
         return self.entries[-1].end if self.entries else None
 
     @property
     def next(self) -> int:
-        """The number of the next batch."""
         return self.entries[-1].last + 1 if self.entries else 0
 
     @property
@@ -225,7 +217,7 @@ class Manifest:
             self.store.move(file.incoming, file.name)
 
     def tidy(self) -> None:
-        """End what a killed process began, and remove what it left. Raises ``ArchiveRefused``."""
+        """Finish what a killed process began, remove its leftovers. Raises ``ArchiveRefused``."""
         there = self.store.list()
         kept = {_IDENTITY, *(entry.name for entry in self.entries)}
         for file in self.files():
@@ -251,7 +243,6 @@ class Manifest:
         yield from (name for name in self.store.list(REPLACED) if name.endswith(f"-{file.base}"))
 
     def missing(self, file: File) -> ArchiveRefused:
-        """Return the error of a file that is not as its entry says."""
         return ArchiveRefused(
             f"The archive {self.store.folder} is damaged: {file.name} is not there, or not as it "
             f"was written ({file.bytes} bytes, sha256 {file.sha256}). Put it back from a copy. "
@@ -260,7 +251,7 @@ class Manifest:
         )
 
     def _replace(self, names: Iterable[str]) -> None:
-        """Put files away that others are in the stead of; those put away long ago go."""
+        """Move superseded files to ``_replaced``; delete those older than an hour."""
         now = int(time.time())
         for name in names:
             self.store.move(name, f"{REPLACED}/{now}-{name.rpartition('/')[2]}")
@@ -286,7 +277,7 @@ class Manifest:
         return sorted(name for name in names if name != _IDENTITY)
 
     def _chain(self, names: Iterable[str]) -> Iterator[Entry]:
-        """Yield the entries in order; those whose batches another one holds count no more."""
+        """Yield the entries in order, without those whose batches another one holds."""
         number, end = 0, None
         for entry in _outermost(self._load_all(names)):
             if entry.first != number or (end is not None and entry.start != end):
@@ -312,7 +303,6 @@ class Manifest:
 
 
 def _outermost(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries whose batches no other entry holds, in order."""
     found: list[Entry] = []
     for entry in sorted(entries, key=lambda each: (each.first, -each.last)):
         if not found or not _is_within(entry, found[-1]):

@@ -25,8 +25,6 @@ _EXPECTED = "A checkpoint has to be of this log and this database: take another 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The place of a reader."""
-
     log: str
     #: See ``Database.identity``.
     database: str
@@ -38,7 +36,6 @@ class Offset:
     version: int = VERSION
 
     def dump(self) -> dict[str, Any]:
-        """Return the offset as Spark takes it: flat, of text and integers."""
         return asdict(self)
 
     @classmethod
@@ -92,7 +89,6 @@ class Offsets(LogScan[Offset]):
         return parts
 
     def verify(self, offset: Offset) -> None:
-        """Check that an offset belongs to this log as it is now. Raises ``ReadRefused``."""
         state = self.state(offset)
         self.scan.verify(state)
         if not offset.position:

@@ -73,7 +73,6 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
-        """Return the options of a reader. Raises ``InvalidOption``."""
         names = {each.name.replace("_", ""): each for each in fields(cls)}
         values: dict[str, Any] = {}
         for name, text in given.items():
@@ -95,7 +94,7 @@ class Options:
         return options
 
     def check(self) -> None:
-        """Raise ``InvalidOption`` where values make no sense together."""
+        """Raise ``InvalidOption`` where values contradict each other."""
         try:
             said = self.parameters
         except ValueError as error:
@@ -113,7 +112,6 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     def texts(self) -> dict[str, str]:
-        """Return the options as Spark takes them, but for those that are as by default."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         plain = Options(url=self.url)
         return {
@@ -124,7 +122,6 @@ class Options:
 
     @property
     def address(self) -> SplitResult:
-        """The parts of ``url``."""
         return urlsplit(self.url)
 
     @property
@@ -139,7 +136,6 @@ class Options:
 
     @property
     def only(self) -> EventFilter:
-        """Which events, as ``topics`` and ``types`` say."""
         return EventFilter(
             self.topics.split(",") if self.topics else None,
             self.types.split(",") if self.types else None,

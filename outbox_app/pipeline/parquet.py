@@ -119,8 +119,6 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Writer:
-    """A file that is being written."""
-
     store: Store
     name: str
     rows: int = 0
@@ -149,7 +147,6 @@ class _Writer:
             self._flush()
 
     def finish(self) -> File:
-        """End the file, and have it on disk."""
         self._flush()
         self._parquet.close()
         self._sink.finish()
@@ -163,7 +160,6 @@ class _Writer:
         )
 
     def remove(self) -> None:
-        """Give the file up."""
         with contextlib.suppress(Exception):
             self._parquet.close()
         self._sink.remove()

@@ -63,7 +63,6 @@ def write_report(
     figures: Figures | None = None,
     now: datetime | None = None,
 ) -> None:
-    """Write the report of an audit. Raises ``OSError``."""
     text = _page(result, figures, now or datetime.now(UTC))
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
@@ -175,7 +174,6 @@ def _checked(result: Audit) -> str:
 
 
 def bars(title: str, of: str, values: Sequence[Bar]) -> str:
-    """Return a chart of one horizontal bar for each value."""
     largest = max((number for _, number in values), default=0)
     room = WIDTH - _LABELS - _NUMBERS
     parts = []
@@ -191,7 +189,6 @@ def bars(title: str, of: str, values: Sequence[Bar]) -> str:
 
 
 def columns(title: str, of: str, values: Sequence[Bar]) -> str:
-    """Return a chart of one upright bar for each value, as of a time."""
     largest = max((number for _, number in values), default=0)
     width = min(WIDTH / max(1, len(values)), WIDTH / 12)
     floor = _HEIGHT - _FOOT
@@ -233,7 +230,6 @@ def _figure(title: str, of: str, values: Sequence[Bar], parts: Sequence[str], he
 
 
 def _part(number: int, largest: int, room: float) -> float:
-    """Return the length of a bar: one pixel at least, where there is something."""
     return max(1.0, number / largest * room) if number > 0 else 0.0
 
 

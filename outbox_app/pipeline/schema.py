@@ -38,13 +38,11 @@ _ARROW = {
 
 
 def some(*names: str) -> str:
-    """Return the schema of some columns of a log."""
     kinds = dict(column.split() for column in SCHEMA.split(", "))
     return ", ".join(f"{name} {kinds[name]}" for name in names)
 
 
 def arrow_types(schema: str) -> pa.Schema:
-    """Return the Arrow schema of one of ``SCHEMAS``."""
     columns = (column.split() for column in schema.split(", "))
     return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
 

@@ -102,7 +102,7 @@ def spark_session(
 
 
 def is_running() -> bool:
-    """Say whether a session is active in this process already: it is whoever's who started it."""
+    """Say whether a session is active in this process already, not started by us."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:

@@ -9,6 +9,7 @@ of its own. Nothing is marked as read in the database, and no row is written to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,8 +52,6 @@ class Rows(InputPartition):
 
 
 class Files(InputPartition):
-    """Parquet files of an archive."""
-
     def __init__(self, files: Sequence[File]) -> None:
         self.files = list(files)
 
@@ -103,8 +102,7 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        database = connect(options)
-        try:
+        with closing(connect(options)) as database:
             if options.read != "events":
                 return [Rows([_whole(options, database)])]
             offsets = Offsets(database)
@@ -120,8 +118,6 @@ class Reader(DataSourceReader):
             parts = [] if start == end else offsets.parts(start, end, options.partitions)
             # An empty list would be taken for a partition that is None.
             return [*files, *map(Rows, parts)] or [Rows([])]
-        finally:
-            database.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Files):
@@ -135,23 +131,18 @@ class FilteringReader(Reader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take what SQL can say, and leave the rest to Spark."""
-        database = connect(self.options)
         taken = []
-        try:
+        with closing(connect(self.options)) as database:
             for each in filters:
                 sql = None if self.options.archive else condition(each, database)
                 if sql is None:
                     yield each
                 else:
                     taken.append(sql)
-        finally:
-            database.close()
         self.pushed = " AND ".join(taken)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a log batch after batch."""
-
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema, options.read)
@@ -162,22 +153,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bound: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a stream without a checkpoint begins."""
         return self._planner().beginning().dump()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the option maxRowsPerBatch."""
         rows = self.options.max_rows_per_batch
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch."""
         [at] = self._belongs(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._planner().end(at, rows, bound=self._bound).dump()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note what is there now."""
+        """Fix the end of a query that is to end."""
         self._bound = self._planner().latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -197,7 +185,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batches(self.options, partition.conditions, self.schema)
 
     def stop(self) -> None:
-        """Close the connections of who plans."""
         if self._database is not None:
             self._database.close()
             self._database = self._offsets = None
@@ -218,7 +205,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what no other process can use."""
         return {**self.__dict__, "_database": None, "_offsets": None}
 
 
@@ -228,16 +214,13 @@ def batches(
     """Yield the rows that meet one of the conditions. Raises ``Unreachable``."""
     if not conditions:
         return
-    database = connect(options)
-    try:
+    with closing(connect(options)) as database:
         table = database.quoted(_TABLES.get(options.read, options.log))
         columns = ", ".join(database.column(name) for name in schema.names)
         beside = [text for text in (_wanted(options, database), pushed) if text]
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
-    finally:
-        database.close()
 
 
 def _whole(options: Options, database: Database) -> str:
@@ -245,7 +228,6 @@ def _whole(options: Options, database: Database) -> str:
 
 
 def _wanted(options: Options, database: Database) -> str:
-    """Return the condition of the options topics and types."""
     if options.read != "events":
         return ""
     sql, params = options.only.sql()

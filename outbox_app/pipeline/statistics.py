@@ -209,7 +209,6 @@ def _sum_where(condition: Column) -> Column:
 def _figures(
     frame: DataFrame, dimension: str, *figures: tuple[str, Column], minute: str = "newest"
 ) -> DataFrame:
-    """Make a row of every figure that there is; ``frame`` has them beside one another."""
     pairs = [
         F.struct(F.lit(name).alias("name"), value.cast("double").alias("value"))
         for name, value in figures

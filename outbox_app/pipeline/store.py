@@ -40,23 +40,19 @@ class Store:
         self.is_local = isinstance(system, fs.LocalFileSystem)
 
     def list(self, name: str = "") -> dict[str, int]:
-        """Return the files below a folder, at any depth, with their sizes in bytes."""
         selector = fs.FileSelector(self._path(name), recursive=True, allow_not_found=True)
         found = self.system.get_file_info(selector)
         start = len(self.root) + 1
         return {info.path[start:]: info.size for info in found if info.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds. Raises ``FileNotFoundError``."""
         with self.system.open_input_stream(self._path(name)) as stream:
             return bytes(stream.read())
 
     def open(self, name: str) -> Any:
-        """Open a file for reading at random. Raises ``FileNotFoundError``."""
         return self.system.open_input_file(self._path(name))
 
     def create(self, name: str) -> Any:
-        """Open a new file for writing, and make its folder."""
         path = self._path(name)
         self.system.create_dir(path.rpartition("/")[0], recursive=True)
         return open(path, "xb") if self.is_local else self.system.open_output_stream(path)
@@ -81,7 +77,6 @@ class Store:
             os.fsync(stream.fileno())
 
     def move(self, name: str, to: str) -> None:
-        """Move a file; one that is there is replaced."""
         target = self._path(to)
         self.system.create_dir(target.rpartition("/")[0], recursive=True)
         self.system.move(self._path(name), target)
@@ -89,7 +84,6 @@ class Store:
             _sync_folder(Path(target).parent)
 
     def delete(self, name: str) -> None:
-        """Delete a file. Raises ``FileNotFoundError``."""
         self.system.delete_file(self._path(name))
 
     @contextlib.contextmanager

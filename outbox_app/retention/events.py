@@ -41,7 +41,7 @@ TOO_YOUNG = "too young"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Somebody who still needs events of a log."""
+    """A reader that still needs events of a log."""
 
     #: For people.
     who: str
@@ -243,7 +243,6 @@ def _batches(
 
 
 def _not_begun(log: type[EventLog], using: str) -> list[str]:
-    """Return the declared subscriptions that would begin with what is there now."""
     table = log._meta.db_table
     begun = set(
         Cursor.objects.using(using).filter(log=table).values_list("subscription", flat=True)

@@ -34,8 +34,6 @@ MAX_BATCH_SIZE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Rows that are kept for a time."""
-
     model: type[Model]
     #: Their time.
     column: str
@@ -182,7 +180,6 @@ def _counter_batches(
 
 
 def check_arguments(using: str, days: int, batch_size: int) -> None:
-    """Raise ``InvalidArgument`` where one of them is out of bounds."""
     require_alias(using)
     if days < 1:
         raise InvalidArgument(f"--older-than must be at least 1 day; got {days}.")

@@ -52,7 +52,6 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def age(text: str) -> timedelta:
-    """Return the age that ``90s``, ``15m``, ``3h``, ``2d`` or ``1w`` stands for."""
     match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     if not match:
         raise ArgumentTypeError(f"{text!r} is no age; write 90s, 15m, 3h, 2d or 1w")

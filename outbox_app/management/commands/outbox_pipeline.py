@@ -43,70 +43,59 @@ class Command(TeachingCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
         archive = pipelines.add_parser("archive", help="write the log to Parquet files")
-        archive.add_argument(
-            "--to", required=True, metavar="DIR", help="folder of the archive, or its URI"
-        )
-        until = archive.add_mutually_exclusive_group()
-        until.add_argument(
+        audit = pipelines.add_parser("audit", help="find missing, doubled or unordered events")
+        rebuild = pipelines.add_parser("rebuild", help="rebuild the view of a projection")
+        statistics = pipelines.add_parser("statistics", help="count events and times")
+
+        add = archive.add_argument
+        add("--to", required=True, metavar="DIR", help="folder of the archive, or its URI")
+        until = archive.add_mutually_exclusive_group().add_argument
+        until(
             "--available-now",
             action="store_true",
             help="archive the events committed so far, then stop (default)",
         )
-        until.add_argument("--follow", action="store_true", help="archive new events until stopped")
-        archive.add_argument(
+        until("--follow", action="store_true", help="archive new events until stopped")
+        add(
             "--interval",
             type=float,
             default=10.0,
             metavar="SECONDS",
             help="with --follow: pause between two batches (default 10, at most 3600)",
         )
-        archive.add_argument(
-            "--max-rows-per-batch",
-            type=int,
-            metavar="N",
-            help="most events of a batch (default 500000)",
-        )
-        audit = pipelines.add_parser("audit", help="find missing, doubled or unordered events")
-        audit.add_argument("--archive", default="", metavar="DIR", help="compare the archive, too")
-        audit.add_argument(
-            "--pruned",
-            action="store_true",
-            help="the log was pruned and there is no archive: streams may begin later",
-        )
-        audit.add_argument(
-            "--report", default="", metavar="FILE.html", help="write a report with pictures"
-        )
-        rebuild = pipelines.add_parser("rebuild", help="rebuild the view of a projection")
+        rows = "most events of a batch (default 500000)"
+        add("--max-rows-per-batch", type=int, metavar="N", help=rows)
+
+        pruned = "the log was pruned and there is no archive: streams may begin later"
+        audit.add_argument("--pruned", action="store_true", help=pruned)
+        report = "write a report with pictures"
+        audit.add_argument("--report", default="", metavar="FILE.html", help=report)
+
         rebuild.add_argument("name", metavar="PROJECTION", help="the projection")
-        rebuild.add_argument(
-            "--archive", default="", metavar="DIR", help="read pruned events from this archive"
-        )
-        rebuild.add_argument(
-            "--compare-only",
-            action="store_true",
-            help="say how the view would change, and change nothing",
-        )
-        statistics = pipelines.add_parser("statistics", help="count events and times")
-        statistics.add_argument(
-            "--archive", default="", metavar="DIR", help="read pruned events from this archive"
-        )
-        statistics.add_argument("--to", default="", metavar="DIR", help="write them as Parquet")
-        statistics.add_argument(
-            "--table", action="store_true", help="put them into the table of the admin"
-        )
-        statistics.add_argument(
-            "--top", type=int, metavar="N", help="number of busiest streams to list (default 100)"
-        )
-        statistics.add_argument(
-            "--partitions",
-            type=int,
-            metavar="N",
-            help="number of partitions to compute the skew for (default 8)",
-        )
+        compare = "say how the view would change, and change nothing"
+        rebuild.add_argument("--compare-only", action="store_true", help=compare)
+
+        add = statistics.add_argument
+        add("--to", default="", metavar="DIR", help="write them as Parquet")
+        add("--table", action="store_true", help="put them into the table of the admin")
+        add("--top", type=int, metavar="N", help="number of busiest streams to list (default 100)")
+        skew = "number of partitions to compute the skew for (default 8)"
+        add("--partitions", type=int, metavar="N", help=skew)
+
+        for each, archived in (
+            (audit, "compare the archive, too"),
+            (rebuild, "read pruned events from this archive"),
+            (statistics, "read pruned events from this archive"),
+        ):
+            each.add_argument("--archive", default="", metavar="DIR", help=archived)
         for each in (archive, audit, statistics):
-            _add_log(each)
+            each.add_argument(
+                "--log", metavar="LOG", help="table of the log (default outbox_event)"
+            )
+            using = "database alias (default: the log's)"
+            each.add_argument("--database", metavar="ALIAS", help=using)
         for each in (archive, audit, rebuild, statistics):
-            _add_common(each)
+            _add_spark(each)
 
     def handle(self, **options: Any) -> None:
         conf = dict(_setting(text) for text in options["conf"])
@@ -170,7 +159,6 @@ class Command(TeachingCommand):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse what makes no sense before Spark is started."""
     wrong = ""
     if options["pipeline"] == "archive":
         if options["max_rows_per_batch"] is not None and options["max_rows_per_batch"] < 1:
@@ -183,34 +171,16 @@ def _check(options: dict[str, Any]) -> None:
         raise InvalidArgument(wrong)
 
 
-def _add_log(parser: Any) -> None:
-    parser.add_argument("--log", metavar="LOG", help="table of the log (default outbox_event)")
-    parser.add_argument("--database", metavar="ALIAS", help="database alias (default: the log's)")
-
-
-def _add_common(parser: Any) -> None:
-    parser.add_argument(
-        "--master", metavar="URL", help="where Spark runs (default: this machine, local[*,4])"
-    )
-    parser.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of Spark; never a password",
-    )
-    parser.add_argument(
-        "--password-file",
-        default="",
-        metavar="FILE",
-        help="on a cluster: file with the database's password, on every machine",
-    )
-    parser.add_argument(
-        "--password-env",
-        default="",
-        metavar="NAME",
-        help="on a cluster: environment variable with it, in every process",
-    )
+def _add_spark(parser: CommandParser) -> None:
+    for option, metavar, text in (
+        ("--password-file", "FILE", "file with the database's password, on every machine"),
+        ("--password-env", "NAME", "environment variable with it, in every process"),
+    ):
+        parser.add_argument(option, default="", metavar=metavar, help=f"on a cluster: {text}")
+    master = "where Spark runs (default: this machine, local[*,4])"
+    parser.add_argument("--master", metavar="URL", help=master)
+    conf = "a setting of Spark; never a password"
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help=conf)
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -222,7 +192,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Give what is set when the process is told to end: a batch is finished first."""
+    """Give an event that SIGTERM and SIGINT set, so that a batch is finished first."""
     stopped = threading.Event()
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():

@@ -86,8 +86,6 @@ ACTIONS = (
 
 
 class Command(TeachingCommand):
-    """Shows subscriptions, and does what a person decides."""
-
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -94,7 +94,6 @@ class Mysql(Database):
 
 
 def connect(options: Options) -> Mysql:
-    """Connect. Raises ``Unreachable``."""
     return Mysql(options)
 
 

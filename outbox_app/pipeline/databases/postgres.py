@@ -31,8 +31,6 @@ _REFUSED = re.compile("password|does not exist|pg_hba|URI")
 
 
 class Postgres(Database):
-    """One connection."""
-
     scan = PostgresScan
     errors = (adbc_driver_manager.Error,)
 
@@ -82,7 +80,6 @@ class Postgres(Database):
 
 
 def connect(options: Options) -> Postgres:
-    """Connect. Raises ``Unreachable``."""
     parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
     parameters |= options.parameters
     if options.statement_timeout:

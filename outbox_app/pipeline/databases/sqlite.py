@@ -56,7 +56,6 @@ class Sqlite(Database):
 
 
 def connect(options: Options) -> Sqlite:
-    """Connect. Raises ``Unreachable``."""
     path = Path(options.parameters["dbname"]).absolute()
     try:
         connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)

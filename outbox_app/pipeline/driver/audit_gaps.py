@@ -52,7 +52,6 @@ class Recorded:
 
 
 def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tuple[str, int, int]]:
-    """Return stream, first and last of the gaps that a person has accepted."""
     rows = _rows(log, using or log_alias(log)).filter(state=Gap.State.SKIPPED)
     return list(rows.values_list("stream", "first", "last"))
 
@@ -137,7 +136,6 @@ def _gap(log: type[EventLog], stream: str, first: int, last: int) -> Gap:
 
 
 def _rows(log: type[EventLog], using: str) -> Any:
-    """Return what audits have recorded of a log."""
     return Gap.objects.using(using).filter(
         kind=Gap.Kind.VERSION, subscription="", log=log._meta.db_table
     )

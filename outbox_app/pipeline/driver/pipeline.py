@@ -58,7 +58,6 @@ class Pipeline:
         return (reader.schema(schema) if schema else reader).load()
 
     def elsewhere(self, using: str) -> Pipeline:
-        """Return the same session with another database of this project."""
         given = {"password_env": _password_variable(using)} if _has_password(using) else {}
         options = log_options(self.log, using=using, **given)
         return Pipeline(self.session, options, self.log, using)
@@ -159,7 +158,6 @@ def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
 
 
 def database_url(using: str) -> str:
-    """Return the address of a database alias, without its password."""
     connection = connections[using]
     given = connection.settings_dict
     name, vendor = str(given["NAME"]), connection.vendor

@@ -93,8 +93,6 @@ def rebuild_on_spark(
 
 
 class SparkRebuild(Rebuild):
-    """One rebuild of which Spark makes the rows."""
-
     def __init__(
         self,
         source: Source,
@@ -117,7 +115,6 @@ class SparkRebuild(Rebuild):
         return self._caught_up()
 
     def finish(self, states: list[WindowState]) -> int:
-        """Compare, and take over."""
         differing = self._compare(states)
         failpoint("rebuild_compared")
         if self.compare_only:
@@ -127,7 +124,7 @@ class SparkRebuild(Rebuild):
 
     @contextmanager
     def _folded(self) -> Iterator[tuple[RDD[Any], int]]:
-        """Have the tasks make the rows, and keep them on their disks while they are loaded."""
+        """Let the tasks make the rows, and keep them on their disks while they are loaded."""
         from pyspark import StorageLevel
 
         for _ in range(PLANS):
@@ -195,7 +192,6 @@ class SparkRebuild(Rebuild):
         return self.replay([state])
 
     def _compare(self, states: list[WindowState]) -> int:
-        """Say what would change. Returns how many rows."""
         cursors = self.ask(list, Cursor.objects.using(self.using).filter(subscription=self.name))
         try:
             found = compare(

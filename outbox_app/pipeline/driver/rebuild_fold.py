@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionFold:
-    """Makes ``ViewFold``s; sent to tasks."""
-
     projection: str
     #: Where it is declared.
     module: str
@@ -42,7 +40,6 @@ class ProjectionFold:
     path: tuple[str, ...]
 
     def __call__(self) -> ViewFold:
-        """Set Django up, and return a fold."""
         sys.path += [each for each in self.path if each not in sys.path]
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", self.settings)
         try:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Rows of a projection, as Spark makes them."""
-
     def __init__(self, session: SparkSession, options: Options, projection: Projection) -> None:
         self.session = session
         self.options = options
