@@ -15,7 +15,7 @@ from celery import Celery
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..exceptions import UnsafeBroker
-from ..jobs.drain.brokers import refuse_unsafe, transport_options
+from ..jobs.drain.brokers import eviction, refuse_unsafe, transport_options
 from ..jobs.staging.sending import staging_apps
 from .brokers import unasked
 
@@ -64,20 +64,13 @@ def _ask_redis(app: Celery, connection: Any, channel: Any) -> Iterator[CheckMess
             hint="Allow its user the command INFO, or look yourself and silence this.",
             id="outbox.W016",
         )
-    if policy is not None and policy.startswith("allkeys-"):
-        yield Error(
-            f"Redis of Celery app {app.main!r} evicts queues when its memory is full: "
-            f"maxmemory-policy is {policy!r}.",
-            hint="Set maxmemory-policy to noeviction. No drainer starts before.",
-            id="outbox.E030",
-        )
-    elif policy is not None and policy.startswith("volatile-"):
-        yield Warning(
-            f"Redis of Celery app {app.main!r} may evict keys that have a TTL: maxmemory-policy is "
-            f"{policy!r}.",
-            hint="Set maxmemory-policy to noeviction.",
-            id="outbox.W017",
-        )
+    if effect := eviction(policy or ""):
+        message = f"Redis of Celery app {app.main!r} {effect}"
+        advised = "Set maxmemory-policy to noeviction."
+        if policy.startswith("allkeys-"):
+            yield Error(message, hint=f"{advised} No drainer starts before.", id="outbox.E030")
+        else:
+            yield Warning(message, hint=advised, id="outbox.W017")
     if append_only == 0:
         yield Warning(
             f"Redis of Celery app {app.main!r} has no append-only file: a restart loses the jobs "

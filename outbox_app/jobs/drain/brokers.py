@@ -96,12 +96,20 @@ def _check_eviction(client: Any, connection_errors: tuple[type[BaseException], .
     if policy is None:
         logger.warning("Redis does not tell its eviction policy")
     elif policy.startswith("allkeys-"):
-        raise UnsafeBroker(
-            f"Redis evicts queues when its memory is full: maxmemory-policy is {policy!r}. "
-            "Set maxmemory-policy to noeviction."
-        )
-    elif policy.startswith("volatile-"):
+        raise UnsafeBroker(f"Redis {eviction(policy)} Set maxmemory-policy to noeviction.")
+    elif eviction(policy):
         logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
+
+
+def eviction(policy: str) -> str:
+    """Return what Redis does under a policy when its memory is full; empty: it refuses writes."""
+    for prefix, effect in (
+        ("allkeys-", "evicts queues when its memory is full"),
+        ("volatile-", "may evict keys that have a TTL"),
+    ):
+        if policy.startswith(prefix):
+            return f"{effect}: maxmemory-policy is {policy!r}."
+    return ""
 
 
 def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
