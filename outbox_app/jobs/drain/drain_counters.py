@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from django.db.models import Max
 
@@ -26,24 +26,20 @@ from ...text import get_logger
 from .batch import Row, apps_with_rows
 from .status import held_rows, oldest_seconds, ready_rows
 
-#: Who owns this shard takes the samples.
+if TYPE_CHECKING:
+    from .drain import DrainStats
+
+#: The owner of this shard takes the samples.
 SAMPLER = 0
 
 logger = get_logger("outbox_app.counters")
-
-
-class Done(Protocol):
-    """What a drainer has done: ``jobs.drain.drain.DrainStats``."""
-
-    published: int
-    dead: int
 
 
 class DrainCounters:
     """The counters of one drainer."""
 
     def __init__(
-        self, holder: LeaseHolder, done: Done, *, clock: Callable[[], float] = time.monotonic
+        self, holder: LeaseHolder, done: DrainStats, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.using = holder.using
         self.clock = clock

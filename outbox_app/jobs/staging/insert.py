@@ -76,7 +76,7 @@ def _savepoint_of(connection: BaseDatabaseWrapper) -> tuple[bool, list[str]]:
     return connection.in_atomic_block, [sid for sid in connection.savepoint_ids if sid]
 
 
-_current_batch: ContextVar[StagedBatch | None] = ContextVar("outbox_app_rows", default=None)
+_current_batch: ContextVar[StagedBatch | None] = ContextVar("outbox_app_batch", default=None)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class ForcedStaging:
     ordering_key: str
 
 
-_forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_explicit", default=None)
+_forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_forced", default=None)
 _staging_now: ContextVar[bool] = ContextVar("outbox_app_staging_now", default=False)
 
 
