@@ -70,7 +70,7 @@ class OutboxSettings:
     INCIDENT_RETENTION_DAYS: int = 30
     #: Hours for which the counters of drainers and subscriptions are kept.
     STATISTICS_RETENTION_HOURS: int = 48
-    #: Days for which events are kept once every subscription has passed them. None: for ever.
+    #: Days for which events are kept once every subscription has passed them. None: without limit.
     EVENT_RETENTION_DAYS: int | None = None
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
@@ -84,7 +84,7 @@ class OutboxSettings:
     PAGE_SIZE: int = 500
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
-    #: The admin masks the values of keys whose names contain one of these, whoever looks.
+    #: The admin masks the values of keys whose names contain one of these, for every user.
     SENSITIVE_KEYS: tuple[str, ...] = (
         "password",
         "passwd",

@@ -13,7 +13,7 @@
     ├── UnfitSession            the database's sessions have settings that break statements
     ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
     ├── UnsafeBroker            the broker is configured to lose messages
-    ├── LeaseLost               this drainer's shards belong to somebody else by now
+    ├── LeaseLost               the lease ran out: another process may own the shards
     ├── Undeliverable           the job is dead, with this as its reason
     │   ├── UnknownApp          its Celery app is not loaded in the drainer's process
     │   ├── Unroutable          no queue is bound for its exchange and routing key
@@ -33,13 +33,13 @@
     ├── RebuildRefused          a view cannot be rebuilt, or not from here; nothing was written
     ├── RebuildFailed           a rebuild has ended with an error; the view is as it was
     ├── ReadRefused             a log cannot be read exactly from here; nothing is advanced
-    │   ├── DamagedCursor       the cursor's state makes no sense
+    │   ├── DamagedCursor       the cursor's state is not one that its window writes
     │   ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
     │   ├── UnsafeLog           the server or the connection cannot tell what has been committed
     │   └── TooManyGaps         more positions are missing than a cursor may keep
     └── PipelineError           a pipeline on Spark cannot run; nothing was written
         ├── NoSpark             PySpark, pyarrow or Java is missing
-        ├── InvalidOption       an option of the data source makes no sense (also a ValueError)
+        ├── InvalidOption       an option of the data source is invalid (also a ValueError)
         ├── InvalidSchema       a column that no log has, or of another type (also a ValueError)
         ├── Unreachable         a database cannot be connected to from here
         └── ArchiveRefused      a folder is no archive of this log, or one that is damaged
@@ -222,7 +222,7 @@ class TooManyGaps(ReadRefused):
 
 
 class PipelineError(OutboxError):
-    """A pipeline on Spark cannot run, or not go on. The log is as it was."""
+    """A pipeline on Spark cannot run, or not continue. The log is as it was."""
 
     returncode = 2
 
@@ -232,7 +232,7 @@ class NoSpark(PipelineError):
 
 
 class InvalidOption(PipelineError, ValueError):
-    """An option of the data source ``outbox`` is missing, unknown, or makes no sense."""
+    """An option of the data source ``outbox`` is missing, unknown, or invalid."""
 
 
 class InvalidSchema(PipelineError, ValueError):

@@ -129,7 +129,7 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
 def check_connections(**kwargs: Any) -> list[CheckMessage]:
     return [
         Warning(
-            f"Connections to {alias!r} are kept for ever (CONN_MAX_AGE is None) and are never "
+            f"Connections to {alias!r} are kept without limit (CONN_MAX_AGE is None) and are never "
             "looked at: when the database was restarted, or a firewall forgot them, requests and "
             "tasks fail until each has been replaced.",
             hint="DATABASES[…]['CONN_HEALTH_CHECKS'] = True",

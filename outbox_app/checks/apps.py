@@ -1,7 +1,7 @@
 """The Celery apps of the process: one that stages is loaded, and workers accept what it stages.
 
-A message is stored as it is, in whatever serializer; nothing here and nothing in the drain decodes
-one. What a worker would refuse, or should not accept, is said before it is staged.
+A message is stored as it is, in any serializer; nothing here and nothing in the drain decodes it.
+A message that a worker would refuse, or should not accept, is found before one is staged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _check_configuration(app: Celery) -> list[CheckMessage]:
     """One of several apps may be another service's, configured on its hosts only."""
     try:
         app.conf.task_serializer  # noqa: B018  # loads it
-    except Exception as error:  # whatever the project's configuration raises
+    except Exception as error:  # the project's configuration may raise anything
         return [
             Warning(
                 f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}.",
@@ -110,7 +110,7 @@ def _check_tasks() -> Iterator[CheckMessage]:
 def _check_modules(app: Celery) -> list[CheckMessage]:
     try:
         load_tasks(app)
-    except Exception as error:  # whatever the project's modules raise
+    except Exception as error:  # the project's modules may raise anything
         return [
             Warning(
                 f"The task modules of Celery app {app.main!r} cannot be imported: {error!r}.",

@@ -2,7 +2,7 @@
 
 Only settings are looked at, no server (``servers`` asks those). They concern what plain Celery
 does: a send outside transactions, a worker's ``retry()``, the workers' acknowledgements. The
-drainer's own connection has time-outs and confirms whatever the project's options say.
+drainer's own connection has time-outs and confirms, even where the project's options turn them off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import staging_apps
 from .messages import listed
 
-#: Without which of its transport options a driver waits for ever, and what bounds them.
+#: Transport options without which a driver waits without limit, and values for them.
 UNBOUNDED = {
     "redis": {"socket_timeout": 30},
     "py-amqp": {"read_timeout": 30, "write_timeout": 30},
@@ -68,7 +68,7 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
 def _is_configured(app: Celery) -> bool:
     try:
         app.conf.broker_url  # noqa: B018  # loads it
-    except Exception:  # whatever a project's modules raise
+    except Exception:  # a project's modules may raise anything
         return False
     return True
 

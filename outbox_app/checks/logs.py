@@ -22,7 +22,7 @@ from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from .aliases import written_aliases
 
-#: How many cursors of a log are told of.
+#: How many refused cursors of a log are listed.
 LISTED = 5
 
 

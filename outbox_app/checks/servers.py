@@ -46,7 +46,7 @@ def _ask(app: Celery) -> list[CheckMessage]:
         )
         found = list(questions[driver_type](app, connection, connection.channel()))
         connection.release()  # RabbitMQ logs a warning of who leaves without a word
-    except Exception as error:  # whatever the network, the server and the driver do
+    except Exception as error:  # the network, the server and the driver may raise anything
         return [unasked(app, f"{type(error).__name__}: {error}".rstrip("."))]
     finally:
         with suppress(Exception):

@@ -16,7 +16,7 @@ from django.db import connections, models
 from ..models import EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 
-#: What a reader by time goes by.
+#: What a reader by time sorts by.
 COLUMNS = ["recorded_at", "id"]
 
 

@@ -1,4 +1,4 @@
-"""The dictionary ``OUTBOX``: its keys, types and values, and those that make no sense together.
+"""The dictionary ``OUTBOX``: its keys, types and values, and those that contradict each other.
 
 All faults are named at once. Expectations come from the types of ``conf.OutboxSettings``, so a new
 setting is checked as soon as it is declared.

@@ -28,7 +28,7 @@ def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list
     manifest = Manifest.load(Store(options.archive), options.log)
     entries = manifest.entries
     if options.end:
-        # It may have gone on since somebody asked where it ends.
+        # Batches may have been added since the caller asked where it ends.
         end = Offset.load(options.end)
         entries = entries[: 1 + next((n for n, each in enumerate(entries) if each.end == end), -1)]
         if not entries:

@@ -4,8 +4,8 @@ Spark's tasks copy the parts of a batch, each over a connection of its own, stra
 database's Arrow batches into files. Other tasks then read these files again, and the log once more,
 and compare them row by row; only then the batch gets its entry in the manifest. That entry is the
 commit: until it is there the batch has not happened, and the next process begins where the last
-entry ends. A batch whose process was killed is made anew, and as the rows between two cursors never
-change, nobody can tell. There is no second truth: no checkpoint beside the manifest.
+entry ends. A batch whose process was killed is made anew, from the same rows: those between two
+cursors never change. There is no second truth: no checkpoint beside the manifest.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def audit(
         if archived:
             differing = differing.where(f"kind != 'only_in_archive' or position >= {floor}")
             found = found.unionByName(differing)
-            # Each defect is told once: what one store has is not missing in its stream.
+            # Each defect is reported once: what one store has is not missing in its stream.
             lost = differing.where("kind = 'only_in_archive'")
             rows = rows.unionByName(
                 archived.rows.where(F.col("id") < floor).select(events.columns)

@@ -114,7 +114,7 @@ def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFram
     # A hash passes over NULL as if the column were not there.
     content = F.xxhash64(*columns, *(column.isNull() for column in columns))
     rows = _of_store(database, content, 1, 0).unionByName(_of_store(archive, content, 0, 1))
-    # Sorted by position once, whatever has to be computed: a hash aggregate holds no strings.
+    # Sorted by position once, for all that is computed: a hash aggregate holds no strings.
     rows = (
         rows.repartition("id")
         .groupBy("id")

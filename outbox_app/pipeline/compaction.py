@@ -24,7 +24,7 @@ ROWS = 500_000
 BYTES = 128 * 2**20
 #: So many small batches are put together.
 BATCHES = 16
-#: Younger ones are left alone, so that whoever reads up to the end of one finds that end again.
+#: Younger ones are left alone, so that a reader up to the end of one finds that end again.
 SECONDS = 3600
 
 

@@ -136,7 +136,7 @@ def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> A
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        # Of an hour that was there twice nobody can tell which it was.
+        # An hour that was there twice is ambiguous.
         times = column.cast(pa.timestamp("us"))
         column = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
     return column if column.type == kind else column.cast(kind)

@@ -1,7 +1,7 @@
 """What an audit finds, in memory: its defects, its result, and lines that a person understands.
 
 Plain Python: commands, the report and tests use it without Spark. Names of streams are text of
-strangers: whatever of them cannot be seen is shown as an escape. HTML is not escaped here.
+strangers: characters that cannot be seen are shown as escapes. HTML is not escaped here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is in a log, for the pictures of a report: events over time, types, the biggest streams.
 
-Computed in one pass over the events. Time is UTC, whatever the zone of the session.
+Computed in one pass over the events. Time is UTC, not the zone of the session.
 """
 
 from __future__ import annotations

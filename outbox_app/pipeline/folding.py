@@ -1,12 +1,12 @@
 """All events of a log by key, each key's in the order of positions, folded by tasks side by side.
 
 One plan is made by the driver: which files of an archive, which ranges of the log behind it, and
-the offset at which both end. Whoever reads on from that offset misses nothing, and gets nothing
+the offset at which both end. A reader that continues there misses nothing and gets nothing
 twice. Tasks read, hand each event to the task of its key, and fold; a task that is tried again, or
 runs twice, makes the same rows, as the events are fixed. Nothing is written to a database.
 
-A log that is pruned meanwhile may lack what was planned: ``pruned`` says so, and whoever asked
-makes another plan. Imports no Django.
+A log that is pruned meanwhile may lack what was planned: ``pruned`` says so, and the
+caller makes another plan. Imports no Django.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any
 
     def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
         fold = make()
-        # Keys of one hash are folded together: nobody has to compare them with one another.
+        # Keys of one hash are folded together: so they need no order among themselves.
         for _, same in groupby(rows, key=lambda each: each[0][0]):
             for _, row in same:
                 fold.add(row)

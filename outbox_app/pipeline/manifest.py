@@ -39,12 +39,12 @@ INCOMING = "_incoming"
 REPLACED = "_replaced"
 DATA = "data"
 
-#: What is raised where a file of a manifest makes no sense.
+#: Errors that an invalid file of a manifest raises.
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError, DamagedCursor)
 
 _DATA_FILE = re.compile(rf"{DATA}/date=[\d-]+/(?:\d+-)?(\d+)-[0-9a-f]{{12}}\.parquet", re.ASCII)
 FORMAT = 1
-#: Seconds for which a file is kept that others were made of: somebody may be reading it.
+#: Seconds for which a file is kept that others were made of, for those who are reading it.
 REPLACED_SECONDS = 3600
 
 
@@ -171,7 +171,7 @@ class Manifest:
 
     @staticmethod
     def is_made(store: Store) -> bool:
-        """Say whether the folder is an archive, of whatever log; False: it is empty.
+        """Say whether the folder is an archive, of any log; False: it is empty.
 
         Raises ``ArchiveRefused``.
         """
@@ -297,7 +297,7 @@ class Manifest:
 
     def _damaged(self, name: str, error: Exception) -> ArchiveRefused:
         return ArchiveRefused(
-            f"The archive {self.store.folder} is damaged: {name} makes no sense ({error!r:.200}). "
+            f"The archive {self.store.folder} is damaged: {name} is invalid ({error!r:.200}). "
             "Put it back from a copy, or archive to a new folder. Nothing was written."
         )
 

@@ -98,7 +98,7 @@ class Options:
         try:
             said = self.parameters
         except ValueError as error:
-            raise InvalidOption(f"The url makes no sense: {error}.") from None
+            raise InvalidOption(f"The url is invalid: {error}.") from None
         if self.address.password is not None or not _SECRETS.isdisjoint(map(str.lower, said)):
             raise InvalidOption(
                 "The url holds a password, which would be shown in plans and logs. Leave it out, "
@@ -181,7 +181,7 @@ class Options:
         return self.password or None
 
 
-#: Parameters of connections that nobody else may see.
+#: Parameters of connections that are secret.
 _SECRETS = {"password", "passwd", "sslpassword"}
 
 

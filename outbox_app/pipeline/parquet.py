@@ -1,7 +1,7 @@
 """Parquet files of an archive: written by day, read back as they were written, compared.
 
-A file is hashed while it is written. Whatever reads one for a decision reads all of it and compares
-the hash first.
+A file is hashed while it is written. A reader that decides by its rows reads all of it and
+compares the hash first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The report of an audit: one HTML file that needs no network, no script and no other file.
 
 It is written beside its place and renamed, so a reader sees the old one or the new one. Names of
-streams and types are text of strangers: all text is escaped, and the page forbids itself whatever
-is not its own style.
+streams and types are text of strangers: all text is escaped, and the page forbids itself all but
+its own style.
 """
 
 from __future__ import annotations

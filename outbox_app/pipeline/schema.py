@@ -1,7 +1,7 @@
 """The columns of a log as Spark and Parquet see them.
 
 The same on every database: JSON is its text, ids of messages are written with hyphens, times are in
-UTC. Whoever reads some columns only names them in a schema of their own, with these types.
+UTC. A reader of some columns names them in a schema of its own, with these types.
 """
 
 from __future__ import annotations

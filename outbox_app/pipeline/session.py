@@ -1,4 +1,4 @@
-"""Spark sessions: a light one on this machine, or whatever is there already.
+"""Spark sessions: a light one on this machine, or the one that runs already.
 
 Light: no web page, no Hive, as many shuffle partitions as cores, everything on the loopback
 interface. Under ``spark-submit``, and where a session is running, that one is taken as it is.
@@ -88,7 +88,7 @@ def spark_session(
             # Tasks are tried again, as on a cluster.
             master = master or "local[*,4]"
             if master.startswith("local"):
-                # PySpark would take whatever is called python3. A cluster has its own.
+                # PySpark would take any python3 of the path. A cluster has its own.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master:
             builder = builder.master(master)

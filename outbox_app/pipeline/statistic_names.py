@@ -16,8 +16,8 @@ EVENTS = "events"
 STREAM_EVENTS, STREAM_SHARE, STREAM_PEAK = "stream_events", "stream_share", "stream_peak"
 #: Events of each partition, and the largest partition in proportion to the mean.
 PARTITION_EVENTS, PARTITION_SKEW = "partition_events", "partition_skew"
-#: Events of a type that were handled, that nobody noted, and that were handled before they were
-#: recorded: two clocks disagree.
+#: Events of a type that were handled, that the inbox does not have, and that were handled before
+#: they were recorded: two clocks disagree.
 HANDLED, UNMATCHED, NEGATIVE = "handled_events", "unmatched_events", "negative_events"
 #: Seconds from recorded to handled, by type.
 SECONDS_MIN, SECONDS_MAX = "handled_seconds_min", "handled_seconds_max"

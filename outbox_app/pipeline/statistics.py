@@ -38,7 +38,7 @@ from .statistic_names import (
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
 #: Hot streams that are named.
 TOP = 100
-#: Partitions whose skew is told.
+#: Partitions whose skew is computed.
 PARTITIONS = 8
 
 

@@ -1,7 +1,7 @@
 """A folder of an archive: on this machine, or wherever pyarrow has a file system for.
 
-A file appears whole or not at all, and is on disk before anybody is told of it. One process writes
-to a local folder at a time; elsewhere nobody can see to that, so run one.
+A file appears whole or not at all, and is on disk before an entry names it. A lock lets one process
+write to a local folder at a time; elsewhere there is none, so run one process.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Store:
         return path
 
 
-#: In the names of parameters that nobody else may see.
+#: In the names of parameters that are secret.
 _SECRET = re.compile("key|secret|token|password|sas", re.IGNORECASE)
 
 

@@ -4,8 +4,8 @@ A log is pruned from its front: up to the first event that is too young, that th
 subscription (a paused one, too) has not passed, or that a parked stream begins with. So what is
 kept has no holes, and the cost is that of what goes. Rows are deleted by id, each batch in a
 transaction of its own: an event that commits late between two of them is not touched, and a cursor
-that a person puts back meanwhile holds what is left. Heads of streams stay, so versions go on. With
-an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
+that a person puts back meanwhile holds what is left. Heads of streams stay, so versions continue.
+With an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def prune_events(
     days = outbox_settings().EVENT_RETENTION_DAYS if older_than is None else older_than
     if days is None:
         raise InvalidArgument(
-            "Events are kept for ever: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
+            "Events are never removed: OUTBOX['EVENT_RETENTION_DAYS'] is None. Set it, or give "
             "--older-than."
         )
     if archive and not log:
@@ -110,7 +110,7 @@ def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
         using: Database alias. Default: the log's.
 
     Raises:
-        ReadRefused: A cursor does not belong to this database, or makes no sense.
+        ReadRefused: A cursor does not belong to this database, or is damaged.
     """
     return _holds(log, using or log_alias(log), verify=True)
 
@@ -135,7 +135,7 @@ def _holds(log: type[EventLog], using: str, *, verify: bool) -> list[Hold]:
 
 
 def needed(log: type[EventLog], *, using: str | None = None) -> str:
-    """Return an SQL condition: the row of the log is still needed by somebody.
+    """Return an SQL condition: a subscription still needs the row of the log.
 
     It has no parameters, and ``%`` is doubled in it: execute it with a list of parameters, empty or
     not. Arguments and errors are those of ``holds``.
@@ -206,8 +206,8 @@ def _batches(
     reached, held = 0, ""
     while not held:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            # Whoever puts a cursor back locks its subscription first, so it waits for this batch,
-            # or the batch sees where it stands now.
+            # A replay locks its subscription first, so it waits for this batch, or the batch sees
+            # the cursor where the replay has put it.
             if connections[using].vendor == "postgresql":
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             if not dry_run:

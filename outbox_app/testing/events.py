@@ -1,8 +1,8 @@
 """Events in tests: what was published, and what the subscriptions make of it.
 
 ``run_subscribers()`` works inside the transaction of a ``TestCase``, which a real runner may not
-read: it takes the events in the order of their positions, which is right where nobody else writes.
-A handler that raises fails the test.
+read: it takes the events in the order of their positions, which is right where no
+other process writes. A handler that raises fails the test.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def assert_published(
 def run_subscribers(*names: str) -> int:
     """Hand the events published so far to subscriptions, in this thread, until none is left.
 
-    What the handlers publish in turn is handled too. Another call goes on where this one ended.
+    What the handlers publish in turn is handled too. Another call continues where this one ended.
 
     Args:
         *names: Names of subscriptions. Default: all.

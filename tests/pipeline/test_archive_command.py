@@ -110,7 +110,7 @@ def test_what_cannot_be_done_is_said_in_one_line(alias, new_log, spark, tmp_path
     assert list(tree(theirs)) == ["letter.txt"]
     entry = ours / "_manifest/00000000-00000000.json"
     entry.write_text(entry.read_text()[:-9])
-    assert "00000000-00000000.json makes no sense" in refused("--to", str(ours))
+    assert "00000000-00000000.json is invalid" in refused("--to", str(ours))
     assert "Expected a path" in refused("--to", "nowhere://else")
     (tmp_path / "file").touch()
     assert "Not a directory" in refused("--to", str(tmp_path / "file"))

@@ -117,7 +117,7 @@ def identity(text):
     return lambda root: (root / "_manifest/archive.json").write_text(text)
 
 
-NONSENSE = "00000001-00000001.json makes no sense"
+NONSENSE = "00000001-00000001.json is invalid"
 DAMAGE = {
     "empty": (spoiled(lambda text: b""), NONSENSE),
     "cut": (spoiled(lambda text: text[:-20].encode()), NONSENSE),
@@ -135,8 +135,8 @@ DAMAGE = {
     "field": (resealed(colour="red"), NONSENSE),
     "newer": (resealed(end={**offset(2).dump(), "version": 2}), "this release knows 1"),
     "newer archive": (identity('{"format": 2, "log": "outbox_event"}'), "this release knows 1"),
-    "identity": (identity("{"), "archive.json makes no sense"),
-    "no log": (identity("{}"), "archive.json makes no sense"),
+    "identity": (identity("{"), "archive.json is invalid"),
+    "no log": (identity("{}"), "archive.json is invalid"),
     "no identity": (lambda root: (root / "_manifest/archive.json").unlink(), "is no archive"),
 }
 

@@ -1,7 +1,7 @@
-"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is told to stop.
+"""``manage.py drain_outbox``: moves committed jobs to Celery's broker until it is stopped.
 
-Thin: arguments in, ``jobs.drain.run.drain`` out. Whatever is not given is a setting of the
-project, read when the drain starts: what is wrong with them, the system checks have said by then.
+Thin: arguments in, ``jobs.drain.run.drain_outbox`` out. Options that are not given are settings of
+the project, read when the drain starts; the system checks run before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``manage.py outbox_rebase``: subscriptions go on after a restore or a switch-over.
+"""``manage.py outbox_rebase``: subscriptions continue after a restore or a switch-over.
 
 Thin: arguments in, ``subscriptions.rebase`` out.
 """

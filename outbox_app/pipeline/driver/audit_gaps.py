@@ -20,7 +20,7 @@ from ..defects import MISSING, Defect, lines
 
 __all__ = ["LIMIT", "Recorded", "accepted_gaps", "lines", "record"]
 
-#: Gaps that are recorded of one audit; more would tell nobody more.
+#: Gaps that are recorded of one audit; more rows add no information.
 LIMIT = 10_000
 _BATCH = 1000
 

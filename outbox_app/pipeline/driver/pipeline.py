@@ -2,7 +2,7 @@
 
 The password goes neither into options nor into arguments. A session that is started here is given
 it in the environment, which its executors on this machine inherit; elsewhere each process has to
-find it itself, and the command is told where.
+find it itself, where options of the command say.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ rows; this process loads the rows into a table beside the view. So tasks need no
 to read, and one that is tried again, or runs on somewhere after it was given up, harms nothing.
 Then the new rows are compared with the live ones, and the takeover is that of ``rebuild``: what
 came after the offset is replayed, the rows are put in place of the old ones, and the subscription
-goes on from there. No event is missed or applied twice, and until the takeover commits nothing has
-changed, whatever is killed. With an archive a log need not hold its beginning any more.
+continues from there. No event is missed or applied twice. Until the takeover commits nothing has
+changed, even if a process is killed. With an archive a log need not hold its beginning any more.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Source:
 
         subscriber = self.projection.subscriber
         plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
-        # After the plan: what goes between the two is missed here, or by whoever asks the plan.
+        # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
         if not self.options.archive:
             require_whole(subscriber.logs[0], using=subscriber.using)
         elif stream := beginning_missing(self.session, self.options):
