@@ -19,7 +19,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from .aliases import outbox_alias
-from .monitoring.status import DrainerFacts, Facts, outbox_status
+from .jobs.drain.status import DrainerStatus
+from .monitoring.diagnosis import CODES, problems
+from .monitoring.status import OutboxStatus, outbox_status
 from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")
@@ -27,12 +29,13 @@ logger = get_logger("outbox_app.metrics")
 #: Name: what it says, and its labels beside ``database``. A name on _total is a counter.
 METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_up": ("Whether the outbox could be asked: 1, or 0.", ()),
+    "outbox_problem": ("1 for each problem that there is, 0 for the others.", ("code", "severity")),
     "outbox_backlog_jobs": ("Jobs that are ready to leave, counted up to 100001.", ()),
     "outbox_oldest_ready_seconds": ("Age of the oldest ready job.", ()),
     "outbox_held_jobs": ("Jobs that wait for their time, by when it comes.", ("due",)),
     "outbox_jobs_per_minute": ("Jobs of the last full minute, by outcome.", ("outcome",)),
     "outbox_publish_delay_seconds": (
-        "From staging to the broker's word, percentiles of the last minutes.",
+        "From staging to the broker's confirm, percentiles of the last minutes.",
         ("percentile",),
     ),
     "outbox_dead_jobs": (
@@ -66,7 +69,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("subscription",),
     ),
     "outbox_subscription_parked_streams": (
-        "Streams that a subscription has set aside.",
+        "Streams that a subscription has parked.",
         ("subscription",),
     ),
     "outbox_gaps_open": ("Gaps of the logs that are open.", ()),
@@ -136,8 +139,12 @@ def _families() -> dict[str, Any]:
     }
 
 
-def _samples(facts: Facts) -> Iterator[Sample]:
+def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     held, rate, delay = facts.held, facts.per_minute, facts.delay
+    found = {each.code for each in problems(facts)}
+    for code, (severity, *_) in CODES.items():
+        if not code.startswith("max_"):  # there are no limits here: alerts have them
+            yield "outbox_problem", (code, severity), code in found
     yield "outbox_backlog_jobs", (), facts.backlog.rows
     yield "outbox_oldest_ready_seconds", (), facts.backlog.oldest_seconds
     for due, jobs in (("now", held.due), ("hour", held.within_the_hour), ("later", held.later)):
@@ -148,37 +155,37 @@ def _samples(facts: Facts) -> Iterator[Sample]:
     for percentile, value in (("50", delay.p50), ("95", delay.p95), ("99", delay.p99)):
         if value is not None:
             yield "outbox_publish_delay_seconds", (percentile,), value
-    for error, jobs in facts.dead.by_error.items():
-        yield "outbox_dead_jobs", (error,), jobs
-    if others := facts.dead.jobs - sum(facts.dead.by_error.values()):
+    for row in facts.dead.errors:
+        yield "outbox_dead_jobs", (row.name,), row.total
+    if others := facts.dead.total - sum(row.total for row in facts.dead.errors):
         yield "outbox_dead_jobs", ("other",), others
     for kind, count in facts.incidents.items():
         yield "outbox_incidents", (kind,), count
     yield "outbox_drainers", (), len(facts.alive)
     yield "outbox_drainers_silent", (), len(facts.drainers) - len(facts.alive)
-    yield "outbox_drainers_troubled", (), sum(bool(each.trouble) for each in facts.alive)
-    yield "outbox_shards_unowned", (), facts.unowned_shards
-    for name, drainer in _by_process(facts.drainers).items():
-        yield "outbox_drainer_shards", name, drainer.shards
-        yield "outbox_drainer_heartbeat_age_seconds", name, drainer.silent_seconds
-        yield "outbox_published_jobs_total", name, drainer.published
-        yield "outbox_died_jobs_total", name, drainer.dead
+    yield "outbox_drainers_troubled", (), sum(bool(each.drainer.trouble) for each in facts.alive)
+    yield "outbox_shards_unowned", (), len(facts.unowned_shards)
+    for name, each in _by_process(facts.drainers).items():
+        yield "outbox_drainer_shards", name, each.shards
+        yield "outbox_drainer_heartbeat_age_seconds", name, each.silent_seconds
+        yield "outbox_published_jobs_total", name, each.drainer.done
+        yield "outbox_died_jobs_total", name, each.drainer.dead
     yield "outbox_events_per_minute", ("handled",), rate.handled
     yield "outbox_events_per_minute", ("failed",), rate.failed
-    for each in facts.subscriptions:
-        yield "outbox_subscription_state", (each.name, each.state), 1
-        yield "outbox_subscription_behind_events", (each.name,), each.behind
-        yield "outbox_subscription_oldest_seconds", (each.name,), each.oldest_seconds
-        yield "outbox_subscription_handled_events_total", (each.name,), each.handled
-        yield "outbox_subscription_parked_streams", (each.name,), each.parked
+    for lag in facts.subscriptions:
+        yield "outbox_subscription_state", (lag.name, lag.state), 1
+        yield "outbox_subscription_behind_events", (lag.name,), lag.behind
+        yield "outbox_subscription_oldest_seconds", (lag.name,), lag.oldest_seconds
+        yield "outbox_subscription_handled_events_total", (lag.name,), lag.handled
+        yield "outbox_subscription_parked_streams", (lag.name,), lag.parked
     yield "outbox_gaps_open", (), facts.gaps
 
 
-def _by_process(drainers: list[DrainerFacts]) -> dict[tuple[str, str], DrainerFacts]:
+def _by_process(drainers: list[DrainerStatus]) -> dict[tuple[str, str], DrainerStatus]:
     """Return the drainers by host and process id.
 
     A container that was killed comes back with the same two while the row of the one before is
     still there: the one with the later heartbeat counts.
     """
     by_age = sorted(drainers, key=lambda each: each.silent_seconds, reverse=True)
-    return {(each.host, str(each.pid)): each for each in by_age}
+    return {(each.drainer.host, str(each.drainer.pid)): each for each in by_age}

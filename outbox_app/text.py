@@ -56,6 +56,22 @@ def one_line(text: object, limit: int) -> str:
     return shown(re.sub(r"[ \n\t]+", " ", str(text)[: 2 * limit]).strip(), limit)
 
 
+def duration(seconds: float, *, fine: bool = False) -> str:
+    """Return a duration for people: ``4 s``, ``12 min``, ``3 h 5 min``, ``2 d 1 h``.
+
+    Two units at most, never rounded up: what is shown as an hour has lasted an hour. With ``fine``
+    less than ten seconds are shown in milliseconds.
+    """
+    if fine and seconds < 10:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if not hours:
+        return f"{minutes} min"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
+
+
 def storable(text: str) -> str:
     """Return a text that every database can store: no NUL, no lone surrogate."""
     return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()

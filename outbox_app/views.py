@@ -2,7 +2,7 @@
 
 Both tell numbers and never a payload, a name of a task's argument or an exception's words. They ask
 for no login: put them where only your network gets, or wrap them. The work of each is bounded, and
-they answer, too, where the database is away. Nobody may cache them.
+they answer, too, where the database is away. Their answers are not cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from .monitoring.diagnosis import Limits, problems
+from .monitoring.diagnosis import Limits, is_healthy, problems
 from .monitoring.status import outbox_status
 from .text import get_logger
 
@@ -43,7 +43,7 @@ def health(
     max_dead: int | None = None,
     using: str | None = None,
 ) -> HttpResponse:
-    """Answer 200 where work is leaving, else 503, each with a little JSON.
+    """Answer 503 where a problem is bad, else 200, each with a little JSON and the warnings.
 
     Args:
         request: GET or HEAD.
@@ -58,19 +58,22 @@ def health(
     except django.db.Error as error:
         logger.warning("Health could not be asked error=%r", error)
         text = "The database cannot be asked, or has no tables of the outbox."
-        reason = {"code": "database", "text": text}
+        reason = {"code": "database", "severity": "bad", "text": text}
         return JsonResponse({"status": "unknown", "problems": [reason]}, status=503)
-    wrong = [{"code": each.code, "text": each.text} for each in problems(found, limits)]
-    told: dict[str, Any] = {
-        "status": "failing" if wrong else "ok",
-        "problems": wrong,
+    wrong = problems(found, limits)
+    ok = is_healthy(wrong)
+    answer: dict[str, Any] = {
+        "status": "ok" if ok else "failing",
+        "problems": [
+            {"code": each.code, "severity": each.severity, "text": each.text} for each in wrong
+        ],
         "backlog": found.backlog.rows,
         "oldest_seconds": round(found.backlog.oldest_seconds, 3),
-        "dead": found.dead.jobs,
+        "dead": found.dead.total,
         "drainers": len(found.alive),
-        "unowned_shards": found.unowned_shards,
+        "unowned_shards": len(found.unowned_shards),
     }
-    return JsonResponse(told, status=503 if wrong else 200)
+    return JsonResponse(answer, status=200 if ok else 503)
 
 
 @without_transaction

@@ -1,7 +1,7 @@
-"""What blocks: transactions in flight, held snapshots, and subscriptions that stand still.
+"""What blocks: transactions in flight, held snapshots, and the problems that keep rows waiting.
 
-Which session, whose, for how long, and what it keeps from going on. The text of its query may hold
-data of anybody: it takes a permission of its own.
+Which session, whose, for how long, and what it keeps waiting. The text of its query may hold data
+of anybody: it takes a permission of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,27 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..eventlog.long_transactions import LongTransaction, LongTransactions
 from ..models import StagedJob
-from ..text import one_line
-from .durations import duration
+from ..monitoring.diagnosis import Problem, Subject
+from ..monitoring.status import OutboxStatus
+from ..text import duration, one_line
 from .masking import masked_line
-from .verdict import Seen
+
+_SILENT = gettext_lazy("Drainer silent"), gettext_lazy("The jobs of its shards wait.")
+_TROUBLE = gettext_lazy("Drainer in trouble"), gettext_lazy("The jobs of its shards wait.")
+_EVENTS = gettext_lazy("Its events wait, and are not pruned.")
+#: Problems whose subjects keep rows waiting: what such a subject is, and what it does.
+BLOCKING: dict[str, tuple[Any, Any]] = {
+    "no_drainer": _SILENT,
+    "drainer_silent": _SILENT,
+    "trouble": _TROUBLE,
+    "drainer_trouble": _TROUBLE,
+    "subscription": (gettext_lazy("Subscription stopped"), _EVENTS),
+    "paused": (gettext_lazy("Subscription paused"), _EVENTS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +47,11 @@ class Blocker:
     effect: Any
 
 
-def blocking(request: HttpRequest, seen: Seen) -> list[Blocker]:
+def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> list[Blocker]:
     """Return what blocks, as far as this person may see it."""
     may_read = may_read_queries(request)
     rows: dict[str, Blocker] = {}
-    for drainer in _drainers(seen):
-        rows[f"{drainer.what} {drainer.who}"] = drainer
-    for table, found in seen.in_flight.items():
+    for table, open_ in status.in_flight.items():
         effect = (
             _("Its jobs leave when it commits; others do not wait.")
             if table == StagedJob._meta.db_table
@@ -47,12 +59,12 @@ def blocking(request: HttpRequest, seen: Seen) -> list[Blocker]:
         )
         what = _("In flight on %(table)s") % {"table": table}
         # Once each: MySQL does not say on which table, so that each has the same ones.
-        for row in _rows(found, what, effect, may_read):
+        for row in _transactions(open_, what, effect, may_read):
             rows.setdefault(row.who, row)
     effect = _("Deleted rows stay in the tables: batches take longer.")
-    for row in _rows(seen.snapshots, _("Held snapshot"), effect, may_read):
+    for row in _transactions(status.snapshots, _("Held snapshot"), effect, may_read):
         rows.setdefault(row.who, row)
-    return [*rows.values(), *_subscriptions(seen)]
+    return [*_subjects(found), *rows.values()]
 
 
 def may_read_queries(request: HttpRequest) -> bool:
@@ -60,33 +72,24 @@ def may_read_queries(request: HttpRequest) -> bool:
     return request.user.has_perm("outbox_app.view_query_process")
 
 
-def _drainers(seen: Seen) -> Iterator[Blocker]:
-    for each in seen.drainers:
-        if each.is_silent or each.drainer.trouble:
-            yield Blocker(
-                _("Drainer silent") if each.is_silent else _("Drainer in trouble"),
-                one_line(each.drainer, 100),
-                duration(each.silent_seconds) if each.is_silent else "-",
-                masked_line(each.drainer.trouble, 200),
-                _("The jobs of its shards wait."),
-            )
-    if not seen.drainers:
-        yield Blocker(_("No drainer"), "", "-", "", _("All jobs wait."))
+def _subjects(found: list[Problem]) -> Iterator[Blocker]:
+    for problem in found:
+        if problem.code == "no_drainer" and not problem.subjects:
+            yield Blocker(_("No drainer"), "", "-", "", _("All jobs wait."))
+        elif problem.code in BLOCKING:
+            what, effect = BLOCKING[problem.code]
+            for each in problem.subjects:
+                yield Blocker(what, one_line(each.name, 100), _age(each),
+                              masked_line(each.why, 200), effect)  # fmt: skip
 
 
-def _subscriptions(seen: Seen) -> Iterator[Blocker]:
-    for each in seen.lags or ():
-        if each.state in ("failing", "paused", "stopped"):
-            yield Blocker(
-                _("Subscription %(state)s") % {"state": each.state},
-                one_line(each.name, 80),
-                duration(each.oldest_seconds) if each.behind else "-",
-                masked_line(each.error, 200),
-                _("Its events wait, and are not pruned."),
-            )
+def _age(subject: Subject) -> str:
+    return "-" if subject.seconds is None else duration(subject.seconds)
 
 
-def _rows(found: LongTransactions, what: str, effect: str, may_read: bool) -> Iterator[Blocker]:
+def _transactions(
+    found: LongTransactions, what: str, effect: str, may_read: bool
+) -> Iterator[Blocker]:
     for holder in found.transactions:
         yield Blocker(
             what,

@@ -19,23 +19,21 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ..aliases import log_alias, outbox_alias
-from ..eventlog.long_transactions import long_transactions, open_writers
-from ..jobs.dead_summary import dead_matrix
+from ..aliases import log_alias
 from ..jobs.drain import status
 from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription, counting
-from ..monitoring import series
-from ..subscriptions import lag
+from ..monitoring.diagnosis import problems
+from ..monitoring.status import outbox_status
 from . import sections
 from .base import OutboxAdmin, escaped_copy
 from .blocking import blocking
-from .verdict import Seen, problems, verdict
+from .headline import headline, lines
 
 #: Seconds between two looks of an open page.
 REFRESH = 10
-#: A transaction that is so old is told, whatever it does, in seconds.
-OLD_SNAPSHOT = 300.0
-#: Incidents and gaps that are listed here; their lists have the rest.
+#: The parts of the status, and whose rows they tell.
+PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap}
+#: Incidents and gaps that are shown here; their lists have the rest.
 FEW = 10
 
 
@@ -47,31 +45,33 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     """
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
-    using = outbox_alias()
-    seen = _look(request, using)
+    parts = {name for name, model in PARTS.items() if may_view(request, model)}
+    facts = outbox_status(parts=parts)
+    using = facts.database
+    found = problems(facts)
     context: dict[str, Any] = {
         "using": using,
         "many": counting.MANY,
         "refresh": REFRESH,
         "now": timezone.now(),
-        "verdict": verdict(seen),
-        "problems": sorted(problems(seen), key=lambda each: each.tone != "bad"),
-        "figures": list(sections.figures(seen, using)),
-        "blocking": blocking(request, seen),
-        "drainers": sections.drainers(seen),
-        "unowned": len(seen.unowned),
-        "unowned_ranges": sections.ranges(seen.unowned),
-        "may_view_subscriptions": seen.lags is not None,
+        "headline": headline(facts, found, parts),
+        "problems": lines(found),
+        "figures": list(sections.figures(facts, parts)),
+        "blocking": blocking(request, facts, found),
+        "drainers": sections.drainers(facts),
+        "unowned": len(facts.unowned_shards),
+        "unowned_ranges": sections.ranges(facts.unowned_shards),
+        "may_view_subscriptions": "subscriptions" in parts,
     }
-    if seen.backlog and seen.held:
-        context["charts"] = sections.charts(using, now=seen.backlog.rows)
-        context["held"] = sections.held(seen.held)
-    if seen.lags:
-        context["subscriptions"] = sections.subscriptions(seen.lags)
+    if "jobs" in parts:
+        context["charts"] = sections.charts(using, now=facts.backlog.rows)
+        context["held"] = sections.held(facts.held)
+    if facts.subscriptions:
+        context["subscriptions"] = sections.subscriptions(facts.subscriptions)
         context["charts"] = [*context.get("charts", []), sections.events_chart()]
-    if seen.dead:
-        context["dead"] = sections.dead(seen.dead)
-    if may_view(request, Gap):
+    if "dead" in parts:
+        context["dead"] = sections.dead(facts.dead)
+    if "gaps" in parts:
         open_gaps = Gap.objects.using(log_alias(Event)).filter(state=Gap.State.OPEN)
         context["gaps"] = [escaped_copy(row) for row in open_gaps.order_by("-seen_at")[:FEW]]
     if may_view(request, Incident):
@@ -94,26 +94,3 @@ def may_view(request: HttpRequest, model: type[Model]) -> bool:
         request.user.has_perm(f"{model._meta.app_label}.{get_permission_codename(a, model._meta)}")
         for a in ("view", "change")
     )
-
-
-def _look(request: HttpRequest, using: str) -> Seen:
-    drainers = status.drainers(using=using)
-    seen = Seen(
-        drainers=drainers,
-        unowned=status.unowned_shards(drainers),
-        rates=series.rates(using=using),
-        snapshots=long_transactions(using=using, seconds=OLD_SNAPSHOT),
-    )
-    log = log_alias(Event)
-    if may_view(request, StagedJob):
-        seen.backlog = status.backlog(using=using)
-        seen.held = status.held(using=using)
-        seen.in_flight[StagedJob._meta.db_table] = open_writers(StagedJob, using=using)
-    if may_view(request, DeadJob):
-        seen.dead = dead_matrix(using=using)
-    if may_view(request, Subscription):
-        seen.lags = lag.lags(using=log)
-        seen.in_flight |= lag.in_flight(using=log)
-    if may_view(request, Gap):
-        seen.gaps = counting.counted(Gap.objects.using(log).filter(state=Gap.State.OPEN))
-    return seen

@@ -1,11 +1,11 @@
 """The sections of the overview: what was read, in words and numbers for its template.
 
-Text of strangers is cut, masked and made harmless here; the template escapes it.
+Text of strangers is cut, masked and escaped here; the template escapes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,38 +17,38 @@ from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow
 from ..jobs.drain import status
 from ..models import Event, counting
 from ..models.statistic import label_of
-from ..monitoring import series as minutes
+from ..monitoring import series
+from ..monitoring.status import OutboxStatus
 from ..subscriptions import lag
-from ..text import one_line
+from ..text import duration, one_line
 from .base import escaped_copy
 from .charts import Line, chart, number
-from .durations import duration
 from .masking import masked_line
-from .verdict import Seen
 
 
-def figures(seen: Seen, using: str) -> Iterator[tuple[str, str, str, str, str]]:
+def figures(
+    facts: OutboxStatus, parts: Collection[str]
+) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the figures at the top: name, value, note, and the query of the list behind them."""
-    if seen.backlog:
-        oldest = duration(seen.backlog.oldest_seconds) if seen.backlog.rows else "-"
-        yield _("Ready to leave"), seen.backlog.shown, "", "stagedjob", "state=ready"
-        yield _("Age of the oldest"), oldest, "", "stagedjob", "state=ready"
-        delays = minutes.delays(using=using)
+    if "jobs" in parts:
+        oldest = duration(facts.backlog.oldest_seconds) if facts.backlog.rows else "-"
+        yield _("Ready"), facts.backlog.shown, "", "stagedjob", "state=ready"
+        yield _("Oldest ready"), oldest, "", "stagedjob", "state=ready"
         yield (
             _("Staged to published"),
-            "-" if delays.p95 is None else duration(delays.p95, fine=True),
+            "-" if facts.delay.p95 is None else duration(facts.delay.p95, fine=True),
             _("95th percentile of the last 5 minutes"),
             "",
             "",
         )
-    yield _("Published a minute"), number(seen.published), _("last minute"), "process", ""
-    if seen.dead:
-        yield _("Dead"), counting.shown_count(seen.dead.total), "", "deadjob", ""
-    if seen.lags is not None:
-        late = max((each.oldest_seconds for each in seen.lags), default=0.0)
+    yield _("Published per minute"), number(facts.published), _("last minute"), "process", ""
+    if "dead" in parts:
+        yield _("Dead"), counting.shown_count(facts.dead.total), "", "deadjob", ""
+    if "subscriptions" in parts:
+        late = max((each.oldest_seconds for each in facts.subscriptions), default=0.0)
         yield _("Subscriptions behind"), duration(late), _("the latest"), "subscription", ""
-    if seen.gaps is not None:
-        yield _("Open gaps"), counting.shown_count(seen.gaps), "", "gap", "state=open"
+    if "gaps" in parts:
+        yield _("Open gaps"), counting.shown_count(facts.gaps), "", "gap", "state=open"
 
 
 def charts(using: str, *, now: int) -> list[SafeString]:
@@ -63,31 +63,31 @@ def charts(using: str, *, now: int) -> list[SafeString]:
         ("hour", _("last hour"), 60, 1),
         ("day", _("last day"), 24 * 60, 10),
     ):
-        series = minutes.series(using=using, minutes=span + step, step=step)
+        counted = series.series(using=using, minutes=span + step, step=step)
         # The current step is not over: its rates would look like a fall.
-        starts = series.starts[:-1]
-        # Where nobody took a sample and nothing was counted, nobody was there to count.
+        starts = counted.starts[:-1]
+        # Without a sample and a count no process was there to count.
         taken = [
             ready is not None or bool(published or dead)
             for ready, published, dead in zip(
-                series.ready, series.published, series.dead, strict=True
+                counted.ready, counted.published, counted.dead, strict=True
             )
         ][:-1]
         rates = [
-            Line(_("staged, estimated"), series.staged[:-1], 2),
-            Line(_("published"), _known(series.published, taken), 1),
-            Line(_("dead"), _known(series.dead, taken), 3),
+            Line(_("staged, estimated"), counted.staged[:-1], 2),
+            Line(_("published"), _known(counted.published, taken), 1),
+            Line(_("dead"), _known(counted.dead, taken), 3),
         ]
         drawn += [
             chart(
                 f"outbox-backlog-{name}",
                 _("Ready jobs, %(span)s") % {"span": heading},
-                series.starts,
-                [Line(_("ready"), [*series.ready[:-1], now], 1)],
+                counted.starts,
+                [Line(_("ready"), [*counted.ready[:-1], now], 1)],
             ),
             chart(
                 f"outbox-rates-{name}",
-                _("Jobs a minute, %(span)s") % {"span": heading},
+                _("Jobs per minute, %(span)s") % {"span": heading},
                 starts,
                 rates,
             ),
@@ -98,14 +98,14 @@ def charts(using: str, *, now: int) -> list[SafeString]:
 def events_chart() -> SafeString:
     """Return the events published and handled by the minute, of the last hour."""
     using = log_alias(Event)
-    handled = minutes.handled(using=using, minutes=61).values()
-    logs = minutes.published(using=using, minutes=61).values()
+    handled = series.handled(using=using, minutes=61).values()
+    logs = series.published(using=using, minutes=61).values()
     published = _sums(logs)
     # The current minute is not over; of the one before, the next sample may be to come.
     return chart(
         "outbox-events-hour",
-        _("Events a minute, last hour"),
-        minutes.starts(using=using, minutes=61)[:-1],
+        _("Events per minute, last hour"),
+        series.starts(using=using, minutes=61)[:-1],
         [
             Line(_("published, estimated"), published[:-1], 2),
             Line(_("handled, by all subscriptions"), _sums(handled)[:-1], 1),
@@ -113,11 +113,9 @@ def events_chart() -> SafeString:
     )
 
 
-def _sums(series: Iterable[list[Any]]) -> list[float | None]:
+def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
     """Add series up, minute by minute; None where none of them has a figure."""
-    known = [
-        [each for each in figures if each is not None] for figures in zip(*series, strict=True)
-    ]
+    known = [[each for each in figures if each is not None] for figures in zip(*lists, strict=True)]
     return [sum(each) if each else None for each in known] or [None] * 61
 
 
@@ -136,17 +134,17 @@ def held(jobs: status.Held) -> list[tuple[str, str]]:
     ]
 
 
-def drainers(seen: Seen) -> list[dict[str, Any]]:
+def drainers(facts: OutboxStatus) -> list[dict[str, Any]]:
     """Return who drains, and what each owns."""
     return [
         {
             "status": row,
             "drainer": escaped_copy(row.drainer),
             "owned": ranges(row.owned),
-            "rate": number(seen.rates.get(str(row.drainer.id), 0.0)),
+            "rate": number(facts.rate(row)),
             "trouble": masked_line(row.drainer.trouble, 200) or "-",
         }
-        for row in seen.drainers
+        for row in facts.drainers
     ]
 
 
@@ -164,7 +162,7 @@ def ranges(shards: list[int]) -> str:
 def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
     """Return how subscriptions are doing."""
     # The last full minute and the current one.
-    handled = minutes.handled(using=log_alias(Event), minutes=2)
+    handled = series.handled(using=log_alias(Event), minutes=2)
     return [
         {
             "name": one_line(each.name, 80),

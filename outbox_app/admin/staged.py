@@ -18,9 +18,8 @@ from django.utils.translation import gettext_lazy as _
 from ..jobs import staged
 from ..jobs.bulk import BulkResult
 from ..models import DatabaseNow, Lease, Process, StagedJob
-from ..text import shown
+from ..text import duration, shown
 from .actions import Batched, BulkAction, RequiredReason
-from .durations import duration
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .row_range import RowRange

@@ -25,11 +25,10 @@ from ..models.counting import LISTED
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
-from ..text import one_line, shown
+from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
 from .base import EscapedChangeList
 from .blocking import may_read_queries
-from .durations import duration
 from .filters import column_filter
 from .masking import masked_line, masked_text
 

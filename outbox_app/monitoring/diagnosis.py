@@ -1,17 +1,112 @@
-"""What is wrong, judged from the facts: work that does not leave, and limits that are passed.
+"""What is wrong, judged once: the overview, the status command, health and metrics render it.
 
-No statement of its own. Without limits there is a problem only where work waits and nobody moves
-it: that is never right. How late is too late, and how much too much, only the project knows.
+No statement of its own. A problem is ``bad`` where work has stopped or a limit is passed: exit code
+1 and health 503. A ``warning`` needs a person, but not in the night: it is shown everywhere, with
+exit code 0 and health 200. How late is too late, and how much is too much, only the project knows:
+those are its limits. A project that stages nothing needs no drainer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import Any, NamedTuple
 
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from ..jobs.drain.status import DrainerStatus
 from ..models.counting import MANY, shown_count
-from ..text import one_line
-from .status import DrainerFacts, Facts, SubscriptionFacts
+from ..subscriptions.lag import SubscriptionLag
+from ..text import duration, one_line
+from .status import OutboxStatus
+
+BAD, WARNING = "bad", "warning"
+#: A ready job that is older should have left, in seconds.
+LATE = 300.0
+#: A transaction that has written and is open for longer is a problem, in seconds.
+OLD_WRITER = 60.0
+
+
+class Kind(NamedTuple):
+    """What is said of each problem of a code."""
+
+    severity: str
+    #: Its values are numbers only; ``n`` decides between one and several.
+    text: Any
+    action: Any
+
+
+# fmt: off
+#: Every code, the gravest first.
+CODES = {
+    "no_drainer": Kind(BAD, ngettext_lazy(
+        "%(count)s job waits, and no drainer is running.",
+        "%(count)s jobs wait, and no drainer is running.", "n"),
+        _("Start manage.py drain_outbox.")),
+    "trouble": Kind(BAD, ngettext_lazy(
+        "%(count)s job waits, and every drainer is in trouble.",
+        "%(count)s jobs wait, and every drainer is in trouble.", "n"),
+        _("Repair what the drainers name; they continue by themselves.")),
+    "not_leaving": Kind(BAD, ngettext_lazy(
+        "%(count)s job is ready, for %(age)s.",
+        "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
+        _("None was published in the last minute: read the log of the drainers.")),
+    "unowned_shards": Kind(BAD, ngettext_lazy(
+        "%(count)s shard has no owner: its jobs do not leave until a drainer takes it.",
+        "%(count)s shards have no owner: their jobs do not leave until a drainer takes them.", "n"),
+        _("Start a drainer if this lasts.")),
+    "subscription": Kind(BAD, ngettext_lazy(
+        "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
+        _("Correct the handler, or start manage.py run_subscriptions.")),
+    "max_age": Kind(
+        BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
+        _("Start more drainers, or find out what slows them down.")),
+    "max_backlog": Kind(BAD, ngettext_lazy(
+        "%(count)s job is ready; the limit is %(limit)s.",
+        "%(count)s jobs are ready; the limit is %(limit)s.", "n"),
+        _("Start more drainers, or find out what slows them down.")),
+    "max_dead": Kind(BAD, ngettext_lazy(
+        "%(count)s dead job; the limit is %(limit)s.",
+        "%(count)s dead jobs; the limit is %(limit)s.", "n"),
+        _("Remove the cause, then requeue or discard them.")),
+    "late": Kind(WARNING, ngettext_lazy(
+        "%(count)s job is ready, for %(age)s.",
+        "%(count)s jobs are ready, the oldest for %(age)s.", "n"),
+        _("Start more drainers, or find out what slows them down.")),
+    "drainer_silent": Kind(WARNING, ngettext_lazy(
+        "%(count)s drainer is silent beyond its lease: its jobs wait for another drainer.",
+        "%(count)s drainers are silent beyond their lease: their jobs wait for another drainer.",
+        "n"),
+        _("Start it again, or another one.")),
+    "drainer_trouble": Kind(WARNING, ngettext_lazy(
+        "%(count)s drainer is in trouble.", "%(count)s drainers are in trouble.", "n"),
+        _("Repair what it names; it continues by itself.")),
+    "paused": Kind(WARNING, ngettext_lazy(
+        "%(count)s subscription is paused, and behind.",
+        "%(count)s subscriptions are paused, and behind.", "n"),
+        _("Resume it when its pause is over.")),
+    "parked": Kind(WARNING, ngettext_lazy(
+        "%(count)s stream is parked.", "%(count)s streams are parked.", "n"),
+        _("Correct the handler, then release the streams.")),
+    "dead": Kind(WARNING, ngettext_lazy(
+        "%(count)s job has died in the last hour.",
+        "%(count)s jobs have died in the last hour.", "n"),
+        _("Remove the cause, then requeue or discard them.")),
+    "gaps": Kind(WARNING, ngettext_lazy(
+        "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
+        _("Look for the events; skip the gaps that stay.")),
+    "transaction": Kind(
+        WARNING, _("A transaction that writes has been open for %(age)s."),
+        _("Its jobs and events wait for its commit: end it if it hangs.")),
+    "snapshot": Kind(
+        WARNING, _("A transaction has been open for %(age)s: it keeps deleted rows in the tables."),
+        _("Batches take longer: end it.")),
+}
+# fmt: on
+#: Of ``no_drainer``, where no job waits.
+IDLE = _("No drainer is running.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +125,6 @@ class Limits:
     max_dead: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could never be passed."""
         for name in self.__slots__:
             limit = getattr(self, name)
             if limit is not None and not 0 <= limit < inf:  # NaN too
@@ -40,53 +134,129 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """What has the problem: a drainer, a subscription, a table."""
+
+    name: str
+    #: Why, in the exception's own words where there are such.
+    why: str = ""
+    #: For how long.
+    seconds: float | None = None
+    #: Primary key of its row.
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something that needs a person."""
 
-    #: A word for programs.
+    #: A word for programs, of ``CODES``.
     code: str
-    #: A sentence for anybody: it holds numbers only.
-    text: str
-    #: Names and the exceptions' own words, for those who operate the project.
-    detail: str = ""
+    values: dict[str, Any]
+    subjects: tuple[Subject, ...] = ()
+
+    @property
+    def severity(self) -> str:
+        """``bad`` or ``warning``."""
+        return CODES[self.code].severity
+
+    @property
+    def text(self) -> str:
+        """A sentence for anybody: it holds numbers only."""
+        is_idle = self.code == "no_drainer" and not self.values["n"]
+        return str(IDLE if is_idle else CODES[self.code].text % self.values)
+
+    @property
+    def action(self) -> str:
+        """What to do."""
+        return str(CODES[self.code].action)
+
+    @property
+    def detail(self) -> str:
+        """Names and the exceptions' own words, for those who operate the project."""
+        return "; ".join(
+            f"{one_line(each.name, 100)}: {one_line(each.why, 200)}" for each in self.subjects
+        )
+
+    def as_json(self) -> dict[str, str]:
+        """Return it for programs."""
+        names = ("code", "severity", "text", "detail", "action")
+        return {name: getattr(self, name) for name in names}
 
 
-def problems(facts: Facts, limits: Limits) -> list[Problem]:
+NO_LIMITS = Limits()
+
+
+def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     """Return what is wrong, the gravest first."""
-    return [*_nothing_leaves(facts), *_stand_still(facts), *_beyond(facts, limits)]
+    found = [
+        *_of_drainers(status),
+        *_of_lateness(status, limits),
+        *_of_subscriptions(status.subscriptions),
+        *_of_dead(status, limits),
+        *_of_transactions(status),
+    ]
+    if status.gaps:
+        found.append(_counted("gaps", status.gaps))
+    order = list(CODES)
+    return sorted(found, key=lambda each: order.index(each.code))
 
 
-def _nothing_leaves(facts: Facts) -> list[Problem]:
-    if not facts.waiting:
-        return []
-    wait = f"{shown_count(facts.waiting)} {'job waits' if facts.waiting == 1 else 'jobs wait'}"
-    alive = facts.alive
+def is_healthy(found: list[Problem]) -> bool:
+    """Return whether none of the problems is bad."""
+    return all(each.severity != BAD for each in found)
+
+
+def _of_drainers(status: OutboxStatus) -> Iterator[Problem]:
+    alive = status.alive
+    silent = [_drainer(each, "silent beyond its lease") for each in status.drainers
+              if each.is_silent]  # fmt: skip
+    troubled = [_drainer(each, each.drainer.trouble) for each in alive if each.drainer.trouble]
     if not alive:
-        silent = [_name(each) for each in facts.drainers]
-        detail = f"Silent beyond their lease: {', '.join(silent)}." if silent else ""
-        return [Problem("no_drainer", f"{wait}, and no drainer is running.", detail)]
-    troubled = [each for each in alive if each.trouble]
-    if len(troubled) == len(alive):
-        detail = "; ".join(f"{_name(each)}: {one_line(each.trouble, 200)}" for each in troubled[:3])
-        return [Problem("trouble", f"{wait}, and every drainer is in trouble.", detail)]
-    return []
+        if status.stages:
+            yield _counted("no_drainer", status.waiting, *silent)
+        return
+    if status.waiting and len(troubled) == len(alive):
+        yield _counted("trouble", status.waiting, *troubled)
+    else:
+        if unowned := len(status.unowned_shards):
+            yield _counted("unowned_shards", unowned)
+        if troubled:
+            yield _counted("drainer_trouble", len(troubled), *troubled)
+    if silent:
+        yield _counted("drainer_silent", len(silent), *silent)
 
 
-def _stand_still(facts: Facts) -> list[Problem]:
-    found = [(each.name, _why(each)) for each in facts.subscriptions if _why(each)]
-    if not found:
-        return []
-    text = (
-        "1 subscription stands still."
-        if len(found) == 1
-        else f"{len(found)} subscriptions stand still."
-    )
-    detail = "; ".join(f"{one_line(name, 80)}: {one_line(why, 200)}" for name, why in found)
-    return [Problem("subscription", text, detail)]
+def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
+    age, rows = status.backlog.oldest_seconds, status.backlog.rows
+    # Where no drainer works, that problem has been named.
+    if age > LATE and not all(each.drainer.trouble for each in status.alive):
+        if not status.published:
+            yield _counted("not_leaving", rows, age=duration(age))
+        elif limits.max_age is None:
+            yield _counted("late", rows, age=duration(age))
+    if limits.max_age is not None and age > limits.max_age:
+        yield Problem("max_age", {"age": f"{age:.1f}", "limit": f"{limits.max_age:g}"})
+    if limits.max_backlog is not None and rows > limits.max_backlog:
+        yield _counted("max_backlog", rows, limit=limits.max_backlog)
 
 
-def _why(each: SubscriptionFacts) -> str:
-    """Return why a subscription stands still, or nothing: it moves, or is not meant to."""
+def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
+    stopped = [_subscription(each, why) for each in lags if (why := _why(each))]
+    if stopped:
+        yield _counted("subscription", len(stopped), *stopped)
+    paused = [_subscription(each, f"{each.shown} events behind") for each in lags
+              if each.state == "paused" and each.behind]  # fmt: skip
+    if paused:
+        yield _counted("paused", len(paused), *paused)
+    parked = [each for each in lags if each.parked]
+    if parked:
+        subjects = [_subscription(each, f"{shown_count(each.parked)} parked") for each in parked]
+        yield _counted("parked", sum(each.parked for each in parked), *subjects)
+
+
+def _why(each: SubscriptionLag) -> str:
+    """Return why a subscription has stopped, or nothing: it moves, or is not meant to."""
     if each.state == "failing":
         return each.error
     if not each.declared or each.state == "paused" or each.served:
@@ -96,20 +266,35 @@ def _why(each: SubscriptionFacts) -> str:
     return "no process runs it, and it is behind" if each.behind or not each.complete else ""
 
 
-def _beyond(facts: Facts, limits: Limits) -> list[Problem]:
-    found = []
-    age, rows, dead = facts.backlog.oldest_seconds, facts.backlog.rows, facts.dead.jobs
-    if limits.max_age is not None and age > limits.max_age:
-        text = f"The oldest ready job is {age:.1f} s old; the limit is {limits.max_age:g} s."
-        found.append(Problem("max_age", text))
-    if limits.max_backlog is not None and rows > limits.max_backlog:
-        text = f"{shown_count(rows)} jobs are ready; the limit is {limits.max_backlog}."
-        found.append(Problem("max_backlog", text))
-    if limits.max_dead is not None and dead > limits.max_dead:
-        text = f"{shown_count(dead)} dead jobs; the limit is {limits.max_dead}."
-        found.append(Problem("max_dead", text))
-    return found
+def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
+    if limits.max_dead is not None:  # which says how many are too many
+        if status.dead.total > limits.max_dead:
+            yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
+    elif died := sum(row.counts[0] for row in status.dead.tasks):
+        yield _counted("dead", died)
 
 
-def _name(drainer: DrainerFacts) -> str:
-    return one_line(f"{drainer.host}:{drainer.pid}", 100)
+def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
+    writers = [
+        Subject(table, f"open for {duration(oldest)}", oldest)
+        for table, found in status.in_flight.items()
+        if (oldest := max((each.seconds or 0 for each in found.transactions), default=0))
+        > OLD_WRITER
+    ]
+    if writers:
+        age = duration(max(each.seconds or 0 for each in writers))
+        yield Problem("transaction", {"age": age}, (*writers,))
+    if status.snapshots.transactions:
+        yield Problem("snapshot", {"age": duration(status.snapshots.transactions[0].seconds or 0)})
+
+
+def _counted(code: str, count: int, *subjects: Subject, **values: Any) -> Problem:
+    return Problem(code, {"n": count, "count": shown_count(count), **values}, subjects)
+
+
+def _drainer(each: DrainerStatus, why: str) -> Subject:
+    return Subject(str(each.drainer), why, each.silent_seconds, str(each.drainer.pk))
+
+
+def _subscription(each: SubscriptionLag, why: str) -> Subject:
+    return Subject(each.name, why, each.oldest_seconds if each.behind else None, each.name)

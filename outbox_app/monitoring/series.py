@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -66,13 +66,13 @@ class Series:
 class Delays:
     """How long jobs took from staged to accepted by the broker."""
 
-    count: float
+    count: float = 0.0
     #: In seconds, by interpolation within a bucket; None where there are no jobs.
-    p50: float | None
-    p95: float | None
-    p99: float | None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
     #: Upper bound of each bucket in seconds, and how many jobs it has by itself.
-    buckets: list[tuple[float, float]]
+    buckets: list[tuple[float, float]] = field(default_factory=list)
 
 
 def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:

@@ -1,196 +1,184 @@
-"""All facts of an outbox at once: what the status command, the health view and the metrics tell.
+"""All facts of an outbox at once: for the status command, health view, metrics and overview.
 
 A number of statements that depends on the number of Celery apps, subscriptions and logs, not on
 rows. Counting stops at ``counting.MANY``, lists are cut, and a figure that was cut says so. The
-facts are read one after the other, not at one moment. Nothing here judges: see ``problems``.
+facts are read one after the other, not at one moment. Nothing here judges: see ``diagnosis``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
-from django.db.models import Count, QuerySet
+from django.apps import apps
 
 from ..aliases import log_alias, outbox_alias
+from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
+from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
-from ..models import DatabaseNow, DeadJob, Event, Gap, Incident, counting
+from ..jobs.drain.status import Backlog, DrainerStatus, Held
+from ..jobs.staging.declarations import declared
+from ..jobs.staging.sending import staging_apps
+from ..models import DatabaseNow, Event, Gap, Incident, StagedJob, counting
 from ..subscriptions import lag
-from ..subscriptions.subscriber import all_subscribers
-from . import series as minutes
+from ..subscriptions.lag import SubscriptionLag
+from . import series
+from .series import Delays
 
 #: Incidents of the last day that are counted.
 INCIDENTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DrainerFacts:
-    """One drainer."""
-
-    id: str
-    host: str
-    pid: int
-    shards: int
-    lease_seconds: float
-    #: Since its last heartbeat.
-    silent_seconds: float
-    #: Beyond its lease: others may take its shards.
-    silent: bool
-    #: Since it began.
-    published: int
-    dead: int
-    #: Published, lately.
-    per_minute: float
-    #: What it waits for, in the exception's own words; empty when all is well.
-    trouble: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeadFacts:
-    """Dead jobs."""
-
-    jobs: int
-    #: False: counting stopped, or there are more errors than are listed.
-    complete: bool
-    #: By class of the error, the most frequent first.
-    by_error: dict[str, int]
+#: From this age on, in seconds, a transaction is listed for the old rows that it keeps.
+OLD_SNAPSHOT = 300.0
+#: What can be left out: a page shows a person only what that person may view.
+PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "history"})
 
 
 @dataclass(frozen=True, slots=True)
 class PerMinute:
-    """Jobs and events of the last full minute. None: nobody took a sample."""
+    """Jobs and events of the last full minute. None: there is no sample."""
 
-    staged: float | None
-    published: float
-    dead: float
-    handled: float
-    failed: float
-
-
-@dataclass(frozen=True, slots=True)
-class DelayFacts:
-    """Seconds from staging to the broker's word, of the jobs of the last minutes."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
+    staged: float | None = None
+    published: float = 0.0
+    dead: float = 0.0
+    handled: float = 0.0
+    failed: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionFacts:
-    """One subscription."""
-
-    name: str
-    #: One word, as ``manage.py outbox_subscriptions list`` says it.
-    state: str
-    declared: bool
-    #: Whether a process runs it.
-    served: bool
-    #: Events it is behind, and whether all of them were counted.
-    behind: int
-    complete: bool
-    #: Age of the oldest of them.
-    oldest_seconds: float
-    #: Whether there are events, and it has never begun with them.
-    unread: bool
-    handled: int
-    parked: int
-    gaps: int
-    #: Why it stands still.
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What there is to know of an outbox."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStatus:
+    """What there is to know of an outbox. A part that was left out is empty."""
 
     database: str
-    backlog: status.Backlog
-    held: status.Held
-    drainers: list[DrainerFacts]
-    unowned_shards: int
-    dead: DeadFacts
-    #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
-    incidents: dict[str, int]
-    per_minute: PerMinute
-    delay: DelayFacts
-    subscriptions: list[SubscriptionFacts] = field(default_factory=list)
+    drainers: list[DrainerStatus]
+    #: Published lately, per minute, by the id of the drainer.
+    rates: dict[str, float] = field(default_factory=dict)
+    #: Whether the project stages jobs: it has an ``OutboxCelery``, a declaration, or a row.
+    stages: bool = True
+    backlog: Backlog = field(default=Backlog(0, 0.0))
+    held: Held = field(default=Held(0, 0, 0))
+    #: Seconds from staging to the broker's confirm, of the jobs of the last five minutes.
+    delay: Delays = field(default_factory=Delays)
+    dead: DeadMatrix = field(default=DeadMatrix([], [], 0, True))
+    subscriptions: list[SubscriptionLag] = field(default_factory=list)
     #: Open gaps, counted up to MANY + 1.
     gaps: int = 0
+    #: Transactions in flight that may have written to a table, by table.
+    in_flight: dict[str, LongTransactions] = field(default_factory=dict)
+    #: Transactions that have been open for OLD_SNAPSHOT.
+    snapshots: LongTransactions = field(default=LongTransactions([]))
+    #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
+    incidents: dict[str, int] = field(default_factory=dict)
+    per_minute: PerMinute = PerMinute()
 
     @property
-    def alive(self) -> list[DrainerFacts]:
+    def alive(self) -> list[DrainerStatus]:
         """Drainers whose lease has not run out."""
-        return [each for each in self.drainers if not each.silent]
+        return [each for each in self.drainers if not each.is_silent]
 
     @property
     def waiting(self) -> int:
         """Jobs that could leave now, as far as they were counted."""
         return self.backlog.rows + self.held.due
 
+    @property
+    def unowned_shards(self) -> list[int]:
+        """Shards that no drainer owns. Their jobs do not leave."""
+        return status.unowned_shards(self.drainers)
 
-def outbox_status(*, using: str | None = None) -> Facts:
+    @property
+    def published(self) -> float:
+        """Jobs published in the last minute."""
+        return sum(self.rates.values())
+
+    def rate(self, each: DrainerStatus) -> float:
+        """Return what a drainer has published lately, per minute."""
+        return self.rates.get(str(each.drainer.pk), 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts for programs. Keys are only added, from release to release."""
+        return {
+            "database": self.database,
+            "backlog": {
+                "jobs": self.backlog.rows,
+                "oldest_seconds": round(self.backlog.oldest_seconds, 3),
+            },
+            "held": asdict(self.held),
+            "per_minute": asdict(self.per_minute),
+            "delay_seconds": {name: getattr(self.delay, name) for name in ("p50", "p95", "p99")},
+            "drainers": [self._drainer_as_json(each) for each in self.drainers],
+            "unowned_shards": len(self.unowned_shards),
+            "dead": {
+                "jobs": self.dead.total,
+                "complete": self.dead.complete,
+                "by_error": {row.name: row.total for row in self.dead.errors},
+            },
+            "incidents": self.incidents,
+            "subscriptions": [each.as_json() for each in self.subscriptions],
+            "gaps": self.gaps,
+        }
+
+    def _drainer_as_json(self, each: DrainerStatus) -> dict[str, Any]:
+        row = each.drainer
+        return {
+            "id": str(row.pk),
+            "host": row.host,
+            "pid": row.pid,
+            "shards": each.shards,
+            "lease_seconds": row.lease_seconds,
+            "silent_seconds": each.silent_seconds,
+            "silent": each.is_silent,
+            "published": row.done,
+            "dead": row.dead,
+            "per_minute": self.rate(each),
+            "trouble": row.trouble,
+        }
+
+
+def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -> OutboxStatus:
     """Return the facts of an outbox and of the logs beside it.
 
     Args:
         using: Database alias of both. Default: the outbox's for jobs, and that of ``Event`` for
             subscriptions and gaps.
+        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, and ``history`` (incidents
+            and figures per minute) to read besides the drainers. Default: all.
     """
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
-    drainers = status.drainers(using=jobs)
-    lags = lag.lags(using=logs)
-    delays = minutes.delays(using=jobs)
-    return Facts(
+    facts: dict[str, Any] = {"in_flight": {}}
+    if "jobs" in parts:
+        facts |= {
+            "backlog": status.backlog(using=jobs),
+            "held": status.held(using=jobs),
+            "delay": series.delays(using=jobs),
+        }
+        facts["in_flight"][StagedJob._meta.db_table] = open_writers(StagedJob, using=jobs)
+    if "dead" in parts:
+        facts["dead"] = dead_matrix(using=jobs)
+    if "subscriptions" in parts:
+        facts["subscriptions"] = lag.lags(using=logs)
+        facts["in_flight"] |= lag.in_flight(using=logs)
+    if "gaps" in parts:
+        facts["gaps"] = counting.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN))
+    if "history" in parts:
+        facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
+    found = OutboxStatus(
         database=jobs,
-        backlog=status.backlog(using=jobs),
-        held=status.held(using=jobs),
-        drainers=_drainers(drainers, using=jobs),
-        unowned_shards=len(status.unowned_shards(drainers)),
-        dead=dead_facts(DeadJob.objects.using(jobs)),
-        incidents=_incidents(jobs),
-        per_minute=_per_minute(jobs, logs),
-        delay=DelayFacts(p50=delays.p50, p95=delays.p95, p99=delays.p99),
-        subscriptions=_subscriptions(lags),
-        gaps=counting.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN)),
+        drainers=status.drainers(using=jobs),
+        rates=series.rates(using=jobs),
+        snapshots=long_transactions(using=jobs, seconds=OLD_SNAPSHOT),
+        stages=False,
+        **facts,
     )
+    rows = found.backlog.rows or found.held.rows or found.dead.total
+    return replace(found, stages=bool(rows or staging_apps() or _has_declarations()))
 
 
-def dead_facts(dead: QuerySet[DeadJob]) -> DeadFacts:
-    """Return how many of these dead jobs there are, and by error: of the newest MANY."""
-    newest, cut = counting.newest(dead)
-    found = list(
-        newest.order_by()
-        .values_list("error")
-        .annotate(count=Count("id"))
-        .order_by("-count", "error")[: counting.LISTED + 1]
-    )
-    return DeadFacts(
-        jobs=counting.counted(dead),
-        complete=not cut and len(found) <= counting.LISTED,
-        by_error=dict(found[: counting.LISTED]),
-    )
-
-
-def _drainers(rows: list[status.DrainerStatus], *, using: str) -> list[DrainerFacts]:
-    rates = minutes.rates(using=using)
-    return [
-        DrainerFacts(
-            id=str(row.drainer.pk),
-            host=row.drainer.host,
-            pid=row.drainer.pid,
-            shards=row.shards,
-            lease_seconds=row.drainer.lease_seconds,
-            silent_seconds=row.silent_seconds,
-            silent=row.is_silent,
-            published=row.drainer.done,
-            dead=row.drainer.dead,
-            per_minute=rates.get(str(row.drainer.pk), 0.0),
-            trouble=row.drainer.trouble,
-        )
-        for row in rows
-    ]
+def _has_declarations() -> bool:
+    return any(declared(model, "create", "update", "delete") for model in apps.get_models())
 
 
 def _incidents(using: str) -> dict[str, int]:
@@ -201,8 +189,8 @@ def _incidents(using: str) -> dict[str, int]:
 
 def _per_minute(jobs: str, logs: str) -> PerMinute:
     # The last one is not over; the one before is the newest that is whole.
-    left = minutes.series(using=jobs, minutes=5)
-    events = left if logs == jobs else minutes.series(using=logs, minutes=5)
+    left = series.series(using=jobs, minutes=5)
+    events = left if logs == jobs else series.series(using=logs, minutes=5)
     return PerMinute(
         staged=left.staged[-2],
         published=left.published[-2],
@@ -210,32 +198,3 @@ def _per_minute(jobs: str, logs: str) -> PerMinute:
         handled=events.handled[-2],
         failed=events.failed[-2],
     )
-
-
-def _subscriptions(lags: list[lag.SubscriptionLag]) -> list[SubscriptionFacts]:
-    unread = _unread([each.name for each in lags if each.declared and not each.cursors])
-    return [
-        SubscriptionFacts(
-            name=each.name,
-            state=each.state,
-            declared=each.declared,
-            served=each.served,
-            behind=each.behind,
-            complete=each.complete,
-            oldest_seconds=each.oldest_seconds,
-            unread=each.name in unread,
-            handled=each.handled,
-            parked=each.parked,
-            gaps=each.gaps,
-            error=each.error,
-        )
-        for each in lags
-    ]
-
-
-def _unread(never_run: list[str]) -> set[str]:
-    """Return those of these subscriptions whose logs have any event."""
-    declared = [each for each in all_subscribers() if each.name in never_run and not each.fault]
-    logs = {log for each in declared for log in each.logs}
-    written = {log for log in logs if log._default_manager.using(log_alias(log)).exists()}
-    return {each.name for each in declared if written & set(each.logs)}

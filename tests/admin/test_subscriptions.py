@@ -278,11 +278,12 @@ def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
     assert shown.count("outbox_event") >= 2
     over = text(superuser.get(OVERVIEW))
     assert "shop failing" in over
-    assert "shop stands still: ValueError" in over
+    assert "1 subscription has stopped." in over
+    assert "shop : ValueError" in over
 
 
-def test_a_subscription_that_nobody_runs_is_warned_of(alias, shop, superuser):
-    words = "No process runs shop. Start manage.py run_subscriptions."
+def test_a_subscription_without_a_process_is_a_problem(alias, shop, superuser):
+    words = "shop : it has never run, and there are events"
     assert words in text(superuser.get(OVERVIEW))
     runner = Runner([subscriber_named("shop")])
     runner.run_once()

@@ -44,7 +44,7 @@ root => {
   for (const line of root.querySelectorAll("polyline")) {
     note(`line ${line.className.baseVal}`, "graphic", getComputedStyle(line).stroke, line);
   }
-  for (const each of root.querySelectorAll(".outbox-verdict, .outbox-problems li")) {
+  for (const each of root.querySelectorAll(".outbox-headline, .outbox-problems > li")) {
     note(`border of ${each.className}`, "graphic", getComputedStyle(each).borderLeftColor, each);
   }
   return found;

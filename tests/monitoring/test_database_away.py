@@ -16,7 +16,7 @@ def test_health_answers_503_with_a_reason(away, caplog):
     response = views.health(RequestFactory().get("/"))
     assert response.status_code == 503
     assert response.content == (
-        b'{"status": "unknown", "problems": [{"code": "database", "text": '
+        b'{"status": "unknown", "problems": [{"code": "database", "severity": "bad", "text": '
         b'"The database cannot be asked, or has no tables of the outbox."}]}'
     )
     [record] = caplog.records

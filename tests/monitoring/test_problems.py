@@ -1,4 +1,4 @@
-"""What is a problem, and what is not. Facts are made by hand: each case is a few numbers."""
+"""What is a problem, and how grave. Facts are made by hand: each case is a few numbers."""
 
 from __future__ import annotations
 
@@ -6,50 +6,56 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_app.jobs.drain.status import Backlog, Held
+from outbox_app.eventlog.long_transactions import LongTransaction, LongTransactions
+from outbox_app.jobs.dead_summary import DeadMatrix, DeadRow
+from outbox_app.jobs.drain.status import Backlog, DrainerStatus, Held
+from outbox_app.models import Process
 from outbox_app.models.counting import MANY
-from outbox_app.monitoring.diagnosis import Limits, problems
-from outbox_app.monitoring.status import (
-    DeadFacts,
-    DelayFacts,
-    DrainerFacts,
-    Facts,
-    PerMinute,
-    SubscriptionFacts,
-)
+from outbox_app.monitoring.diagnosis import CODES, Limits, is_healthy, problems
+from outbox_app.monitoring.status import OutboxStatus
+from outbox_app.subscriptions.lag import SubscriptionLag
 
-DRAINER = DrainerFacts(
-    id="d", host="web-1", pid=7, shards=128, lease_seconds=10, silent_seconds=1, silent=False,
-    published=0, dead=0, per_minute=0, trouble="",
-)  # fmt: skip
-SUBSCRIPTION = SubscriptionFacts(
-    name="stock", state="running", declared=True, served=True, behind=0, complete=True,
-    oldest_seconds=0, unread=False, handled=0, parked=0, gaps=0, error="",
-)  # fmt: skip
-FINE = Facts(
+
+def drainer(pid, *, owned=(), silent=1, trouble=""):
+    row = Process(host="web-1", pid=pid, lease_seconds=10, trouble=trouble)
+    return DrainerStatus(row, list(owned), silent)
+
+
+def subscription(**changes):
+    values = {"state": "running", "declared": True, "served": True, **changes}
+    return SubscriptionLag("stock", **values)
+
+
+DRAINER = drainer(7, owned=range(128))
+SUBSCRIPTION = subscription()
+FINE = OutboxStatus(
     database="default",
     backlog=Backlog(rows=5, oldest_seconds=12.25),
     held=Held(due=0, within_the_hour=3, later=4),
     drainers=[DRAINER],
-    unowned_shards=0,
-    dead=DeadFacts(jobs=2, complete=True, by_error={"E": 2}),
-    incidents={},
-    per_minute=PerMinute(None, 0, 0, 0, 0),
-    delay=DelayFacts(None, None, None),
+    dead=DeadMatrix([DeadRow("t", (0,), 2)], [DeadRow("E", (0,), 2)], 2, True),
     subscriptions=[SUBSCRIPTION],
 )
-SILENT = replace(DRAINER, pid=8, silent=True)
-TROUBLED = replace(DRAINER, pid=9, trouble="BrokerUnavailable: redis://secret@broker is away")
+SILENT = drainer(8, silent=11)
+TROUBLED = drainer(9, trouble="BrokerUnavailable: redis://secret@broker is away")
 IDLE = Backlog(rows=0, oldest_seconds=0)
 
 
-def told(facts, **limits):
-    return [(each.code, each.text) for each in problems(facts, Limits(**limits))]
+def told(facts, severity="bad", **limits):
+    found = problems(facts, Limits(**limits))
+    assert is_healthy(found) == all(each.severity == "warning" for each in found)
+    return [(each.code, each.text) for each in found if each.severity == severity]
+
+
+def warned(facts, **limits):
+    return told(facts, "warning", **limits)
 
 
 def test_work_that_waits_while_a_drainer_runs_is_none():
-    assert told(FINE) == []
-    assert told(replace(FINE, drainers=[SILENT, TROUBLED, DRAINER])) == []
+    assert told(FINE) == warned(FINE) == []
+    some = replace(FINE, drainers=[SILENT, TROUBLED, DRAINER])
+    assert told(some) == []
+    assert [code for code, _ in warned(some)] == ["drainer_silent", "drainer_trouble"]
 
 
 @pytest.mark.parametrize(
@@ -63,17 +69,40 @@ def test_work_that_waits_while_a_drainer_runs_is_none():
 def test_nobody_moves_what_waits(drainers, code, text):
     assert told(replace(FINE, drainers=drainers)) == [(code, text)]
     held = replace(FINE, drainers=drainers, backlog=IDLE)
-    assert told(held) == []
+    idle = [("no_drainer", "No drainer is running.")] if code == "no_drainer" else []
+    assert [each for each in told(held) if each[0] != "unowned_shards"] == idle
     due = replace(held, held=Held(due=1, within_the_hour=0, later=0))
     assert told(due) == [(code, text.replace("5 jobs wait", "1 job waits"))]
 
 
+def test_a_project_that_stages_nothing_needs_no_drainer():
+    nothing = replace(FINE, drainers=[], backlog=IDLE, held=Held(0, 0, 0), stages=False)
+    assert told(nothing) == warned(nothing) == []
+    assert told(replace(nothing, stages=True)) == [("no_drainer", "No drainer is running.")]
+
+
+def test_shards_without_an_owner():
+    owned = drainer(7, owned=range(120))
+    text = "8 shards have no owner: their jobs do not leave until a drainer takes them."
+    assert told(replace(FINE, drainers=[owned])) == [("unowned_shards", text)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "severity", "code"), [({}, "bad", "not_leaving"), ({"d": 5.0}, "warning", "late")]
+)
+def test_jobs_that_are_late(rates, severity, code):
+    late = replace(FINE, backlog=Backlog(rows=5, oldest_seconds=420), rates=rates)
+    assert told(late, severity) == [(code, "5 jobs are ready, the oldest for 7 min.")]
+    assert warned(late, max_age=500) == []
+    assert warned(replace(late, drainers=[])) == []
+
+
 def test_details_name_names_and_texts_do_not():
     [problem] = problems(replace(FINE, drainers=[TROUBLED]), Limits())
-    assert problem.detail == f"web-1:9: {TROUBLED.trouble}"
+    assert problem.detail == f"web-1:9: {TROUBLED.drainer.trouble}"
     assert "secret" not in problem.text
-    [problem] = problems(replace(FINE, drainers=[SILENT]), Limits())
-    assert problem.detail == "Silent beyond their lease: web-1:8."
+    [problem] = problems(replace(FINE, drainers=[SILENT]))
+    assert problem.detail == "web-1:8: silent beyond its lease"
 
 
 @pytest.mark.parametrize(
@@ -86,12 +115,12 @@ def test_details_name_names_and_texts_do_not():
     ],
 )
 def test_a_subscription_stands_still(changes, why):
-    still = replace(SUBSCRIPTION, **changes)
+    still = subscription(**changes)
     [problem] = problems(replace(FINE, subscriptions=[still, SUBSCRIPTION]), Limits())
-    assert (problem.code, problem.text) == ("subscription", "1 subscription stands still.")
+    assert (problem.code, problem.text) == ("subscription", "1 subscription has stopped.")
     assert problem.detail.startswith(f"stock: {why}")
     two = replace(FINE, subscriptions=[still, still])
-    assert told(two) == [("subscription", "2 subscriptions stand still.")]
+    assert told(two) == [("subscription", "2 subscriptions have stopped.")]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +136,49 @@ def test_a_subscription_stands_still(changes, why):
     ],
 )
 def test_one_that_moves_or_is_not_meant_to_is_none(changes):
-    assert told(replace(FINE, subscriptions=[replace(SUBSCRIPTION, **changes)])) == []
+    assert told(replace(FINE, subscriptions=[subscription(**changes)])) == []
+
+
+def test_what_a_person_should_know_of_subscriptions():
+    paused = subscription(state="paused", behind=9)
+    parked = subscription(parked=2)
+    found = problems(replace(FINE, subscriptions=[paused, parked, SUBSCRIPTION]))
+    assert [(each.text, each.detail) for each in found] == [
+        ("1 subscription is paused, and behind.", "stock: 9 events behind"),
+        ("2 streams are parked.", "stock: 2 parked"),
+    ]
+    assert is_healthy(found)
+
+
+def test_jobs_that_died_lately_are_told_where_no_limit_says_how_many_may():
+    dead = DeadMatrix([DeadRow("t", (3,), 9)], [], 9, True)
+    assert warned(replace(FINE, dead=dead)) == [("dead", "3 jobs have died in the last hour.")]
+    assert warned(replace(FINE, dead=dead), max_dead=9) == []
+
+
+def test_gaps_and_old_transactions():
+    def holders(seconds):
+        return LongTransactions([LongTransaction("1", False, "u", seconds, "idle", "")])
+
+    old = replace(
+        FINE,
+        gaps=MANY + 1,
+        in_flight={"outbox_stagedjob": holders(59), "outbox_event": holders(200)},
+        snapshots=holders(3600),
+    )
+    assert warned(old) == [
+        ("gaps", f"{MANY}+ gaps are open."),
+        ("transaction", "A transaction that writes has been open for 3 min."),
+        ("snapshot", "A transaction has been open for 1 h 0 min: it keeps deleted rows in the "
+                     "tables."),
+    ]  # fmt: skip
+
+
+def test_every_code_has_its_texts():
+    for severity, text, action in CODES.values():
+        assert severity in ("bad", "warning")
+        assert str(action).endswith(".")
+        assert text % {"n": 1, "count": "1", "age": "1 s", "limit": 1}
 
 
 def test_limits_are_what_is_still_fine():
@@ -118,7 +189,7 @@ def test_limits_are_what_is_still_fine():
         ("max_dead", "2 dead jobs; the limit is 1."),
     ]
     assert told(FINE, max_age=0, max_backlog=0, max_dead=0) != []
-    empty = replace(FINE, backlog=IDLE, dead=DeadFacts(jobs=0, complete=True, by_error={}))
+    empty = replace(FINE, backlog=IDLE, dead=DeadMatrix([], [], 0, True))
     assert told(empty, max_age=0, max_backlog=0, max_dead=0) == []
 
 

@@ -16,12 +16,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias, outbox_alias
 from ...models import Event
-from ...monitoring.diagnosis import Limits, problems
+from ...monitoring.diagnosis import Limits, is_healthy, problems
 from ...monitoring.status import outbox_status
 from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
-from ..status_table import as_json, table
+from ..status_table import table
 from ..teaching import TeachingCommand
 
 HELP = """
@@ -32,17 +32,15 @@ are dead and why, which subscriptions are behind. It changes nothing.
   manage.py outbox_status --max-age 60 --max-dead 0          for cron, Nagios and the like
   manage.py outbox_status --json | jq .backlog.oldest_seconds
 
-These are always problems:
+A problem is bad (!) where work has stopped: no drainer is running, or none can send; shards have
+no owner; a subscription's handler fails, or it is behind and no process runs it. A warning (-) is
+shown, and changes no exit code: parked streams, open gaps, jobs that have died, and the like.
 
-  - jobs wait, and no drainer is running, or no drainer can send
-  - a subscription has stopped: its handler fails, or it is behind and no process runs it. A paused
-    subscription is no problem
-
-Each --max option adds a limit; a figure above its limit is a problem, too. Limits of jobs go up to
+Each --max option adds a limit; a figure above its limit is a bad problem. Limits of jobs go up to
 100000, because no more jobs are counted.
 
-Exit codes: 0 fine; 1 there is a problem; 2 the database cannot be reached, the tables are missing,
-or wrong arguments.
+Exit codes: 0 fine, or warnings only; 1 there is a bad problem; 2 the database cannot be reached,
+the tables are missing, or wrong arguments.
 """
 
 EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
@@ -110,9 +108,11 @@ class Command(TeachingCommand):
             ) from error
         wrong = problems(found, limits)
         if options["json"]:
-            self.write_json(as_json(found, wrong))
+            answer = {"database": found.database, "ok": is_healthy(wrong)}
+            answer |= {"problems": [each.as_json() for each in wrong]}
+            self.write_json(answer | found.as_json())
         else:
             for line in table(found, wrong):
                 self.write(line)
-        if wrong:
+        if not is_healthy(wrong):
             raise SystemExit(EXIT_PROBLEM)

@@ -10,15 +10,15 @@
   const [wanted, note] = [bar.querySelector("input"), bar.querySelector("span")];
   const seconds = Number(bar.dataset.seconds);
 
-  const verdict = () => live.querySelector(".outbox-verdict").textContent;
+  const headline = () => live.querySelector(".outbox-headline").textContent;
   const details = () => [...live.querySelectorAll("details")];
   const links = () => [...live.querySelectorAll("a, summary")];
   const name = (node) => node.getAttribute("href") || node.closest("figure")?.getAttribute("aria-labelledby");
 
   function replace(html) {
     const page = new DOMParser().parseFromString(html, "text/html");
-    if (!page.querySelector(".outbox-verdict")) throw new Error("no overview");
-    const before = verdict();
+    if (!page.querySelector(".outbox-headline")) throw new Error("no overview");
+    const before = headline();
     const open = details().map((each) => each.open);
     const active = document.activeElement;
     const focused = live.contains(active) ? name(active) : null;
@@ -28,7 +28,7 @@
     live.replaceChildren(...page.body.childNodes);
     details().forEach((each, place) => { each.open = Boolean(open[place]); });
     if (focused) (alike()[which] ?? alike()[0])?.focus({ preventScroll: true });
-    if (verdict() !== before) said.textContent = verdict();
+    if (headline() !== before) said.textContent = headline();
   }
 
   async function refresh() {

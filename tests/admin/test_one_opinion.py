@@ -1,0 +1,173 @@
+"""Every problem, of real rows and sessions: overview, command, health and metrics say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager, nullcontext
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.test import RequestFactory
+from prometheus_client.parser import text_string_to_metric_families
+
+from outbox_app import views
+from outbox_app.metrics import exposition
+from outbox_app.models import Cursor, Gap, Lease, ParkedStream, Process, Statistic, Subscription
+from outbox_app.models.clock import DatabaseNow
+from outbox_app.monitoring import diagnosis
+from outbox_app.monitoring import status as status_module
+from outbox_app.monitoring.diagnosis import CODES
+from outbox_app.process import counters
+from tests.monitoring.conftest import died, drainer, published, run, seen_by, staged
+
+from .pages import OVERVIEW, body, text
+
+__all__ = ["died", "drainer", "published", "run", "seen_by", "staged"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIMITS = {
+    "max_age": {"max_age": 60},
+    "max_backlog": {"max_backlog": 1},
+    "max_dead": {"max_dead": 1},
+}
+
+
+@pytest.fixture
+def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
+    """Returns what has a problem happen, by its code; a drainer that is well owns all shards."""
+    worker = drainer(shards=128)
+    drainers, leases = Process.objects.using(alias), Lease.objects.using(alias)
+
+    def stopped():
+        seen_by("stock")
+        published("a")
+        run("stock")
+        Cursor.objects.using(alias).update(error="ValueError: no")
+
+    def paused():
+        seen_by("stock")
+        published("a")
+        run("stock")
+        published("b")
+        Subscription.objects.using(alias).update(paused=True)
+
+    def parked():
+        Subscription.objects.using(alias).create(name="stock")
+        ParkedStream.objects.using(alias).create(
+            subscription="stock", partition=0, log="outbox_event", stream="s", version=1,
+            position=1, error="")  # fmt: skip
+
+    def late():
+        staged(3, age=1000)
+        [minute] = drainers.annotate(now=DatabaseNow()).values_list("now", flat=True)
+        Statistic.objects.using(alias).create(
+            source=str(worker.pk), minute=minute.replace(second=0, microsecond=0),
+            name=counters.PUBLISHED, value=5)  # fmt: skip
+
+    def gap():
+        Gap.objects.using(alias).create(kind="version", log="outbox_event", first=1, last=2)
+
+    def not_working(**columns):
+        staged(2)
+        drainers.update(**columns)
+
+    return {
+        "no_drainer": lambda: (staged(2), drainers.all().delete()),
+        "trouble": lambda: not_working(trouble="BrokerUnavailable: away"),
+        "not_leaving": lambda: staged(3, age=1000),
+        "unowned_shards": lambda: leases.filter(part__gte=120).update(owner=None),
+        "subscription": stopped,
+        "max_age": lambda: staged(1, age=100),
+        "max_backlog": lambda: staged(2),
+        "max_dead": lambda: died(2),
+        "late": late,
+        "drainer_silent": lambda: drainer(host="web-2", silent=99),
+        "drainer_trouble": lambda: drainer(host="web-2", trouble="BrokerUnavailable: away"),
+        "paused": paused,
+        "parked": parked,
+        "dead": lambda: died(2),
+        "gaps": gap,
+        "transaction": lambda: (staged(), monkeypatch.setattr(diagnosis, "OLD_WRITER", -1.0)),
+        "snapshot": lambda: (staged(), monkeypatch.setattr(status_module, "OLD_SNAPSHOT", -1.0)),
+    }
+
+
+@contextmanager
+def session(alias):
+    """Another session, which changes the staged jobs and does not commit."""
+    other = connections.create_connection(alias)
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("UPDATE outbox_stagedjob SET queue = 'another'")
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+def alike(sentence):
+    """Without the age in it, which goes on from one look to the next."""
+    return re.sub(r"[\d.]+ (?:s|min|h|d)\b", "", sentence)
+
+
+def by_command(capsys, limits):
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+    try:
+        call_command("outbox_status", "--json", *arguments)
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    answer = json.loads(capsys.readouterr().out)
+    assert (code == 0) == answer["ok"]
+    return code, answer["problems"]
+
+
+def by_metrics():
+    return {
+        (sample.labels["code"], sample.labels["severity"])
+        for family in text_string_to_metric_families(exposition("")[0].decode())
+        for sample in family.samples
+        if sample.name == "outbox_problem" and sample.value
+    }
+
+
+@pytest.mark.parametrize("code", [None, *CODES])
+def test_every_door_says_the_same(alias, superuser, outbox, capsys, code):
+    by_session = code in ("transaction", "snapshot")
+    if by_session and connections[alias].vendor == "sqlite":
+        return  # which does not say who holds what
+    if code:
+        outbox[code]()
+    with session(alias) if by_session else nullcontext():
+        compare(superuser, capsys, code)
+
+
+def compare(superuser, capsys, code):
+    limits = LIMITS.get(code, {})
+    exit_code, problems = by_command(capsys, limits)
+    codes = [(each["code"], each["severity"]) for each in problems]
+    assert codes == ([(code, CODES[code].severity)] if code else [])
+    assert exit_code == (1 if code and CODES[code].severity == "bad" else 0)
+
+    health = views.health(RequestFactory().get("/"), **limits)
+    answer = json.loads(health.content)
+    assert health.status_code == (503 if exit_code else 200)
+    assert answer["status"] == ("failing" if exit_code else "ok")
+    assert [(each["code"], each["severity"]) for each in answer["problems"]] == codes
+    sentences = [alike(each["text"]) for each in problems]
+    assert [alike(each["text"]) for each in answer["problems"]] == sentences
+
+    if limits:  # which the command and the view were given
+        return
+    assert by_metrics() == set(codes)
+    page = superuser.get(OVERVIEW)
+    shown = re.findall(r'<li class="outbox-(\w+)"><a href="[^"]*">([^<]+)<', body(page))
+    assert [(tone, alike(words)) for tone, words in shown] == [
+        (each["severity"], alike(each["text"])) for each in problems
+    ]
+    assert all(each["action"] in text(page) for each in problems)
+    tone = re.search(r'class="outbox-headline outbox-(\w+)"', body(page))[1]
+    assert tone == (CODES[code].severity if code else "good")
