@@ -93,7 +93,6 @@ class OutboxCollector(Collector):
         return list(_families().values())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
         families = _families()
         for alias in self.aliases or (outbox_alias(),):
             for name, labels, value in self._ask(alias):

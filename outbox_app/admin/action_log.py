@@ -33,7 +33,6 @@ class Selection:
 
     @classmethod
     def of(cls, request: HttpRequest) -> Selection:
-        """Return what a form has posted."""
         across = request.POST.get("select_across") == "1"
         ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
         return cls(ids[:1] if across else ids, across, request.GET.urlencode())
@@ -43,7 +42,6 @@ class Selection:
 
 
 def log(request: HttpRequest, rows: Any, action: BulkAction, outcome: str, reason: str) -> int:
-    """Write a line of the admin's log; return its id."""
     selection = Selection.of(request)
     single = len(selection.ids) == 1 and not selection.across
     written = LogEntry.objects.create(

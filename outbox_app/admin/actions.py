@@ -53,8 +53,6 @@ class _Wide(forms.TextInput):
 
 
 class Reason(forms.Form):
-    """Why, for those who ask later."""
-
     reason = forms.CharField(
         label=gettext_lazy("Reason"), max_length=1000, required=False, widget=_Wide
     )
@@ -80,8 +78,6 @@ class Batched:
 
 @dataclass(frozen=True, slots=True)
 class BulkAction:
-    """What can be done with rows, and how to speak of it."""
-
     name: str
     #: Codename of the permission that it takes.
     permission: str
@@ -96,7 +92,6 @@ class BulkAction:
     destroys: bool = False
 
     def is_permitted(self, request: HttpRequest) -> bool:
-        """Whether this person may run it."""
         return bool(request.user.has_perm(f"outbox_app.{self.permission}"))
 
 
@@ -138,7 +133,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        """Add the buttons of what this person may do."""
         context = {**(extra_context or {}), "bulk_actions": self._permitted(request)}
         return super().changeform_view(request, object_id, form_url, context)
 
@@ -147,7 +141,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return not Selection.of(request).across
 
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        """Ask, run what was confirmed, or resume it."""
         if action.batched and "state" in request.POST:
             return self.resume(request, rows, action)
         confirmed = "confirmed" in request.POST
@@ -198,7 +191,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         self.message_user(request, outcome, level)
 
     def begin(self, request: HttpRequest, rows: Any, action: BulkAction, reason: str) -> Any:
-        """Run the first batches."""
         assert action.batched
         until = number(request.POST.get("until", ""))
         if until is None:
@@ -214,7 +206,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return self._run_batches(request, rows, action, state)
 
     def resume(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        """Run the next batches."""
         try:
             given = signing.loads(request.POST["state"], salt=SALT, max_age=MAX_AGE)
         except signing.BadSignature as error:

@@ -8,6 +8,7 @@ look at: it is never saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
@@ -47,7 +48,6 @@ class BoundedPaginator(BasePaginator):
 
     @cached_property
     def count(self) -> int:
-        """Rows, MANY at most."""
         # In the order of the list: without one, PostgreSQL reads the table where many rows match.
         rows: Any = self.object_list
         found = int(rows[: counting.MANY + 1].count())
@@ -67,7 +67,6 @@ class EscapedChangeList(ChangeList):
         return given
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Leave the messages where they are."""
         rows = super().get_queryset(request, *args, **kwargs)
         names = {field.name for field in self.opts.fields}
         return rows.defer(*names.intersection(MESSAGE))
@@ -89,19 +88,16 @@ class EscapedChangeList(ChangeList):
 
     @property
     def older(self) -> str:
-        """The address of the range before this one."""
         first = self.row_range.first if self.row_range else None
         return "" if first is None else self.get_query_string({BEFORE: first})
 
     @property
     def newest(self) -> str:
-        """The address of the newest range, where this is not it."""
         before = self.row_range.before if self.row_range else None
         return "" if before is None else self.get_query_string(remove=[BEFORE])
 
     @property
     def most(self) -> int:
-        """Rows of a range, at most."""
         return counting.MANY
 
 
@@ -124,7 +120,6 @@ class OutboxAdmin(ModelAdmin):
         css = {"all": ["outbox_app/admin.css"]}
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        """Rows on their alias."""
         alias = log_alias(Event) if self.of_the_log else outbox_alias()
         return super().get_queryset(request).using(alias)
 
@@ -143,11 +138,9 @@ class OutboxAdmin(ModelAdmin):
         return row
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list that makes rows harmless."""
         return EscapedChangeList
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
-        """Show the search box where there is a column to search."""
         return (self.searched_column,) if self.searched_column else ()
 
     def get_search_results(
@@ -163,16 +156,18 @@ class OutboxAdmin(ModelAdmin):
         return lookup in {f.parameter_name for f in self.list_filter}  # type: ignore[union-attr]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds rows by hand."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody edits rows by hand."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Rows go when their work is done."""
         return False
+
+
+def column(description: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a column of a list, or a field of a page, that is made of a row."""
+    return admin.display(description=description)(lambda _admin, row: show(row))
 
 
 def escaped_copy(row: models.Model) -> models.Model:

@@ -48,7 +48,6 @@ class Blocker:
 
 
 def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> list[Blocker]:
-    """Return what blocks, as far as this person may see it."""
     may_read = may_read_queries(request)
     rows: dict[str, Blocker] = {}
     for table, open_ in status.in_flight.items():
@@ -68,7 +67,6 @@ def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -
 
 
 def may_read_queries(request: HttpRequest) -> bool:
-    """Say whether this person may see the queries of other sessions."""
     return request.user.has_perm("outbox_app.view_query_process")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy, ngettext
@@ -17,8 +16,9 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..jobs import dead
 from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import dead_groups
-from ..models import DeadJob, counting
+from ..models import counting
 from .actions import Batched, BulkAction, RequiredReason
+from .base import column
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .sections import listed
@@ -63,8 +63,6 @@ DISCARD = BulkAction(
 
 
 class DeadJobAdmin(JobAdmin):
-    """Jobs that the drain has given up on."""
-
     list_display = ["id", "task", "error", "short_reason", "died_at", "queue", "task_id"]
     list_filter = [
         AgeFilter,
@@ -74,33 +72,15 @@ class DeadJobAdmin(JobAdmin):
     ]
     sortable_by = ["id"]  # which is the order in which they died
     payload_permission = "view_payload_deadjob"
+    short_reason = column(gettext_lazy("reason"), lambda job: Truncator(job.reason).chars(120))
     bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
         (gettext_lazy("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
-        (
-            gettext_lazy("Job"),
-            {
-                "fields": [
-                    "task",
-                    "task_id",
-                    "queue",
-                    "ordering_key",
-                    "app",
-                    "shard",
-                    "staged_id",
-                    "staged_at",
-                ]
-            },
-        ),
+        (gettext_lazy("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app",
+                                          "shard", "staged_id", "staged_at"]}),
         (gettext_lazy("Message"), {"fields": MESSAGE_FIELDS}),
-    ]
-
-    @admin.display(description=gettext_lazy("reason"))
-    def short_reason(self, job: DeadJob) -> str:
-        """The beginning of the reason."""
-        return Truncator(job.reason).chars(120)
+    ]  # fmt: skip
 
     def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
-        """Add the jobs by task and error."""
         found = listed(dead_groups(preview))
         return {**super().about(request, preview, action), "dead": found, "most": counting.MANY}

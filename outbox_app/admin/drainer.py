@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
-from .base import OutboxAdmin
+from .base import OutboxAdmin, column
 from .filters import column_filter
 from .overview import overview
 
 
 class ProcessAdmin(OutboxAdmin):
-    """Running drainers and subscriptions."""
-
     list_display = [
         "__str__",
         "resource",
@@ -35,24 +32,16 @@ class ProcessAdmin(OutboxAdmin):
     ordering = ("host", "pid", "id")
 
     def get_urls(self) -> list[Any]:
-        """Add the overview."""
         view = self.admin_site.admin_view(self.overview)
         return [path("overview/", view, name="outbox_app_overview"), *super().get_urls()]
 
     @method_decorator(require_safe)
     def overview(self, request: HttpRequest) -> HttpResponse:
-        """How the outbox is doing, on one page."""
         return overview(request, self)
 
 
 class IncidentAdmin(OutboxAdmin):
-    """Recorded causes of extra publishes."""
-
     list_display = ["id", "created_at", "kind", "first_id", "last_id", "drainer", "short_detail"]
     list_filter = [column_filter("kind", _("kind"))]
     sortable_by = ["id", "created_at"]
-
-    @admin.display(description=_("detail"))
-    def short_detail(self, incident: Any) -> str:
-        """The beginning of the detail."""
-        return str(incident.detail)[:120]
+    short_detail = column(_("detail"), lambda incident: str(incident.detail)[:120])

@@ -25,14 +25,12 @@ from ..models import Event
 from ..text import one_line
 from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
-from .job import carried
+from .job import carried_column
 from .payload import data_of
 from .row_range import RowRange, number, row_range
 
 
 class EventAdmin(OutboxAdmin):
-    """What happened."""
-
     list_display = ["id", "type", "linked_stream", "version", "topic", "recorded_at", "message_id"]
     list_filter = [
         column_filter("type", _("type")),
@@ -45,29 +43,15 @@ class EventAdmin(OutboxAdmin):
     searched_column = "stream"
     search_help_text = _("The whole stream, or the whole message id.")
     fieldsets = [
-        (
-            None,
-            {
-                "fields": [
-                    "type",
-                    "linked_stream",
-                    "version",
-                    "neighbours",
-                    "topic",
-                    "recorded_at",
-                    "message_id",
-                    "id",
-                    "txid",
-                    "slice",
-                ]
-            },
-        ),
+        (None, {"fields": ["type", "linked_stream", "version", "neighbours", "topic",
+                           "recorded_at", "message_id", "id", "txid", "slice"]}),
         (_("Content"), {"fields": ["shown_data", "shown_metadata"]}),
-    ]
+    ]  # fmt: skip
     readonly_fields = ["linked_stream", "neighbours", "shown_data", "shown_metadata"]
+    shown_data = carried_column(_("data"), lambda event: data_of(event.data))
+    shown_metadata = carried_column(_("metadata"), lambda event: data_of(event.metadata))
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """The newest first; inside a stream by version, as its index has them."""
         return ("-id",) if _asked_stream(request) is None else ("-version",)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
@@ -90,7 +74,6 @@ class EventAdmin(OutboxAdmin):
 
     @admin.display(description=_("stream"))
     def linked_stream(self, event: Event) -> SafeString:
-        """The stream, with a link to its events."""
         url = reverse("admin:outbox_app_event_changelist")
         return format_html(
             '<a href="{}?{}">{}</a>',
@@ -101,7 +84,6 @@ class EventAdmin(OutboxAdmin):
 
     @admin.display(description=_("in its stream"))
     def neighbours(self, event: Event) -> SafeString:
-        """Links to the events before and after it."""
         rows = Event.objects.using(event._state.db).filter(stream=given(event, "stream"))
         before = rows.filter(version__lt=event.version).order_by("-version")
         after = rows.filter(version__gt=event.version).order_by("version")
@@ -111,16 +93,6 @@ class EventAdmin(OutboxAdmin):
             for id, version in found.values_list("id", "version")[:1]
         ]
         return format_html_join(" | ", '<a href="{}">{}: {}</a>', links) or SafeString("-")
-
-    @admin.display(description=_("data"))
-    def shown_data(self, event: Event) -> SafeString:
-        """What happened."""
-        return carried(self, event, data_of(event.data))
-
-    @admin.display(description=_("metadata"))
-    def shown_metadata(self, event: Event) -> SafeString:
-        """Around it."""
-        return carried(self, event, data_of(event.metadata))
 
 
 def _asked_stream(request: HttpRequest) -> str | None:

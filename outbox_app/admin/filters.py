@@ -32,7 +32,6 @@ class ColumnFilter(SimpleListFilter):
     parameter_name: str
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the values of the newest rows, and the one that is asked for."""
         rows = model_admin.get_queryset(request).order_by("-id")
         values = set(rows.values_list(self.parameter_name, flat=True)[:NEWEST])
         offered = sorted(values)[:OFFERED]
@@ -42,7 +41,6 @@ class ColumnFilter(SimpleListFilter):
         return [(value, one_line(value, 80) or "-") for value in offered]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        """Compare the whole value."""
         asked = self.value()
         if asked is not None and "\x00" in asked:  # which PostgreSQL refuses to compare
             return queryset.none()
@@ -50,7 +48,6 @@ class ColumnFilter(SimpleListFilter):
 
 
 def column_filter(name: str, heading: Any) -> type[ColumnFilter]:
-    """Return the filter of the column ``name``."""
     return type(f"{name}_filter", (ColumnFilter,), {"parameter_name": name, "title": heading})
 
 
@@ -61,11 +58,9 @@ class StateFilter(SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the states."""
         return [("ready", _("Ready")), ("held", _("Held")), ("due", _("Held, and due by now"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Speak as the queryset does."""
         match self.value():
             case "ready":
                 return queryset.filter(available_at=None)
@@ -93,14 +88,12 @@ class ShardFilter(ColumnFilter):
     title = _("shard")
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the shards of the newest rows."""
         offered = [
             (str(shard), str(shard)) for shard, _words in super().lookups(request, model_admin)
         ]
         return list(dict.fromkeys(offered))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        """Leave out nothing where it is no number."""
         shard = number(self.value() or "")
         return None if shard is None else queryset.filter(shard=shard)
 
@@ -119,10 +112,8 @@ class AgeFilter(SimpleListFilter):
     }
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the ages."""
         return [(name, words) for name, (_age, words) in self.ages.items()]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Rows that died at most so long ago."""
         age = self.ages.get(self.value() or "")
         return age and queryset.filter(died_at__gte=asked_at(request) - age[0])

@@ -24,7 +24,7 @@ from ..models.counting import LISTED
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
-from .base import given
+from .base import column, given
 from .filters import column_filter
 
 
@@ -41,8 +41,6 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
 
 
 class GapAdmin(ConfirmedActionsAdmin):
-    """Gaps that readers have noticed."""
-
     of_the_log = True
     list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
                     "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
@@ -55,6 +53,10 @@ class GapAdmin(ConfirmedActionsAdmin):
     fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
     readonly_fields = ["found_by", "evidence"]
+    found_by = column(
+        gettext_lazy("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit")
+    )
+    short_reason = column(gettext_lazy("reason"), lambda row: shown(row.reason, 120))
     bulk_actions = (
         BulkAction(
             "skip_selected",
@@ -70,19 +72,8 @@ class GapAdmin(ConfirmedActionsAdmin):
         ),
     )
 
-    @admin.display(description=gettext_lazy("found by"))
-    def found_by(self, row: Gap) -> str:
-        """The subscription, or the audit."""
-        return shown(row.subscription, 80) or gettext("an audit")
-
-    @admin.display(description=gettext_lazy("reason"))
-    def short_reason(self, row: Gap) -> str:
-        """The beginning of the reason."""
-        return shown(row.reason, 120)
-
     @admin.display(description=gettext_lazy("in the log now"))
     def evidence(self, row: Gap) -> SafeString:
-        """What is before, inside and after it."""
         if given(row, "log") != Event._meta.db_table:
             return format_html("{}", gettext("It is a gap of another log."))
         rows: QuerySet[Any] = Event.objects.using(row._state.db)

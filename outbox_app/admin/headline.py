@@ -46,8 +46,6 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A problem as the overview shows it."""
-
     severity: str
     text: str
     action: str
@@ -82,7 +80,6 @@ def headline(status: OutboxStatus, found: list[Problem], parts: Collection[str])
 
 
 def lines(found: list[Problem]) -> list[Line]:
-    """Return the problems, most urgent first."""
     return [
         Line(
             each.severity,

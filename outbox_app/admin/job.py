@@ -6,6 +6,7 @@ It is decoded where that is safe (see ``payload``), and sensitive values are mas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
@@ -17,12 +18,19 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
-from .base import OutboxAdmin
+from .base import OutboxAdmin, column
 from .payload import Part, Payload, payload
 from .row_range import RowRange
 
 #: The parts of a message, as fields of a page. Not named as columns: Django would take those.
 MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
+
+
+def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[Any, Any], Any]:
+    """Return a field that shows a part of what a row carries, to those who may see it."""
+    return admin.display(description=description)(
+        lambda model_admin, row: carried(model_admin, row, part(row))
+    )
 
 
 class JobAdmin(ConfirmedActionsAdmin):
@@ -36,38 +44,14 @@ class JobAdmin(ConfirmedActionsAdmin):
         return None if _is_searched(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
-        """Say whether the rows are few, and found by an index."""
         return super().is_few(request) or _is_searched(request)
 
-    @admin.display(description=_("due"))
-    def due(self, job: JobMessage) -> str:
-        """When a worker may run it."""
-        return _payload(job).due or "-"
-
-    @admin.display(description=_("expires"))
-    def expires(self, job: JobMessage) -> str:
-        """When it is worth nothing any more."""
-        return _payload(job).expires or "-"
-
-    @admin.display(description=_("trace"))
-    def trace(self, job: JobMessage) -> str:
-        """The trace it belongs to."""
-        return _payload(job).trace or "-"
-
-    @admin.display(description=_("headers"))
-    def headers(self, job: JobMessage) -> SafeString:
-        """Headers of the message."""
-        return carried(self, job, _payload(job).headers)
-
-    @admin.display(description=_("route and properties"))
-    def options(self, job: JobMessage) -> SafeString:
-        """All that the message holds besides headers and body."""
-        return carried(self, job, _payload(job).options)
-
-    @admin.display(description=_("body"))
-    def content(self, job: JobMessage) -> SafeString:
-        """Arguments of the task."""
-        return carried(self, job, _payload(job).body)
+    due = column(_("due"), lambda job: _payload(job).due or "-")
+    expires = column(_("expires"), lambda job: _payload(job).expires or "-")
+    trace = column(_("trace"), lambda job: _payload(job).trace or "-")
+    headers = carried_column(_("headers"), lambda job: _payload(job).headers)
+    options = carried_column(_("route and properties"), lambda job: _payload(job).options)
+    content = carried_column(_("body"), lambda job: _payload(job).body)
 
 
 def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
@@ -79,7 +63,6 @@ def carried(model_admin: OutboxAdmin, row: Any, part: Part) -> SafeString:
 
 
 def block(part: Part) -> SafeString:
-    """Return a part of a message as HTML."""
     if part.text is None:
         return format_html("<p>{}</p>", part.note)
     note = format_html("<p>{}</p>", part.note) if part.note else ""

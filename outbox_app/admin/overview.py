@@ -89,7 +89,6 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
 
 
 def may_view(request: HttpRequest, model: type[Model]) -> bool:
-    """Say whether this person may view rows of the model, as the admin decides it."""
     return any(
         request.user.has_perm(f"{model._meta.app_label}.{get_permission_codename(a, model._meta)}")
         for a in ("view", "change")

@@ -40,8 +40,6 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A message in parts."""
-
     body: Part
     headers: Part
     #: Route, priority, properties and the rest.
@@ -57,7 +55,6 @@ TRACEPARENT = r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 
 
 def payload(job: JobMessage) -> Payload:
-    """Return the message of a job, staged or dead, for display."""
     envelope = _parsed(_text(job.envelope))  # whole, as our own parts are in it
     if not isinstance(envelope, dict):
         damaged = _as_it_is(_("The envelope is damaged. It is shown as it is."), job.envelope)
@@ -80,7 +77,6 @@ def payload(job: JobMessage) -> Payload:
 
 
 def data_of(value: Any) -> Part:
-    """Return the data or metadata of an event for display."""
     return _json(value, "")
 
 

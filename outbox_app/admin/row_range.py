@@ -29,11 +29,9 @@ class RowRange:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing of the table is left out."""
         return self.first is None and self.before is None
 
     def rows(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return those of the rows that are in the range."""
         if self.first is not None:
             rows = rows.filter(**{f"{self.column}__gte": self.first})
         if self.before is not None:

@@ -96,7 +96,6 @@ def charts(using: str, *, now: int) -> list[SafeString]:
 
 
 def events_chart() -> SafeString:
-    """Return the events published and handled by the minute, of the last hour."""
     using = log_alias(Event)
     handled = series.handled(using=using, minutes=61).values()
     logs = series.published(using=using, minutes=61).values()
@@ -126,7 +125,6 @@ def _known(values: list[float], taken: list[bool]) -> list[float | None]:
 
 
 def held(jobs: status.Held) -> list[tuple[str, str]]:
-    """Return held jobs by when they are due."""
     return [
         (_("due now"), counting.shown_count(jobs.due)),
         (_("due within the hour"), counting.shown_count(jobs.within_the_hour)),
@@ -135,7 +133,6 @@ def held(jobs: status.Held) -> list[tuple[str, str]]:
 
 
 def drainers(facts: OutboxStatus) -> list[dict[str, Any]]:
-    """Return who drains, and what each owns."""
     return [
         {
             "status": row,
@@ -160,7 +157,6 @@ def ranges(shards: list[int]) -> str:
 
 
 def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
-    """Return how subscriptions are doing."""
     # The last full minute and the current one.
     handled = series.handled(using=log_alias(Event), minutes=2)
     return [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
@@ -20,6 +19,7 @@ from ..jobs.bulk import BulkResult
 from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import duration, shown
 from .actions import Batched, BulkAction, RequiredReason
+from .base import column
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .row_range import RowRange
@@ -88,8 +88,6 @@ BURY = BulkAction(
 
 
 class StagedJobAdmin(JobAdmin):
-    """Jobs on their way to the broker."""
-
     list_display = ["id", "task", "task_id", "queue", "ordering_key", "available_at", "staged_at"]
     list_filter = [
         StateFilter,
@@ -105,25 +103,12 @@ class StagedJobAdmin(JobAdmin):
     )
     payload_permission = "view_payload_stagedjob"
     bulk_actions = (CANCEL, RELEASE, BURY)
+    blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
-        (
-            None,
-            {
-                "fields": [
-                    "blocked_reason",
-                    "task",
-                    "task_id",
-                    "queue",
-                    "ordering_key",
-                    "app",
-                    "shard",
-                    "staged_at",
-                    "available_at",
-                ]
-            },
-        ),
+        (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",
+                           "shard", "staged_at", "available_at"]}),
         (_("Message"), {"fields": MESSAGE_FIELDS}),
-    ]
+    ]  # fmt: skip
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -141,17 +126,10 @@ class StagedJobAdmin(JobAdmin):
         return None if _found_by_index(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
-        """Say whether the rows are few, and found by an index."""
         return super().is_few(request) or _found_by_index(request)
-
-    @admin.display(description=_("what it waits for"))
-    def blocked_reason(self, job: StagedJob) -> str:
-        """Why it has not left."""
-        return blocked_reason(job)
 
 
 def blocked_reason(job: StagedJob) -> str:
-    """Return what keeps a staged job, as far as the database knows."""
     using = job._state.db
     held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
     if job.available_at and held.exists():

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Statistic
 from ..pipeline.statistic_names import NAMES
 from ..text import one_line
-from .base import EscapedChangeList, OutboxAdmin
+from .base import EscapedChangeList, OutboxAdmin, column
 from .filters import ColumnFilter, column_filter
 from .row_range import RowRange
 
@@ -34,8 +32,6 @@ class NameFilter(ColumnFilter):
 
 
 class StatisticChangeList(EscapedChangeList):
-    """A list that is sorted by an index."""
-
     def get_ordering(self, request: HttpRequest, queryset: Any) -> Any:
         """Within a name, the order is whole without it; with it, MariaDB would sort all rows."""
         if request.GET.get("name"):
@@ -44,22 +40,15 @@ class StatisticChangeList(EscapedChangeList):
 
 
 class StatisticAdmin(OutboxAdmin):
-    """Figures about minutes."""
-
     list_display = ["minute", "source", "name", "dimension", "short_label", "value", "written_at"]
     list_display_links = None
     list_filter = [NameFilter, column_filter("source", _("source"))]
     actions = None
+    short_label = column(_("label"), lambda row: one_line(row.label, 120))
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """With a name, the rows are in the order of their index."""
         return None if request.GET.get("name") else super().row_range(request)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list that is sorted by an index."""
         return StatisticChangeList
-
-    @admin.display(description=_("label"))
-    def short_label(self, row: Statistic) -> str:
-        """The label, on one line."""
-        return one_line(row.label, 120)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from django import forms
-from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.urls import reverse
@@ -27,15 +26,13 @@ from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
-from .base import EscapedChangeList
+from .base import EscapedChangeList, column
 from .blocking import may_read_queries
 from .filters import column_filter
 from .masking import masked_line, masked_text
 
 
 class ReplayForm(RequiredReason):
-    """From where, and why."""
-
     place = forms.CharField(
         label=gettext_lazy("From"),
         max_length=40,
@@ -51,7 +48,6 @@ class ReplayForm(RequiredReason):
     field_order = ("place", "skip_ahead", "reason")
 
     def clean_place(self) -> Any:
-        """Return the place that the text names."""
         try:
             return parse_start_point(self.cleaned_data["place"])
         except ReplayRefused as error:
@@ -59,8 +55,6 @@ class ReplayForm(RequiredReason):
 
 
 class Position(RequiredReason):
-    """Which event, and why."""
-
     position = forms.IntegerField(
         label=gettext_lazy("Position"),
         min_value=1,
@@ -138,22 +132,27 @@ RELEASE = gettext_lazy(
 
 
 class SubscriptionChangeList(EscapedChangeList):
-    """A list whose rows know how they are doing."""
-
     def get_results(self, request: HttpRequest) -> None:
-        """Look at all of the page at once."""
         super().get_results(request)
         _measure(self.result_list)
 
 
 class SubscriptionAdmin(ConfirmedActionsAdmin):
-    """Subscriptions that have run."""
-
     of_the_log = True
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
     ordering = ("name",)
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
     readonly_fields = ["state", "what", "behind", "late", "error"]
+    state = column(gettext_lazy("state"), lambda row: row.lag.state)
+    what = column(gettext_lazy("reads"), lambda row: _reads(row))
+    behind = column(gettext_lazy("behind"), lambda row: row.lag.shown)
+    late = column(
+        gettext_lazy("oldest"),
+        lambda row: duration(row.lag.oldest_seconds) if row.lag.behind else "-",
+    )
+    parked = column(gettext_lazy("parked"), lambda row: row.lag.parked)
+    gaps = column(gettext_lazy("gaps"), lambda row: row.lag.gaps)
+    error = column(gettext_lazy("error"), lambda row: masked_line(row.lag.error, 200) or "-")
     change_form_template = "admin/outbox_app/subscription.html"
     bulk_actions = (
         BulkAction(
@@ -202,11 +201,9 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
     )
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """Return the list with the figures."""
         return SubscriptionChangeList
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row, with its figures."""
         row = super().get_object(request, object_id, from_field)
         if row:
             _measure([row])
@@ -222,55 +219,11 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        """Add what is in flight."""
         context = {**(extra_context or {}), "in_flight": _in_flight(request)}
         return super().changeform_view(request, object_id, form_url, context)
 
-    @admin.display(description=gettext_lazy("state"))
-    def state(self, row: Any) -> str:
-        """Paused, failing, running."""
-        return str(row.lag.state)
-
-    @admin.display(description=gettext_lazy("reads"))
-    def what(self, row: Any) -> str:
-        """Logs, topics and types, as the process that ran it last has declared them."""
-        if not row.reads:
-            return "-"
-        every = [_("all")]
-        return "; ".join(
-            f"{label}: {masked_line(', '.join(row.reads.get(key) or every), 300)}"
-            for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
-        )
-
-    @admin.display(description=gettext_lazy("behind"))
-    def behind(self, row: Any) -> str:
-        """Events behind."""
-        return str(row.lag.shown)
-
-    @admin.display(description=gettext_lazy("oldest"))
-    def late(self, row: Any) -> str:
-        """Age of the oldest event behind."""
-        return duration(row.lag.oldest_seconds) if row.lag.behind else "-"
-
-    @admin.display(description=gettext_lazy("parked"))
-    def parked(self, row: Any) -> str:
-        """Parked streams."""
-        return str(row.lag.parked)
-
-    @admin.display(description=gettext_lazy("gaps"))
-    def gaps(self, row: Any) -> str:
-        """Open gaps."""
-        return str(row.lag.gaps)
-
-    @admin.display(description=gettext_lazy("error"))
-    def error(self, row: Any) -> str:
-        """Why it stands still."""
-        return masked_line(row.lag.error, 200) or "-"
-
 
 class ParkedStreamAdmin(ConfirmedActionsAdmin):
-    """Streams that a subscription has set aside."""
-
     of_the_log = True
     list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
                     "short_reason"]  # fmt: skip
@@ -313,16 +266,19 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
               "released", "error", "event"]  # fmt: skip
     readonly_fields = ["event"]
+    event = column(gettext_lazy("event"), lambda row: failed_event(row) or "-")
+    short_reason = column(gettext_lazy("error"), lambda row: shown(row.error, 120))
 
-    @admin.display(description=gettext_lazy("event"))
-    def event(self, row: ParkedStream) -> SafeString:
-        """The event that failed, with its traceback."""
-        return failed_event(row) or SafeString("-")
 
-    @admin.display(description=gettext_lazy("error"))
-    def short_reason(self, row: ParkedStream) -> str:
-        """The beginning of the error."""
-        return shown(row.error, 120)
+def _reads(row: Any) -> str:
+    """Return logs, topics and types, as the process that ran it last has declared them."""
+    if not row.reads:
+        return "-"
+    every = [_("all")]
+    return "; ".join(
+        f"{label}: {masked_line(', '.join(row.reads.get(key) or every), 300)}"
+        for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
+    )
 
 
 def failed_event(row: Any) -> SafeString:
@@ -339,7 +295,6 @@ def failed_event(row: Any) -> SafeString:
 
 
 def _measure(rows: list[Any]) -> None:
-    """Add the figures to rows."""
     names = [row.name for row in rows]
     lags = {each.name: each for each in lag.lags(using=log_alias(Event), names=names)}
     for row in rows:
@@ -348,7 +303,6 @@ def _measure(rows: list[Any]) -> None:
 
 
 def _in_flight(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return for the template what is in flight on each log."""
     found = lag.in_flight(using=log_alias(Event))
     may_read = may_read_queries(request)
     return [

@@ -30,8 +30,6 @@ OLD_WRITER = 60.0
 
 
 class Kind(NamedTuple):
-    """What is said of each problem of a code."""
-
     severity: str
     #: Its values are numbers only; ``n`` decides between one and several.
     text: Any
@@ -157,7 +155,6 @@ class Problem:
 
     @property
     def severity(self) -> str:
-        """``bad`` or ``warning``."""
         return CODES[self.code].severity
 
     @property
@@ -168,7 +165,6 @@ class Problem:
 
     @property
     def action(self) -> str:
-        """What to do."""
         return str(CODES[self.code].action)
 
     @property
@@ -203,7 +199,6 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
 
 
 def is_healthy(found: list[Problem]) -> bool:
-    """Return whether none of the problems is bad."""
     return all(each.severity != BAD for each in found)
 
 

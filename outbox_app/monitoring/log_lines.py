@@ -24,7 +24,6 @@ logger = get_logger("outbox_app.drain")
 
 
 def connect() -> None:
-    """Connect the log lines, once."""
     for signal, receiver in (
         (jobs_published, log_published),
         (job_dead, log_dead),
@@ -37,12 +36,10 @@ def connect() -> None:
 
 
 def log_published(*, using: str, count: int, seconds: float, **kwargs: Any) -> None:
-    """A batch left."""
     logger.debug("Batch published database=%s jobs=%d seconds=%.3f", using, count, seconds)
 
 
 def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
-    """A job was given up on."""
     logger.error(
         "Job dead database=%s task=%s task_id=%s error=%s reason=%s",
         using,
@@ -54,7 +51,6 @@ def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
 
 
 def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
-    """Jobs may be published twice."""
     logger.warning(
         "Incident recorded database=%s kind=%s first_id=%d last_id=%d shards=%d detail=%s",
         using,
@@ -69,7 +65,6 @@ def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
 def log_page(
     *, using: str, subscription: str, partition: int, log: str, count: int, **kwargs: Any
 ) -> None:
-    """A page was handled."""
     events.debug(
         "Page handled database=%s subscription=%s partition=%d log=%s events=%d seconds=%.3f",
         using,
@@ -99,7 +94,6 @@ def log_failure(
 
 
 def log_parked(*, using: str, parked: Any, **kwargs: Any) -> None:
-    """A stream was set aside."""
     events.error(
         "Stream parked database=%s subscription=%s log=%s stream=%s version=%d error=%s",
         using,

@@ -165,7 +165,6 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
 
 
 def starts(*, using: str, minutes: int = 60) -> list[datetime]:
-    """Return the beginnings of the last minutes, the oldest first."""
     first, _ = _range(using, minutes)
     return [first + MINUTE * n for n in range(minutes)]
 
@@ -218,7 +217,6 @@ def _staged(
 
 
 def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
-    """Return the last sample of ids before a minute, where there is one."""
     rows = _rows(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
     found = rows.aggregate(at=Max("minute"), id=Max("value"))
     return [] if found["at"] is None else [(_aware(found["at"]), found["id"])]
@@ -246,7 +244,6 @@ def _percentile(buckets: list[tuple[float, float]], part: float) -> float | None
 
 
 def _range(using: str, minutes: int) -> tuple[datetime, datetime]:
-    """Return the first and the last of the last minutes: the current one."""
     last = _minute(_now(using))
     return last - MINUTE * (minutes - 1), last
 
@@ -256,7 +253,6 @@ def _minute(moment: datetime) -> datetime:
 
 
 def _now(using: str) -> datetime:
-    """Return the time by the database's clock, in UTC."""
     connection = connections[using]
     compiler = StagedJob.objects.using(using).all().query.get_compiler(using)
     expression = DatabaseNow()
@@ -271,7 +267,6 @@ def _now(using: str) -> datetime:
 
 
 def _aware(moment: datetime) -> datetime:
-    """Return a time of the database in UTC."""
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return aware.astimezone(UTC)
 

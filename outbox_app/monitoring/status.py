@@ -90,11 +90,9 @@ class OutboxStatus:
 
     @property
     def published(self) -> float:
-        """Jobs published in the last minute."""
         return sum(self.rates.values())
 
     def rate(self, each: DrainerStatus) -> float:
-        """Return what a drainer has published lately, per minute."""
         return self.rates.get(str(each.drainer.pk), 0.0)
 
     def as_json(self) -> dict[str, Any]:

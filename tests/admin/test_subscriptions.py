@@ -283,7 +283,9 @@ def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
 
 
 def test_a_subscription_without_a_process_is_a_problem(alias, shop, superuser):
-    words = "shop : it has never run, and there are events"
+    words = "shop : no process runs it, and it is behind"
+    assert words not in text(superuser.get(OVERVIEW))
+    publish(alias, "b")
     assert words in text(superuser.get(OVERVIEW))
     runner = Runner([subscriber_named("shop")])
     runner.run_once()
