@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 #: Fixtures that several folders share, and which tests run where.
 pytest_plugins = [
     "tests.fixtures.drainers",
+    "tests.fixtures.facts",
     "tests.fixtures.subscriptions",
     "tests.one_database",
     "tests.tiers",

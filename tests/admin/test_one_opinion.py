@@ -20,11 +20,9 @@ from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
 from outbox_app.monitoring.diagnosis import CODES
 from outbox_app.process import counters
-from tests.monitoring.conftest import died, drainer, published, run, seen_by, staged
 
 from .pages import OVERVIEW, body, text
 
-__all__ = ["died", "drainer", "published", "run", "seen_by", "staged"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LIMITS = {
