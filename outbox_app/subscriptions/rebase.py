@@ -1,11 +1,11 @@
-"""Rebase: cursors go on in a database that was restored, set back, or switched over to.
+"""Rebase: cursors continue in a database that was restored, set back, or switched over to.
 
 What a cursor has passed is known by the transaction ids of the cluster that it was made in. So the
 log's rows are marked as written there, and each cursor keeps its old place for them: it delivers
 what it had not passed, then all that is new, nothing twice. Everything of a log is one transaction:
-a run that is killed has changed nothing, and is started again. (Batches of their own would leave
-rows of which nobody could say whether they were marked: a second run would undo them.)
-Subscriptions stand still by themselves until then: their cursors are refused.
+a run that is killed has changed nothing, and is started again. (With a transaction for each batch,
+a second run could not know which rows were marked already, and would undo them.) Until then the
+cursors are refused, so the subscriptions are stopped by an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import F, QuerySet, Value
+from django.db.models import Value
 from django.db.models.functions import Least
 
 from ..aliases import outbox_alias
@@ -63,7 +63,7 @@ def rebase_outbox(
     dry_run: bool = False,
     write: Callable[[str], Any] = logger.info,
 ) -> int:
-    """Make the cursors of a restored database go on, exactly.
+    """Make the cursors of a restored database continue, exactly.
 
     Args:
         using: Database alias. Default: the outbox's.
@@ -82,9 +82,14 @@ def rebase_outbox(
         ReplayRefused: A cursor was moved meanwhile. Nothing of its log was changed.
     """
     using = using or outbox_alias()
-    _check(using, log, last_id)
+    require_alias(using)
+    if last_id is not None and (log is None or last_id < 0):
+        raise InvalidArgument(
+            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
+        )
     require_migrated(using)
-    logs = [log_named(log)] if log else _logs_on(using)
+    tables = connections[using].introspection.table_names()
+    logs = [log_named(log)] if log else [e for e in all_logs() if e._meta.db_table in tables]
     plans = [_plan(each, last_id, upgraded, using=using) for each in logs]
     if any(plan.foreign for plan in plans):  # a log without cursors tells nothing
         for plan in plans:
@@ -94,22 +99,9 @@ def rebase_outbox(
     return EXIT_DAMAGED if any(plan.damaged for plan in plans) else EXIT_OK
 
 
-def _check(using: str, log: str | None, last_id: int | None) -> None:
-    require_alias(using)
-    if last_id is not None and (log is None or last_id < 0):
-        raise InvalidArgument(
-            f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
-        )
-
-
-def _logs_on(using: str) -> list[type[EventLog]]:
-    tables = connections[using].introspection.table_names()
-    return [log for log in all_logs() if log._meta.db_table in tables]
-
-
 def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: str) -> Plan:
     reader = LogReader(log, using=using)
-    cursors = [c for c in _cursors(reader.table, using) if not reads_by_time(c.state)]
+    cursors = _cursors(reader.table, using)
     plan = Plan(reader, reader.window.top() if last_id is None else last_id, cursors)
     states: dict[int, WindowState] = {}
     for cursor in cursors:
@@ -119,21 +111,19 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
             plan.damaged.append(cursor)
     if upgraded:
         new = {pk: adopt(reader, state) for pk, state in states.items()}
-    elif not is_foreign(reader, list(states.values()), last_id):
-        return plan
+    elif is_foreign(reader, list(states.values()), last_id):
+        new = _rebased(plan, states, last_id)
     else:
-        new = _rebased(reader, states, plan, last_id)
+        return plan
     plan.states = {pk: state.dump() for pk, state in new.items() if state != states[pk]}
     plan.foreign = bool(plan.states) or not cursors
     return plan
 
 
 def _rebased(
-    reader: LogReader,
-    states: dict[int, WindowState],
-    plan: Plan,
-    last_id: int | None,
+    plan: Plan, states: dict[int, WindowState], last_id: int | None
 ) -> dict[int, WindowState]:
+    reader = plan.reader
     if not from_one_cluster(list(states.values())):
         names = sorted({f"{c.subscription} ({c.state[:80]})" for c in plan.cursors})
         raise ReadRefused(
@@ -172,31 +162,27 @@ def _apply(
             for reached in renumber(plan.reader, plan.last):
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
         for pk, state in plan.states.items():
-            Cursor.objects.using(using).filter(pk=pk).update(
-                state=state,
-                position=Least("position", Value(plan.last)),
-                revision=F("revision") + 1,
-                counted=None,
-                error="",
-                failures=0,
-                retry_at=None,
+            Cursor.objects.using(using).filter(pk=pk).move(
+                state=state, position=Least("position", Value(plan.last)), counted=None
             )
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.states)}")
 
 
 def _lock(plan: Plan, *, using: str) -> None:
-    """Let nobody make or move a cursor, and see that nobody has since they were read."""
+    """Keep other processes from making or moving cursors; check that none has meanwhile."""
+    table = plan.reader.table
     if connections[using].vendor == "postgresql":
         with connections[using].cursor() as cursor:
             cursor.execute("LOCK TABLE outbox_cursor IN EXCLUSIVE MODE")
-    found = _cursors(plan.reader.table, using).select_for_update()
-    now = {(c.pk, c.state) for c in found if not reads_by_time(c.state)}
+    now = {(c.pk, c.state) for c in _cursors(table, using, lock=True)}
     if now != {(c.pk, c.state) for c in plan.cursors}:
         raise ReplayRefused(
-            f"A cursor of {plan.reader.table} was moved meanwhile; nothing was changed. Stop "
+            f"A cursor of {table} was moved meanwhile; nothing was changed. Stop "
             "run_subscriptions, and run this again."
         )
 
 
-def _cursors(table: str, using: str) -> QuerySet[Cursor]:
-    return Cursor.objects.using(using).filter(log=table).order_by("pk")
+def _cursors(table: str, using: str, *, lock: bool = False) -> list[Cursor]:
+    rows = Cursor.objects.using(using).filter(log=table).order_by("pk")
+    found = rows.select_for_update() if lock else rows
+    return [cursor for cursor in found if not reads_by_time(cursor.state)]

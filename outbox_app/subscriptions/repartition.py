@@ -1,6 +1,6 @@
 """Changing the number of a subscription's partitions, without an event lost or handled twice.
 
-From K to a multiple of K, each new partition begins where the one that it is cut out of stands:
+From K to a multiple of K, each new partition begins at the place of the one that it is cut out of:
 ``slice % K' = p`` implies ``slice % K = p % K``. Any other change needs one place that each of the
 old partitions has reached and none has passed. The end of the log is read first, as a window cannot
 be opened in a transaction that holds locks, and proved to be that place once the cursors are
@@ -38,7 +38,6 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     rows = Subscription.objects.using(using).filter(pk=name)
     if rows.filter(partitions=wanted).exists():
         return
-    # Opened in autocommit: a window may not be looked at inside a transaction that has written.
     readers = {
         log._meta.db_table: LogReader(
             log, using=subscriber.read_from or using, by_time=subscriber.by_time
@@ -46,6 +45,7 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
         for log in subscriber.logs
     }
     try:
+        # In autocommit: a window may not be opened inside a transaction that has written.
         ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}
         failpoint("ends_read")
         with transaction.atomic(using=using):
@@ -55,17 +55,15 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
             if wanted % row.partitions and not merge:
                 raise PartitionsDiffer.between(name, row.partitions, wanted)
             # From here on no page of the old partitions commits, whichever code handles it.
-            cursors = list(
-                Cursor.objects.using(using)
-                .select_for_update()
-                .filter(subscription=name)
-                .order_by("pk")
-            )
+            cursors = Cursor.objects.using(using).select_for_update().filter(subscription=name)
             by_log: dict[str, dict[int, Cursor]] = defaultdict(dict)
-            for cursor in cursors:
+            for cursor in cursors.order_by("pk"):
                 by_log[cursor.log][cursor.partition] = cursor
             for table, parts in by_log.items():
-                _cut(subscriber, row.partitions, parts, readers.get(table), ends.get(table))
+                reader, end = readers.get(table), ends.get(table, "")
+                places = _places(subscriber, row.partitions, parts, reader, end)
+                if places:
+                    _replace(list(parts.values()), places)
             for parked in ParkedStream.objects.using(using).filter(subscription=name):
                 parked.partition = slice_of(parked.stream) % wanted
                 parked.save(using=using, update_fields=["partition"])
@@ -75,51 +73,51 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
             reader.close()
 
 
-def _cut(
+def _places(
     subscriber: Subscriber,
     before: int,
     parts: dict[int, Cursor],
     reader: LogReader | None,
-    end: str | None,
-) -> None:
+    end: str,
+) -> list[tuple[str, int]]:
+    """Return state and position of each new partition; none for a log that it reads no more."""
     wanted = subscriber.partitions
-    some = next(iter(parts.values()))
-    using = str(some._state.db)
-    cursors = Cursor.objects.using(using)
     if wanted % before == 0:
-        states = {n: (parts[n % before].state, parts[n % before].position) for n in range(wanted)}
-    elif reader is not None and reader.by_time:
-        # What was handled is noted by stream, so the one that is furthest behind will do for all.
+        return [(parts[n % before].state, parts[n % before].position) for n in range(wanted)]
+    if reader is None:
+        return []
+    if reader.by_time:
+        # What was handled is recorded by stream: the one that is furthest behind will do for all.
         least = min(parts.values(), key=lambda cursor: _time(reader, cursor))
-        states = dict.fromkeys(range(wanted), (least.state, least.position))
-    elif reader is None or end is None:  # a log that is no longer subscribed to
-        return
-    else:
-        for part, cursor in parts.items():
-            why = ""
-            if _lie_between(reader, cursor.state, end, before, part, using=using):
-                why = f"is behind in {reader.table}: let all {before} catch up"
-            elif _lie_between(reader, end, cursor.state, before, part, using=using):
-                # Set back to the end that was read, it would handle those events again.
-                why = f"has handled events of {reader.table} meanwhile that others may not have"
-            if why:
-                why = f"There is no place at which all partitions stand. Partition {part} {why}."
-                raise PartitionsDiffer.between(subscriber.name, before, wanted, why)
-        position = max(cursor.position for cursor in parts.values())
-        states = dict.fromkeys(range(wanted), (end, position))
-    handled = sum(cursor.handled for cursor in parts.values())
-    cursors.filter(pk__in=[cursor.pk for cursor in parts.values()]).delete()
+        return [(least.state, least.position)] * wanted
+    for part, cursor in parts.items():
+        why = ""
+        if _lie_between(reader, cursor.state, end, before, part):
+            why = f"is behind in {reader.table}: let all {before} catch up"
+        elif _lie_between(reader, end, cursor.state, before, part):
+            # Set back to the end that was read, it would handle those events again.
+            why = f"has handled events of {reader.table} meanwhile that others may not have"
+        if why:
+            why = f"There is no place at which all partitions stand. Partition {part} {why}."
+            raise PartitionsDiffer.between(subscriber.name, before, wanted, why)
+    return [(end, max(cursor.position for cursor in parts.values()))] * wanted
+
+
+def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
+    """Write the cursors of one log; the first has the count of all that were handled."""
+    cursors = Cursor.objects.using(old[0]._state.db)
+    cursors.filter(pk__in=[cursor.pk for cursor in old]).delete()
     cursors.bulk_create(
         Cursor(
-            subscription=subscriber.name,
+            subscription=old[0].subscription,
             partition=n,
-            partitions=wanted,
-            log=some.log,
+            partitions=len(places),
+            log=old[0].log,
             state=state,
             position=position,
-            handled=0 if n else handled,
+            handled=0 if n else sum(cursor.handled for cursor in old),
         )
-        for n, (state, position) in states.items()
+        for n, (state, position) in enumerate(places)
     )
 
 
@@ -128,14 +126,13 @@ def _time(reader: LogReader, cursor: Cursor) -> tuple[str, int]:
     return state.at, state.id
 
 
-def _lie_between(
-    reader: LogReader, behind: str, ahead: str, parts: int, part: int, *, using: str
-) -> bool:
+def _lie_between(reader: LogReader, behind: str, ahead: str, parts: int, part: int) -> bool:
     """Say whether there are events of a partition that one state has passed and another has not."""
     unread = reader.window.unread(reader.load(behind))
     later = reader.window.unread(reader.load(ahead))
-    table = connections[using].ops.quote_name(reader.table)
-    with connections[using].cursor() as cursor:
+    connection = connections[reader.using]
+    table = connection.ops.quote_name(reader.table)
+    with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT 1 FROM {table} WHERE {unread} AND NOT ({later}) AND slice %% %s = %s LIMIT 1",
             [parts, part],
