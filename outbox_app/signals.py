@@ -41,5 +41,5 @@ page_handled = Signal()
 #: ``error`` (the exception), ``failures`` (int: in a row).
 page_failed = Signal()
 
-#: Sent after a stream was set aside. Arguments: ``using`` (str), ``parked`` (ParkedStream).
+#: Sent after a stream was parked. Arguments: ``using`` (str), ``parked`` (ParkedStream).
 stream_parked = Signal()

@@ -49,9 +49,7 @@ CHUNK = 500
 def pause(name: str, *, using: str | None = None) -> None:
     """Handle no event of a subscription after this call has returned. It may never have run.
 
-    Raises:
-        UnknownSubscription: There is none of this name.
-        ReplayRefused: A page that is being handled does not end. Nothing was changed.
+    Raises ``ReplayRefused`` where a page that is being handled does not end.
     """
     _set_paused(name, True, using)
 
@@ -114,7 +112,9 @@ def replay(
     """Move the cursors of a subscription to a place; paused or running, healthy or damaged.
 
     Parked streams whose events all come again are deleted; the others stay parked, as their events
-    would not come. What is in flight now comes when it commits, whatever its position.
+    would not come. What is in flight now comes when it commits, whatever its position. A move that
+    passes over events not yet handled is refused, unless ``skip_ahead`` is true: then a row in
+    ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes back to them.
 
     Args:
         name: The subscription. It may never have run.
@@ -122,20 +122,12 @@ def replay(
             a time (what was recorded from then on comes, and what was recorded up to a second
             before).
         log: Only in this log, by table or label. Default: in all that it reads.
-        skip_ahead: Pass over events that it has not handled: no cursor comes back to them. Without
-            it such a move is refused. A row in ``Gap`` says which, who decided (``by``), and why
-            (``reason``).
-        using: Database alias. Default: that of its logs.
-
-    Returns:
-        What was done.
 
     Raises:
-        UnknownSubscription: There is none of this name.
-        UnknownLog: There is no such log.
+        UnknownSubscription, UnknownLog: There is none of this name.
         ReplayRefused: The log has no such position, events would be passed over, or a page that is
             being handled does not end. Nothing was changed.
-        ReadRefused: The server cannot tell what has been committed.
+        ReadRefused: It is not known what has been committed.
     """
     using = using or alias_of(name)
     moves = plan(name, place, log=log, using=using)
@@ -242,8 +234,7 @@ def reset(name: str, *, using: str | None = None) -> list[Move]:
 def release(name: str, streams: Sequence[str] | None = None, *, using: str | None = None) -> int:
     """Handle parked streams, these or all, from the event at which they were parked.
 
-    Returns:
-        How many were parked. One whose handler fails again stays parked, with the new error.
+    Returns how many were parked. One whose handler fails again stays parked, with the new error.
     """
     rows = ParkedStream.objects.using(using or alias_of(name)).filter(subscription=name)
     if streams is not None:
@@ -254,12 +245,8 @@ def release(name: str, streams: Sequence[str] | None = None, *, using: str | Non
 def repartition(name: str, *, using: str | None = None) -> tuple[int, int]:
     """Go to the number of partitions that the code declares, also where it is no multiple.
 
-    Returns:
-        Partitions before and after.
-
-    Raises:
-        UnknownSubscription: The code declares none of this name.
-        PartitionsDiffer: The partitions have not arrived at one place yet.
+    Returns the numbers before and after. Raises ``PartitionsDiffer`` where the partitions have not
+    arrived at one place yet.
     """
     subscriber = subscriber_named(name)
     using = using or subscriber.using
@@ -275,10 +262,7 @@ def delete_subscription(name: str, *, using: str | None = None) -> None:
     """Delete what is left of a subscription that the code no longer declares.
 
     Its cursors would keep ``outbox_prune`` from removing events. What its handler has done stays.
-
-    Raises:
-        UnknownSubscription: There is no row of it on this alias.
-        ReplayRefused: It is declared, or a process runs it. Nothing was changed.
+    Raises ``ReplayRefused`` where it is declared, or a process runs it.
     """
     using = using or log_alias(Event)
     if any(each.name == name and (each.fault or each.using == using) for each in all_subscribers()):

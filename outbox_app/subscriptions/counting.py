@@ -18,12 +18,11 @@ from typing import Any
 from django.db.models import Q
 
 from ..eventlog.filter import EventFilter
-from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import log_named
 from ..eventlog.window import TOMBSTONE, Run
 from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
 from .control import alias_of, locked, reads_of
+from .cursors import reader_of
 from .start_point import autocommit_connection
 
 #: Streams, or decisions, that one statement looks for.
@@ -63,7 +62,7 @@ def count_events(name: str, *, restart: bool = False, using: str | None = None) 
     Raises:
         UnknownSubscription: There is none of this name.
         ReplayRefused: It has never run, or a page that is being handled does not end.
-        ReadRefused: A cursor does not belong to this database, or makes no sense.
+        ReadRefused: A cursor does not belong to this database, or is damaged.
     """
     using = using or alias_of(name)
     reads = {key: reads_of(name, using).get(key) for key in ("topics", "types")}
@@ -93,7 +92,7 @@ def drop_pruned(log: type[EventLog], ids: Sequence[int], *, using: str) -> None:
     rows = log._base_manager.using(using).filter(pk__range=(ids[0], ids[-1]))
     noted = Cursor.objects.using(using).filter(log=log._meta.db_table, counted__isnull=False)
     for cursor in noted:
-        reader = LogReader(log, using=using, by_time=reads_by_time(cursor.state))
+        reader = reader_of(cursor, using=using)
         noted_at = reader.load((cursor.counted or {})["state"])
         if rows.extra(where=[reader.window.unread(noted_at)]).exists():
             noted.filter(pk=cursor.pk).update(counted=None)
@@ -108,8 +107,7 @@ class _Part:
         self.cursor, self.reads = cursor, reads
         self.using = str(cursor._state.db)
         self.old: dict[str, Any] = cursor.counted or {}
-        by_time = reads_by_time(cursor.state)
-        self._reader = LogReader(log_named(cursor.log), using=self.using, by_time=by_time)
+        self._reader = reader_of(cursor, using=self.using)
         self._window = self._reader.window
         self._window.run = run
         state = self._reader.load(cursor.state)

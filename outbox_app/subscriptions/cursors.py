@@ -16,8 +16,9 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
-from ..eventlog.reader import LogReader
+from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.record import RecordedEvent
+from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..models import Cursor, DatabaseNow, Subscription
@@ -88,6 +89,12 @@ def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
         raise PartitionsDiffer.between(subscriber.name, found.partitions, subscriber.partitions)
     cursor: Cursor = found
     return cursor
+
+
+def reader_of(cursor: Cursor, *, using: str) -> LogReader:
+    """Return a reader of the cursor's log, of the kind that its state belongs to."""
+    by_time = reads_by_time(cursor.state)
+    return LogReader(log_named(cursor.log), using=using, by_time=by_time)
 
 
 def _begin(subscriber: Subscriber, reader: LogReader) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import django.db
 from django.db import close_old_connections, transaction
@@ -71,8 +72,8 @@ class Partition:
         self.using = subscriber.using
         self.batch_size = batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
         self.clock = clock
-        self.handled = 0
-        self._failed = 0
+        self.handled = self._failed = 0
+        self._handle = partial(call_handler, subscriber)
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
@@ -220,7 +221,15 @@ class Partition:
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
-                self._store_position(at, found)
+                store_position(
+                    at.cursor,
+                    page.state,
+                    handled=len(found.events),
+                    position=page.position,
+                    failed_event=found.keeps,
+                    using=self.using,
+                )
+                failpoint("advanced")
                 if parks:
                     handled = self.parking.handle_each(found.events, self._handle, at.cursor)
                     found = found._replace(events=handled)
@@ -236,20 +245,6 @@ class Partition:
             return Attempt(len(events), False, error, found.events)
         self._committed(at, found, self.clock() - started)
         return Attempt(len(events), page.more)
-
-    def _store_position(self, at: LogCursor, found: CheckedPage) -> None:
-        store_position(
-            at.cursor,
-            found.page.state,
-            handled=len(found.events),
-            position=found.page.position,
-            failed_event=found.keeps,
-            using=self.using,
-        )
-        failpoint("advanced")
-
-    def _handle(self, events: list[RecordedEvent]) -> None:
-        call_handler(self.subscriber, events)
 
     def _committed(self, at: LogCursor, found: CheckedPage, seconds: float) -> None:
         failpoint("committed")

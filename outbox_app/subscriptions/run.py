@@ -33,24 +33,12 @@ def run(
 ) -> int:
     """Run subscriptions in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
-    Args:
-        names: Which. Default: all that are declared.
-        using: Only those on this database alias. Needed where they are on several.
-        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
-        batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
-        once: Stop when nothing is left.
-        processes: How many processes share the partitions.
-        write: Takes progress lines.
+    By default all that are declared run, with the intervals and page sizes of the settings. Where
+    they are on several aliases, ``using`` chooses one.
 
     Returns:
         An exit code: 0; 1 where a process died, or with ``once`` a subscription has stopped or
         cannot run.
-
-    Raises:
-        InvalidArgument: An argument is out of bounds, or they are on several aliases.
-        InvalidSubscriber, UnknownSubscription: One cannot run, or there is none.
-        NotMigrated: The tables are not there.
-        UnfitSession: The database's sessions cannot be used.
     """
     require_at_least(
         batch_size=(batch_size, 1), processes=(processes, 1), interval=(interval, 0.01)
@@ -67,12 +55,7 @@ def run(
 
 
 def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
-    """Return the subscriptions of these names on one alias; by default those that can run.
-
-    Raises:
-        InvalidArgument: They are on several aliases.
-        InvalidSubscriber, UnknownSubscription: One cannot run, or there is none.
-    """
+    """Return the subscriptions of these names on one alias; by default those that can run."""
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
     if not names:  # one that is wrong stops no other
         chosen = [each for each in chosen if not each.fault] or chosen

@@ -190,15 +190,7 @@ class SubscriptionWorker:
 
 
 class Runner(ProcessLoop):
-    """Runs subscriptions of one database.
-
-    Args:
-        subscribers: Which.
-        interval: Seconds between two looks while idle. Default: SUBSCRIPTION_INTERVAL.
-        batch_size: Events of a page. Default: each subscription's own, or the setting PAGE_SIZE.
-        lease_seconds: Default: the setting LEASE_SECONDS.
-        on_turn: Called after each turn with the runner, for progress.
-    """
+    """Runs subscriptions of one database. Without a value, settings and subscriptions give it."""
 
     expected = (Exception,)  # any error of one subscription: the others continue
 
@@ -244,10 +236,7 @@ class Runner(ProcessLoop):
 
     def run(self, *, once: bool = False) -> int:
         """Run until ``stop()``; with ``once``, until nothing is left in the partitions it owns.
-
-        Returns:
-            How many events were handled.
-        """
+        Returns how many events were handled."""
         self._loop(once=once)
         return self.done
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import Max, QuerySet
 
-from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import log_named
 from ..exceptions import GapNotSkippable
 from ..models import Cursor, Gap, ParkedStream
 from ..text import get_logger
 from .control import alias_of, locked, record_skip
+from .cursors import reader_of
 from .version_gaps import record_versions
 
 logger = get_logger("outbox_app.subscriptions")
@@ -177,8 +176,7 @@ def discard_stream(
             raise GapNotSkippable(
                 f"No cursor of {name!r} reads {parked.log}, so nothing comes of it."
             )
-        by_time = reads_by_time(cursor.state)
-        reader = LogReader(log_named(parked.log), using=using, by_time=by_time)
+        reader = reader_of(cursor, using=using)
         state = reader.load(cursor.state)
         missed = reader.log._default_manager.using(using).filter(
             stream=stream, version__gte=parked.version

@@ -62,11 +62,7 @@ class Subscriber:
 
     @property
     def using(self) -> str:
-        """The alias of its logs, which holds its cursors too.
-
-        Raises:
-            InvalidSubscriber: The logs are on several.
-        """
+        """The alias of its logs, which holds its cursors too. Raises ``InvalidSubscriber``."""
         aliases = {log_alias(log) for log in self.logs}
         if len(aliases) > 1:
             raise InvalidSubscriber(
@@ -130,8 +126,8 @@ def subscriber(
         logs: Models derived from ``EventLog``, or their labels. Default: ``[Event]``.
         partitions: Parts that may be handled at the same time; order holds inside a stream.
         on_error: "stop" (default): a page whose handler raises is tried again, with back-off, and
-            nothing after it is handled. "park": after three attempts the streams at fault are set
-            aside, the others go on.
+            nothing after it is handled. "park": after three attempts the streams at fault are
+            parked, and the others are handled.
         start: Where it begins when it runs for the first time: "beginning" (default) or "now".
         batch_size: Events of a page. Default: the setting PAGE_SIZE.
         on_gap: What to do about versions that are missing in a stream: "off" (default; a window
@@ -150,7 +146,7 @@ def subscriber(
         A decorator; with ``task`` it need not be used.
 
     Raises:
-        InvalidSubscriber: Something of it cannot work.
+        InvalidSubscriber: An argument is out of bounds, or contradicts another one.
     """
     declared = Subscriber(
         name=name,
@@ -201,11 +197,7 @@ def staging(
 
 
 def register(declared: Subscriber) -> None:
-    """Make a subscription known to this process.
-
-    Raises:
-        InvalidSubscriber: Another one has its name.
-    """
+    """Make a subscription known to this process. Raises ``InvalidSubscriber``: a name is unique."""
     other = _subscribers.get(declared.name)
     if other is not None and _origin(other.handle) != _origin(declared.handle):
         raise InvalidSubscriber(
@@ -221,11 +213,7 @@ def all_subscribers() -> list[Subscriber]:
 
 
 def subscriber_named(name: str) -> Subscriber:
-    """Return a subscription.
-
-    Raises:
-        UnknownSubscription: There is none of this name.
-    """
+    """Return a subscription. Raises ``UnknownSubscription``."""
     if name not in _subscribers:
         known = ", ".join(sorted(_subscribers)) or "none"
         raise UnknownSubscription(
@@ -297,7 +285,7 @@ def _check(declared: Subscriber) -> None:
     if declared.read_from is not None and not declared.by_time:
         raise InvalidSubscriber(
             f"Subscription {name!r}: read_from={declared.read_from!r} needs by_time=True: on a "
-            "replica nobody can tell what has been committed."
+            "replica it is not known what has been committed."
         )
 
 
@@ -306,7 +294,7 @@ def _check_handler(name: str, function: Any) -> None:
     if not callable(function):
         raise InvalidSubscriber(text + "it is not callable.")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise InvalidSubscriber(text + "nobody would run its body. Write a plain function.")
+        raise InvalidSubscriber(text + "its body would never run. Write a plain function.")
     try:
         inspect.signature(function).bind([])
     except TypeError as error:
