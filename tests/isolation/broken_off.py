@@ -23,7 +23,7 @@ def test_a_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow() -> None:
         connection._rollback = rollback
-        threading.Event().wait(30)
+        threading.Event().wait(600)
         rollback()
 
     connection._rollback = slow

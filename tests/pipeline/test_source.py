@@ -330,7 +330,9 @@ def errors_of(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", errors_of(PipelineError) | errors_of(ReadRefused), ids=lambda kind: kind.__name__
+    "kind",
+    sorted(errors_of(PipelineError) | errors_of(ReadRefused), key=lambda kind: kind.__name__),
+    ids=lambda kind: kind.__name__,
 )
 def test_a_reason_is_found_in_a_trace(kind):
     text = (

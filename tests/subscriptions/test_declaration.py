@@ -110,7 +110,7 @@ def test_a_handler_that_can(right):
         {"max_backtracks": -1},
         {"task": handle},
     ],
-    ids=str,
+    ids=lambda options: str(options).partition(" at 0x")[0],
 )
 def test_nonsense_is_refused(options):
     with pytest.raises(InvalidSubscriber):
