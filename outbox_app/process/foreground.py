@@ -79,7 +79,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
         signal.signal(number, lambda *_: stop())
 
 
-def run_processes(
+def run_workers(
     work: Callable[..., int], *, count: int, restart: bool, write: Write, final: int | None = None
 ) -> int:
     """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
@@ -96,13 +96,6 @@ def run_processes(
     """
     if count == 1:
         return work()
-    return run_workers(work, count=count, restart=restart, write=write, final=final)
-
-
-def run_workers(
-    work: Callable[..., int], *, count: int, restart: bool, write: Write, final: int | None
-) -> int:
-    """Run ``work(parent=pid)`` in processes of its own: see ``run_processes``."""
     connections.close_all()  # a forked child must not share a connection
     context = multiprocessing.get_context("fork")
     stopping = False

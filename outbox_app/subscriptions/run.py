@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..exceptions import InvalidArgument, UnknownSubscription
-from ..process.foreground import Progress, prepare, require_at_least, run_processes, stop_on_signals
+from ..process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
 from ..text import get_logger
 from .runner import Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
@@ -50,7 +50,7 @@ def run(
     prepare(chosen[0].using, write=write)
     options = {"interval": interval, "batch_size": batch_size, "once": once}
     work = partial(_run_here, chosen, options, write=write)
-    code = run_processes(work, count=processes, restart=not once, write=write)
+    code = run_workers(work, count=processes, restart=not once, write=write)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
 

@@ -16,7 +16,7 @@ from ...process.foreground import (
     Progress,
     prepare,
     require_at_least,
-    run_processes,
+    run_workers,
     stop_on_signals,
 )
 from ...text import get_logger
@@ -71,7 +71,7 @@ def drain_outbox(
         "batch_size": batch_size,
         "max_jobs": max_jobs,
     }
-    return run_processes(
+    return run_workers(
         partial(_drain_here, options, once=once, write=write),
         count=processes,
         restart=not once,
