@@ -186,7 +186,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         kinds = [self.plain, self.plain, self.savepoints, self.rolled_back, self.bulk]
-        if self.vendor != "sqlite":  # there, whoever holds a transaction holds up all others
+        if self.vendor != "sqlite":  # there an open transaction holds up all others
             kinds += [self.long]
         if self.vendor == "postgresql":
             kinds += [self.prepared]
@@ -226,7 +226,7 @@ class Writer(threading.Thread):
             transaction.set_rollback(self.dice.random() < 0.3, using=self.alias)
 
     def long(self) -> None:
-        """Open until others have committed several times; nobody else needs its stream."""
+        """Open until others have committed several times; no other session needs its stream."""
         with transaction.atomic(using=self.alias):
             self.publish(self.own())
             self.others_go_on()

@@ -30,7 +30,7 @@ def names(found):
 
 
 def batch(scan, start, end):
-    """Read a scan, whatever it is cut into: the same."""
+    """Read a scan, cut into several numbers of parts: the same rows."""
     found = rows(scan, start, end)
     for count in (2, 7):
         assert rows(scan, start, end, count) == found

@@ -123,7 +123,7 @@ def test_one_message_id_for_two_events_at_the_same_moment(alias):
 @on("postgres", "mariadb")
 @pytest.mark.parametrize("level", LEVELS)
 def test_of_two_with_one_expectation_one_wins(alias, isolated, level):
-    """The other one is told the version that there is, and not the one in its view."""
+    """The other one gets the version that there is, and not the one in its view."""
     with transaction.atomic(using=alias):
         publish("a", "made", using=alias)
     isolated(level)

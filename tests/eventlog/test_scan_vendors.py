@@ -52,7 +52,7 @@ class TestPostgres:
         assert scan.end(state) == state
 
     def test_a_batch_is_the_same_when_it_is_cut_later(self, alias, scan):
-        """The log goes on, and the cuts may lie elsewhere; the rows do not."""
+        """The log grows, and the cuts may lie elsewhere; the rows do not."""
         state = scan.beginning()
         commit(alias, *"abcdefgh")
         ends = [scan.end(state, 3), scan.end(state)]
@@ -168,7 +168,7 @@ class TestMysql:
 
     @pytest.mark.parametrize("end", ["commit", "rollback"])
     def test_too_many_gaps(self, alias, scan, monkeypatch, end):
-        """It stands still, and goes on by itself."""
+        """It stops, and continues by itself."""
         monkeypatch.setattr("outbox_app.eventlog.scans.mysql.MAX_RUNS", 3)
         scan.settle = 0
         with Session(alias) as slow:

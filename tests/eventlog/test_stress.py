@@ -1,4 +1,4 @@
-"""Delivered equals committed, in order, whatever the writers do; and the naive readers are caught.
+"""Delivered equals committed, in order, with any kind of writers; and the naive readers are caught.
 
 A harness that cannot see a loss proves nothing: the usual cursors run in the same one, and each of
 them must lose rows or break the order of a stream.

@@ -1,4 +1,4 @@
-"""Servers that nobody can read a log from exactly: each one real, and private to its test."""
+"""Servers from which a log cannot be read exactly: each one real, and private to its test."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_standby_and_another_cluster():
             ):
                 with pytest.raises(UnsafeLog, match="standby"):
                     refused()
-            # Promoted, it is the same cluster, and goes on where the primary ended.
+            # Promoted, it is the same cluster, and continues where the primary ended.
             two.execute("SELECT pg_promote()")
             two.execute("INSERT INTO outbox_event (type) VALUES ('c')")
             found = there.read(opened, columns=columns, limit=9, only=EventFilter())

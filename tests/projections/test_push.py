@@ -1,4 +1,4 @@
-"""Push: fresh right after the commit; lost, late or out of turn it harms nobody."""
+"""Push: fresh right after the commit; lost, late or out of turn it does no harm."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_push_and_pull_race_for_a_row(
             if side == "push":
                 published("a", "a")
                 return
-            if held == "push":  # one more, which the push in hand knows nothing of
+            if held == "push":  # one more, of which the push in progress knows nothing
                 no_push()
                 published("a")
             run("status")

@@ -89,7 +89,7 @@ class Log:
         self.alias = alias
 
     def add(self, stream: str, *versions: int, id: int | None = None, **columns: Any) -> None:
-        """Write versions of a stream, whatever its head says, in one transaction."""
+        """Write versions of a stream, also where its head says otherwise, in one transaction."""
         with transaction.atomic(using=self.alias):
             for version in versions:
                 at = {} if id is None else {"id": id}
