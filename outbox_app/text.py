@@ -21,12 +21,7 @@ LIMIT = 10_000
 def escaped(text: object, *, but: str = "") -> str:
     r"""Return the text with each character that cannot be seen as an escape: ``\n``, ``\x1b``.
 
-    Args:
-        text: Anything; ``str()`` is taken of it.
-        but: Characters that stay.
-
-    Returns:
-        One line that every encoding of Unicode can encode.
+    It is one line that every encoding of Unicode can encode, but for the characters ``but``.
     """
     given = str(text)
     if given.isprintable():
@@ -39,15 +34,10 @@ def escaped(text: object, *, but: str = "") -> str:
     )
 
 
-def shown(text: object, limit: int = LIMIT) -> str:
-    r"""Return the text as ``escaped`` does, but with its line breaks and tabs, and cut.
-
-    Args:
-        text: Anything; ``str()`` is taken of it.
-        limit: Characters after which it is cut. What was cut ends in an ellipsis.
-    """
+def shown(text: object, limit: int = LIMIT, *, but: str = "\n\t") -> str:
+    """Return the text as ``escaped`` does, but with its line breaks and tabs, and cut with an …."""
     given = str(text)
-    visible = escaped(given[:limit], but="\n\t")
+    visible = escaped(given[:limit], but=but)
     return visible if len(given) <= limit else f"{visible}…"
 
 

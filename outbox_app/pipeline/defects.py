@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..text import escaped
+from ..text import shown
 
 
 class Kind(NamedTuple):
@@ -125,17 +125,16 @@ def lines(defects: Iterable[Defect]) -> list[str]:
     return [defect.line for defect in defects]
 
 
-def visible(text: str, limit: int = 200) -> str:
-    r"""Return the text on one line, cut, with what cannot be seen as an escape: ``\x1b``."""
-    return escaped(text[:limit]) + ("…" if len(text) > limit else "")
-
-
 def versions(first: int | None, last: int | None) -> str:
     return f"version {first} is" if first == last else f"versions {first} to {last} are"
 
 
+def _name(text: str) -> str:
+    return shown(text, 200, but="")
+
+
 def _tail(defect: Defect) -> str:
-    missing = f"{visible(defect.stream)}: {versions(defect.first, defect.last)} missing"
+    missing = f"{_name(defect.stream)}: {versions(defect.first, defect.last)} missing"
     if defect.first == 1:
         return f"{missing}, and nothing of the stream is there"
     return f"{missing} at the end (outbox_stream knows version {defect.last})"
@@ -143,20 +142,20 @@ def _tail(defect: Defect) -> str:
 
 def _low_head(defect: Defect) -> str:
     knows = f"knows version {defect.first} only" if defect.first else "does not know it"
-    return f"{visible(defect.stream)}: outbox_stream {knows}; the log has version {defect.last}"
+    return f"{_name(defect.stream)}: outbox_stream {knows}; the log has version {defect.last}"
 
 
 def _event(defect: Defect) -> str:
-    return f"{visible(defect.stream)} version {defect.first} (position {defect.position})"
+    return f"{_name(defect.stream)} version {defect.first} (position {defect.position})"
 
 
 _SAYS = {
     "gap": lambda d: (
-        f"{visible(d.stream)}: {versions(d.first, d.last)} missing (position {d.position} waits "
+        f"{_name(d.stream)}: {versions(d.first, d.last)} missing (position {d.position} waits "
         f"behind {'it' if d.first == d.last else 'them'})"
     ),
     "late_start": lambda d: (
-        f"{visible(d.stream)}: {versions(d.first, d.last)} missing; it begins with version "
+        f"{_name(d.stream)}: {versions(d.first, d.last)} missing; it begins with version "
         f"{d.last + 1} (position {d.position})"
     ),
     "tail": _tail,
@@ -165,12 +164,12 @@ _SAYS = {
     ),
     "not_in_archive": lambda d: f"{_event(d)} is in the database, but not in the archive",
     "content_differs": lambda d: f"{_event(d)} is not the same in database and archive",
-    "archived_twice": lambda d: f"{_event(d)} is in the archive {visible(d.detail)} times",
+    "archived_twice": lambda d: f"{_event(d)} is in the archive {_name(d.detail)} times",
     "duplicate_version": lambda d: (
-        f"{visible(d.stream)}: version {d.first} is there more than once, again at position "
+        f"{_name(d.stream)}: version {d.first} is there more than once, again at position "
         f"{d.position}"
     ),
-    "duplicate_id": lambda d: f"position {d.position} is there {visible(d.detail)} times",
+    "duplicate_id": lambda d: f"position {d.position} is there {_name(d.detail)} times",
     "order": lambda d: f"{_event(d)} has a lower position than the version before it",
     "invalid_version": lambda d: f"{_event(d)}: versions begin with 1",
     "low_head": _low_head,

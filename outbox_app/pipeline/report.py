@@ -15,7 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .defects import KINDS, Audit, Defect, visible
+from ..text import shown
+from .defects import KINDS, Audit, Defect
 
 if TYPE_CHECKING:
     from .figures import Figures
@@ -78,7 +79,7 @@ def write_report(
 
 
 def _page(result: Audit, figures: Figures | None, now: datetime) -> str:
-    name = escape(visible(result.log))
+    name = _text(result.log)
     parts = [
         _head(result, name, now),
         _defects(result),
@@ -234,4 +235,4 @@ def _part(number: int, largest: int, room: float) -> float:
 
 
 def _text(text: str, limit: int = 200) -> str:
-    return escape(visible(text, limit))
+    return escape(shown(text, limit, but=""))

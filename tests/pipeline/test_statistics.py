@@ -17,14 +17,16 @@ import pytest
 from pyspark.sql import functions as F
 
 from outbox_app.eventlog.newevent import slice_of
-from outbox_app.pipeline import statistic_rows
+from outbox_app.pipeline import statistics as module
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES, PERCENTILES
-from outbox_app.pipeline.statistic_rows import for_table, rows_of, write_statistics
 from outbox_app.pipeline.statistics import (
+    for_table,
     handled_in_inbox,
     hot_streams,
     read_once,
+    rows_of,
     statistics,
+    write_statistics,
 )
 
 LOG = "outbox_event"
@@ -318,8 +320,8 @@ class TestTheFile:
         path = write_statistics(frame, tmp_path)
         with monkeypatch.context() as patch:
             # Killed just before the new file takes the place of the old one.
-            patch.setattr(statistic_rows.os, "replace", lambda *paths: 1 / 0)
-            patch.setattr(statistic_rows.shutil, "rmtree", lambda *args, **options: None)
+            patch.setattr(module.os, "replace", lambda *paths: 1 / 0)
+            patch.setattr(module.shutil, "rmtree", lambda *args, **options: None)
             with pytest.raises(ZeroDivisionError):
                 write_statistics(frame.withColumn("value", F.lit(2.0)), tmp_path)
         assert len([*tmp_path.iterdir()]) == 2
@@ -333,7 +335,6 @@ class TestTheFile:
     ("name", "missing"),
     [
         ("statistics", {"django"}),
-        ("statistic_rows", {"django"}),
         ("statistic_names", {"django", "pyspark"}),
     ],
 )

@@ -138,7 +138,7 @@ class TestStore:
         assert [*minutes] == [datetime(2026, 11, 20, 21, 35)]
 
     def test_spark_gives_the_rows(self, alias, spark):
-        from outbox_app.pipeline.statistic_rows import for_table, rows_of
+        from outbox_app.pipeline.statistics import for_table, rows_of
 
         rows = [row("a", minute=-9), row("a"), row(name="stream_share", dimension="stream")]
         frame = spark.createDataFrame(

@@ -118,18 +118,27 @@ def run_statistics(
     """
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
-    from .. import statistics as figures
     from ..schema import some
-    from ..statistic_rows import for_table, rows_of, write_statistics
+    from ..statistics import (
+        PARTITIONS,
+        TOP,
+        USED,
+        for_table,
+        handled_in_inbox,
+        read_once,
+        rows_of,
+        statistics,
+        write_statistics,
+    )
 
-    handled = figures.handled_in_inbox(inbox.read(read="inbox")) if inbox else None
-    with figures.read_once(run.read(some(*figures.USED), archive=archive)) as events:
-        found = figures.statistics(
+    handled = handled_in_inbox(inbox.read(read="inbox")) if inbox else None
+    with read_once(run.read(some(*USED), archive=archive)) as events:
+        found = statistics(
             events,
             log=run.options.log,
             handled=handled,
-            top=top or figures.TOP,
-            partitions=partitions or figures.PARTITIONS,
+            top=top or TOP,
+            partitions=partitions or PARTITIONS,
         ).persist()
         if to:
             write(f"statistics log={run.options.log} file={write_statistics(found, to)}")
