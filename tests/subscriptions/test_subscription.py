@@ -25,17 +25,7 @@ from tests import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def seen_by(name, **options):
-    seen = []
-
-    @subscriber(name, **options)
-    def handle(events):
-        seen.extend((event.stream, event.version) for event in events)
-
-    return seen
-
-
-def test_every_event_once_in_order(alias, published, run):
+def test_every_event_once_in_order(alias, published, run, seen_by):
     seen = seen_by("all")
     published("a", "b", "a")
     assert run("all") == 3
@@ -88,7 +78,7 @@ def test_effects_and_cursor_are_one_transaction(alias, published, run):
     assert (cursor.error, cursor.failures, cursor.handled) == ("", 0, 2)
 
 
-def test_partitions_share_the_streams(alias, published, run):
+def test_partitions_share_the_streams(alias, published, run, seen_by):
     seen = seen_by("four", partitions=4)
     streams = [f"s{i}" for i in range(40)]
     published(*streams, *streams)
@@ -98,7 +88,7 @@ def test_partitions_share_the_streams(alias, published, run):
     assert Cursor.objects.using(alias).count() == 4
 
 
-def test_from_now_on(alias, published, run):
+def test_from_now_on(alias, published, run, seen_by):
     seen = seen_by("new", start="now")
     published("a")
     assert run("new") == 0
@@ -156,7 +146,7 @@ def test_a_failing_stream_is_parked_and_released(alias, published, run):
     assert seen[7:] == [("b", 4)]
 
 
-def test_a_rolled_back_event_reaches_nobody(alias, published, run):
+def test_a_rolled_back_event_reaches_nobody(alias, published, run, seen_by):
     seen = seen_by("all")
     with transaction.atomic(using=alias):
         published("a")
@@ -166,7 +156,7 @@ def test_a_rolled_back_event_reaches_nobody(alias, published, run):
     assert seen == [("b", 1)]
 
 
-def test_what_it_reads_is_on_its_row(alias, published, run):
+def test_what_it_reads_is_on_its_row(alias, published, run, seen_by):
     """So that a deployment without its code can tell how far it is behind."""
 
     def declare(**options):

@@ -280,7 +280,7 @@ def test_repartition(alias, published, run, seen_by):
     seen = seen_by("all", partitions=2)
     published(*"abcdefgh")
     run("all")
-    again = seen_by_with(3)
+    again = seen_by("all", partitions=3)
     assert run("all") == 0  # refused: 3 is no multiple of 2
     assert control.repartition("all") == (2, 3)
     assert run("all") == 0
@@ -288,19 +288,6 @@ def test_repartition(alias, published, run, seen_by):
     assert run("all") == 8
     assert sorted(again) == [(stream, 2) for stream in "abcdefgh"]
     assert len(seen) == 8
-
-
-def seen_by_with(partitions):
-    from outbox_app.subscriptions import subscriber as declared
-
-    seen = []
-    declared._subscribers.pop("all")
-
-    @subscriber("all", partitions=partitions)
-    def handle(events):
-        seen.extend((event.stream, event.version) for event in events)
-
-    return seen
 
 
 def test_publishing_goes_on_during_a_replay(alias, published, run, seen_by):
