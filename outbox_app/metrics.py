@@ -3,7 +3,7 @@
 Needs the extra ``prometheus``; nothing else of the package imports this. It keeps nothing between
 two scrapes, so any process may answer, and several give the same. Names, labels and their number
 are fixed or bounded. Where the database is away, a scrape gives ``outbox_up 0`` and no more, and
-whatever else is in the registry is served all the same.
+the rest of the registry is served all the same.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class RequiredReason(Reason):
 class Batched:
     """How an action works through many rows."""
 
-    #: As ``jobs.dead.requeue_for``, with the form's values before the rest.
+    #: As ``jobs.dead.requeue_for``, with ``reason`` besides.
     run: Callable[..., BulkResult]
     #: The column in whose order it goes through the rows.
     order: str
@@ -221,7 +221,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         assert action.batched
         found = action.batched.run(
             rows,
-            {"reason": state.reason},
+            reason=state.reason,
             until=state.until,
             asked=asked_at(request),
             by=request.user.get_username(),

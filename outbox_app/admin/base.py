@@ -72,7 +72,7 @@ class EscapedChangeList(ChangeList):
         return rows.defer(*names.intersection(MESSAGE))
 
     def get_ordering_field(self, field_name: Any) -> Any:
-        """Sort by what may be sorted by, whatever the address asks for."""
+        """Sort by the columns of ``sortable_by`` only, also if the address asks for another."""
         allowed = self.sortable_by or ()
         return super().get_ordering_field(field_name) if field_name in allowed else None
 

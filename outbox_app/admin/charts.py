@@ -2,8 +2,8 @@
 
 A chart is one SVG with a title and a description for screen readers, a legend, and its figures as
 a table to open. Colors and dashes come from classes of ``admin.css``, for light and dark; nothing
-has a style of its own, so that a strict content security policy lets it be. Where nobody took a
-figure there is a hole in the line, not a zero.
+has a style of its own, so that a strict content security policy lets it be. Without a sample there
+is a hole in the line, not a zero.
 """
 
 from __future__ import annotations
@@ -32,21 +32,14 @@ class Line:
 
     #: What the figures are.
     name: Any
-    #: One a step; None: nobody took it.
+    #: One per step; None: no sample.
     values: Sequence[float | None]
     #: Class of its color and dashes: ``outbox-line-1`` to ``outbox-line-3``.
     number: int = 1
 
 
 def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Line]) -> SafeString:
-    """Return a chart of lines over time.
-
-    Args:
-        name: For the ids in the page: letters and hyphens, no two charts of a page alike.
-        title: Heading.
-        starts: Beginning of each step, oldest first, aware.
-        lines: At most three, each with as many values as there are steps.
-    """
+    """Return a chart of at most three lines. No two charts of a page have the same name."""
     top = _round_up(max((value or 0 for line in lines for value in line.values), default=0))
     known = any(value is not None for line in lines for value in line.values)
     return format_html(
@@ -189,7 +182,7 @@ def _table(starts: Sequence[datetime], lines: Sequence[Line]) -> SafeString:
 
 
 def number(value: float | None) -> str:
-    """Return a figure for people, ``?`` for one that nobody took."""
+    """Return a figure for people, ``?`` without a sample."""
     if value is None:
         return "?"
     return number_format(value, 0 if value >= 10 or value == int(value) else 1, force_grouping=True)

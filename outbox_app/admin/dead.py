@@ -7,6 +7,7 @@ died since, and leaves a line in the admin's log. By GET nothing happens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest
@@ -24,12 +25,10 @@ from .job import MESSAGE_FIELDS, JobAdmin
 from .sections import listed
 
 
-def _requeue(rows: Any, values: Any, *, by: str, **slice: Any) -> BulkResult:
-    return dead.requeue_for(rows, by=dead.decided(by, values["reason"]), **slice)
-
-
-def _discard(rows: Any, values: Any, *, by: str, **slice: Any) -> BulkResult:
-    return dead.discard_for(rows, by=dead.decided(by, values["reason"]), **slice)
+def _decided(decide: Callable[..., BulkResult]) -> Callable[..., BulkResult]:
+    return lambda rows, *, reason, by, **options: decide(
+        rows, by=dead.decided(by, reason), **options
+    )
 
 
 REQUEUE = BulkAction(
@@ -42,7 +41,7 @@ REQUEUE = BulkAction(
     ),
     form=RequiredReason,
     batched=Batched(
-        _requeue,
+        _decided(dead.requeue_for),
         dead.ORDER,
         lambda n: ngettext("%d dead job was requeued.", "%d dead jobs were requeued.", n) % n,
     ),
@@ -54,7 +53,7 @@ DISCARD = BulkAction(
     gettext_lazy("They are deleted and never sent. This cannot be undone."),
     form=RequiredReason,
     batched=Batched(
-        _discard,
+        _decided(dead.discard_for),
         dead.ORDER,
         lambda n: ngettext("%d dead job was discarded.", "%d dead jobs were discarded.", n) % n,
     ),

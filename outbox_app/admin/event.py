@@ -1,7 +1,7 @@
 """Events, read-only: by stream, by message id, by type and topic inside a range of rows.
 
-The table may hold anything from nothing to billions of rows, so whatever is asked for is answered
-from an index: a stream and a message id have one; types and topics are looked for in a range of
+The table may hold anything from nothing to billions of rows, so each question is answered from an
+index: a stream and a message id have one; types and topics are looked for in a range of
 positions, or of the stream's versions, and the page says so. From an event one goes to those before
 and after it in its stream. What it carries is shown to those who may see it.
 """

@@ -63,7 +63,7 @@ class GapAdmin(ConfirmedActionsAdmin):
             "skip_gap",
             gettext_lazy("Skip gaps"),
             gettext_lazy(
-                "What is missing is given up: the subscription goes on without it. If it comes "
+                "What is missing is given up: the subscription continues without it. If it comes "
                 "later, it is not handled. What an audit has found is accepted: later audits leave "
                 "it out. At most 50 at a time."
             ),

@@ -2,9 +2,8 @@
 
 A value is masked where the name of its key contains one of those words, at any depth of JSON. Case
 and separators do not count: ``api_key`` is ``apiKey`` and ``X-API-Key`` too. Where text is not JSON
-(a repr, a damaged body) or is JSON inside a text, nobody tells keys from values: text that contains
-such a word is not shown at all. What stands in an argument without a name cannot be known to be
-sensitive.
+(a repr, a damaged body) or is JSON inside a text, keys cannot be told from values: text that
+contains such a word is not shown at all. An argument without a name may be sensitive unnoticed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ REPRS = ("argsrepr", "kwargsrepr", "args", "kwargs")
 
 
 def masked(value: Any, *, hidden: str = MASK) -> Any:
-    """Return JSON with sensitive values masked. The value itself is changed.
+    """Mask what ``json.loads`` has returned, in place; ``hidden`` stands for such text.
 
     Without recursion: a stranger decides how deep it is.
-
-    Args:
-        value: What ``json.loads`` has returned.
-        hidden: Stands for a repr, or JSON in a text, that contains a sensitive word.
     """
     words = _words()
     waiting = [value]
@@ -77,12 +72,7 @@ def masked_text(text: str) -> str:
 
 
 def masked_line(text: str, limit: int) -> str:
-    """Return an exception's words, masked, on one line.
-
-    Args:
-        text: The words.
-        limit: Characters after which they are cut.
-    """
+    """Return an exception's words, masked, on one line."""
     # Cut before as well: a pattern may take its time over a megabyte.
     return one_line(masked_text(text[: 4 * limit]), limit)
 

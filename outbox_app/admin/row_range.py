@@ -44,10 +44,7 @@ class RowRange:
 def row_range(table: QuerySet[Any], *, column: str = "id", before: int | None = None) -> RowRange:
     """Return the newest rows of a table, or those before a value, ``counting.MANY`` at most.
 
-    Args:
-        table: All rows; or those that an index leads to in the order of the column.
-        column: What they are numbered by.
-        before: Where the range ends.
+    The table: all rows, or those that an index leads to in the order of the column.
     """
     rows = table if before is None else table.filter(**{f"{column}__lt": before})
     values = rows.order_by(f"-{column}").values_list(column, flat=True)

@@ -52,12 +52,7 @@ def figures(
 
 
 def charts(using: str, *, now: int) -> list[SafeString]:
-    """Return the backlog and the rates, of the last hour and of the last day.
-
-    Args:
-        using: Database alias.
-        now: Ready jobs at this moment.
-    """
+    """Return the backlog, which is ``now`` at this moment, and the rates: by hour and by day."""
     drawn = []
     for name, heading, span, step in (
         ("hour", _("last hour"), 60, 1),

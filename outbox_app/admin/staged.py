@@ -15,7 +15,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import staged
-from ..jobs.bulk import BulkResult
 from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import duration, shown
 from .actions import Batched, BulkAction, RequiredReason
@@ -23,19 +22,6 @@ from .base import column
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .row_range import RowRange
-
-
-def _cancel(rows: Any, values: Any, **slice: Any) -> BulkResult:
-    return staged.cancel_for(rows, **slice)
-
-
-def _release(rows: Any, values: Any, **slice: Any) -> BulkResult:
-    return staged.release_for(rows, **slice)
-
-
-def _bury(rows: Any, values: Any, **slice: Any) -> BulkResult:
-    return staged.move_to_dead_for(rows, reason=values["reason"], **slice)
-
 
 CANCEL = BulkAction(
     "cancel_selected",
@@ -47,7 +33,7 @@ CANCEL = BulkAction(
     ),
     form=RequiredReason,
     batched=Batched(
-        _cancel,
+        lambda rows, reason, **options: staged.cancel_for(rows, **options),
         staged.ORDER,
         lambda n: ngettext("%d staged job was cancelled.", "%d staged jobs were cancelled.", n) % n,
     ),
@@ -63,7 +49,7 @@ RELEASE = BulkAction(
     ),
     form=RequiredReason,
     batched=Batched(
-        _release,
+        lambda rows, reason, **options: staged.release_for(rows, **options),
         staged.ORDER,
         lambda n: ngettext("%d held job was released.", "%d held jobs were released.", n) % n,
     ),
@@ -80,7 +66,7 @@ BURY = BulkAction(
     ),
     form=RequiredReason,
     batched=Batched(
-        _bury,
+        staged.move_to_dead_for,
         staged.ORDER,
         lambda n: ngettext("%d job was moved to dead.", "%d jobs were moved to dead.", n) % n,
     ),

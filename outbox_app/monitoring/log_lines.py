@@ -79,7 +79,7 @@ def log_page(
 def log_failure(
     *, using: str, subscription: str, partition: int, log: str, error: Exception, **kwargs: Any
 ) -> None:
-    """A partition stands still. The traceback is told once."""
+    """A partition is stopped by an error, whose traceback is logged once."""
     failures = kwargs["failures"]
     events.error(
         "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",

@@ -56,7 +56,7 @@ class Series:
     failed: list[float]
     #: Per minute, an estimate; None before the first sample.
     staged: list[float | None]
-    #: The highest sample; None where nobody took one. Rows, and seconds.
+    #: The highest sample; None without one. Rows, and seconds.
     ready: list[float | None]
     held: list[float | None]
     oldest: list[float | None]
@@ -76,13 +76,9 @@ class Delays:
 
 
 def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
-    """Return the counters of the last minutes of the alias ``using``.
+    """Return the counters of the last minutes, the current one included.
 
-    Args:
-        using: Database alias.
-        minutes: How far back, the current minute included.
-        step: Minutes of a step. Steps begin at multiples of it, counted from midnight UTC of some
-            day long ago, so that they stay where they are as time goes on.
+    Steps begin at multiples of themselves since 2000, so that they stay where they are with time.
     """
     now = _now(using)
     width = step * MINUTE

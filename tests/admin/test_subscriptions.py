@@ -150,7 +150,7 @@ def test_nothing_is_done_by_get_or_without_a_token(alias, shop, log_in, action):
 
 def test_pause_and_resume(alias, shop, superuser):
     question, answer = decide(superuser, SUBSCRIPTIONS, "pause_selected", shop[0], reason="<b>x")
-    assert "Nothing of them is handled until they are resumed" in text(question)
+    assert "No event is handled until they are resumed" in text(question)
     assert said(answer) == ["Paused: shop."]
     assert "paused" in text(superuser.get(SUBSCRIPTIONS))
     publish(alias, "e")
