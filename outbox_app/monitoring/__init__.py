@@ -8,13 +8,17 @@ from ..exports import lazy
 
 if TYPE_CHECKING:
     from .diagnosis import Limits as Limits
+    from .diagnosis import Problem as Problem
     from .diagnosis import problems as problems
+    from .status import OutboxStatus as OutboxStatus
     from .status import outbox_status as outbox_status
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "Limits": "outbox_app.monitoring.diagnosis",
+        "OutboxStatus": "outbox_app.monitoring.status",
+        "Problem": "outbox_app.monitoring.diagnosis",
         "outbox_status": "outbox_app.monitoring.status",
         "problems": "outbox_app.monitoring.diagnosis",
     },

@@ -155,6 +155,7 @@ class Problem:
 
     @property
     def severity(self) -> str:
+        """``bad`` or ``warning``."""
         return CODES[self.code].severity
 
     @property
@@ -165,6 +166,7 @@ class Problem:
 
     @property
     def action(self) -> str:
+        """What to do."""
         return str(CODES[self.code].action)
 
     @property
@@ -184,7 +186,7 @@ NO_LIMITS = Limits()
 
 
 def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
-    """Return what is wrong, the gravest first."""
+    """Return what is wrong in ``outbox_status()``, the gravest first."""
     found = [
         *_of_drainers(status),
         *_of_lateness(status, limits),

@@ -90,9 +90,11 @@ class OutboxStatus:
 
     @property
     def published(self) -> float:
+        """Jobs published in the last minute."""
         return sum(self.rates.values())
 
     def rate(self, each: DrainerStatus) -> float:
+        """Return what a drainer has published lately, per minute."""
         return self.rates.get(str(each.drainer.pk), 0.0)
 
     def as_json(self) -> dict[str, Any]:
@@ -171,12 +173,16 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         stages=False,
         **facts,
     )
+    return replace(found, stages=_stages(found))
+
+
+def _stages(found: OutboxStatus) -> bool:
+    """Return whether the project stages jobs, whichever parts were asked for."""
     rows = found.backlog.rows or found.held.rows or found.dead.total
-    return replace(found, stages=bool(rows or staging_apps() or _has_declarations()))
-
-
-def _has_declarations() -> bool:
-    return any(declared(model, "create", "update", "delete") for model in apps.get_models())
+    declarations = any(declared(each, "create", "update", "delete") for each in apps.get_models())
+    return bool(
+        rows or declarations or staging_apps() or StagedJob.objects.using(found.database).exists()
+    )
 
 
 def _incidents(using: str) -> dict[str, int]:

@@ -87,6 +87,19 @@ def test_of_jobs(alias, staged, died):
     assert found.incidents == {"takeover": 2, "unknown": 1, "requeue": 0}
 
 
+def test_a_project_stages_that_has_an_app_a_declaration_or_a_row(alias, staged, monkeypatch):
+    monkeypatch.setattr(facts_module, "staging_apps", lambda: [])
+    assert outbox_status().stages, "models of the tests declare jobs"
+    monkeypatch.setattr(facts_module, "declared", lambda *_: [])
+    assert not outbox_status().stages
+    monkeypatch.setattr(facts_module, "staging_apps", lambda: ["shop"])
+    assert outbox_status().stages
+    monkeypatch.setattr(facts_module, "staging_apps", lambda: [])
+    staged()
+    assert outbox_status().stages
+    assert outbox_status(parts=()).stages
+
+
 def test_of_drainers(alias, drainer, monkeypatch):
     monkeypatch.setattr(series, "_now", lambda using: NOW)
     one = drainer(shards=100, done=9, dead=1, trouble="broker is away")

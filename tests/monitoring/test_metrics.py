@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from outbox_app.conf import SHARDS
 from outbox_app.metrics import METRICS, OutboxCollector, exposition
 from outbox_app.models import Cursor, DeadJob, Incident, Lease, counting
-from outbox_app.monitoring import series as minutes
+from outbox_app.monitoring import series
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,7 +43,7 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     drainer(host="web-2", silent=600)
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
-    monkeypatch.setattr(minutes, "delays", lambda using: minutes.Delays(9, 0.1, 0.5, 2.0, []))
+    monkeypatch.setattr(series, "delays", lambda using: series.Delays(9, 0.1, 0.5, 2.0, []))
 
 
 def scraped(accept=""):
@@ -121,8 +121,8 @@ def test_lint(alias, lively):
     for _, labels in METRICS.values():
         assert not set(labels) & {"le", "quantile", "instance", "job"}
         assert all(re.fullmatch(r"[a-z]+", label) for label in labels)
-    series = Count(line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#")
-    assert [each for each, count in series.items() if count > 1] == []
+    lines = Count(line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#")
+    assert [each for each, count in lines.items() if count > 1] == []
 
 
 def test_two_drainers_of_one_host_and_pid_are_one_series(alias, drainer):

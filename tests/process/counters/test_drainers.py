@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DatabaseNow, StagedJob, Statistic
-from outbox_app.monitoring import series as minutes
+from outbox_app.monitoring import series
 from outbox_app.pipeline import statistic_names
 from outbox_app.process import counters
 from tests import tasks
@@ -80,7 +80,7 @@ def test_a_run_leaves_what_it_did(alias, make_app, broker, request):
 def test_minutes_are_those_of_the_databases_clock(alias, stage, drainer, monkeypatch):
     stage(3)
     drain = drainer()
-    now = minutes._now(alias)
+    now = series._now(alias)
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=2))
     drained(drain, 3)
     drain._counters.write()
@@ -106,9 +106,9 @@ def test_two_drainers_add_up(alias, stage, drainer):
         assert drain.tally.published
         done = counted(alias, source=str(drain.holder.id))
         assert done == (drain.tally.published, 0)
-    assert sum(minutes.series(using=alias).published) == 200
-    assert sum(minutes.rates(using=alias).values()) > 0
-    assert minutes.delays(using=alias).count == 200
+    assert sum(series.series(using=alias).published) == 200
+    assert sum(series.rates(using=alias).values()) > 0
+    assert series.delays(using=alias).count == 200
 
 
 @pytest.mark.parametrize(

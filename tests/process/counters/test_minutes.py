@@ -10,7 +10,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.models import DatabaseNow, StagedJob, Statistic
-from outbox_app.monitoring import series as minutes
+from outbox_app.monitoring import series
 from outbox_app.process.counters import Counters
 from outbox_app.process.lease import LeaseHolder
 from tests.jobs.dead.rows import staged_jobs
@@ -26,19 +26,19 @@ SAMPLES = ("staged", "ready", "held", "oldest")
 @pytest.fixture(autouse=True)
 def now(monkeypatch):
     """It is NOW, by the database's clock."""
-    monkeypatch.setattr(minutes, "_now", lambda using: NOW)
+    monkeypatch.setattr(series, "_now", lambda using: NOW)
 
 
 def test_an_empty_table(alias):
-    found = minutes.series(using=alias, minutes=3)
+    found = series.series(using=alias, minutes=3)
     assert found.starts == [ago(2), ago(1), ago(0)]
     for name in ALL:
         assert getattr(found, name) == [0, 0, 0]
     for name in SAMPLES:
         assert getattr(found, name) == [None, None, None]
-    assert minutes.rates(using=alias) == {}
-    assert minutes.handled(using=alias) == {}
-    delays = minutes.delays(using=alias)
+    assert series.rates(using=alias) == {}
+    assert series.handled(using=alias) == {}
+    delays = series.delays(using=alias)
     assert (delays.count, delays.p50, delays.p95, delays.p99) == (0, None, None, None)
     assert {count for _, count in delays.buckets} == {0}
 
@@ -55,7 +55,7 @@ def test_processes_are_added_up_and_holes_are_nothing(alias):
         (2, "failed", 1.0, "one", "subscription", "b"),
         (2, "events", 99.0, "outbox_event"),
     )
-    found = minutes.series(using=alias, minutes=4)
+    found = series.series(using=alias, minutes=4)
     assert found.published == [15, 0, 7, 0]
     assert found.dead == [0, 0, 1, 0]
     assert found.handled == [10, 0, 0, 0]
@@ -69,7 +69,7 @@ def test_of_two_samples_the_higher_counts_and_without_one_it_is_not_known(alias)
         (2, "ready", 8.0, "other"),
         (0, "ready", 0.0),
     )
-    found = minutes.series(using=alias, minutes=4)
+    found = series.series(using=alias, minutes=4)
     assert found.ready == [None, 8, None, 0]
     assert found.held == [None, 1, None, None]
     assert found.oldest == [None, 2.5, None, None]
@@ -78,7 +78,7 @@ def test_of_two_samples_the_higher_counts_and_without_one_it_is_not_known(alias)
 def test_the_first_and_the_last_minute_are_within(alias):
     plant(alias, *((m, "published", 10.0**m if m > 0 else 7.0) for m in (5, 4, 3, 0)))
     plant(alias, (-1, "published", 100.0, "faster"), (-1, "newest_id", 9.0))
-    found = minutes.series(using=alias, minutes=5)
+    found = series.series(using=alias, minutes=5)
     assert found.starts[0] == ago(4)
     assert found.published == [10**4, 10**3, 0, 0, 7]
 
@@ -86,13 +86,13 @@ def test_the_first_and_the_last_minute_are_within(alias):
 def test_steps_are_per_minute_and_stay_where_they_are(alias, monkeypatch):
     plant(alias, *((m, "published", 10.0) for m in range(20)))
     plant(alias, (3, "ready", 4.0), (4, "ready", 9.0))
-    found = minutes.series(using=alias, minutes=12, step=5)
+    found = series.series(using=alias, minutes=12, step=5)
     # 12:30 has begun; 12:25 to 12:30, and so on.
     assert found.starts == [ago(10), ago(5), ago(0)]
     assert found.published == [10, 10, 10]
     assert found.ready == [None, 9, None]
-    monkeypatch.setattr(minutes, "_now", lambda using: NOW + timedelta(minutes=4))
-    again = minutes.series(using=alias, minutes=12, step=5)
+    monkeypatch.setattr(series, "_now", lambda using: NOW + timedelta(minutes=4))
+    again = series.series(using=alias, minutes=12, step=5)
     assert again.starts == found.starts
     # Of the current step, five minutes have begun, and four of them have no rows.
     assert again.published == [10, 10, 2]
@@ -102,15 +102,15 @@ def test_steps_are_per_minute_and_stay_where_they_are(alias, monkeypatch):
 def test_times_are_in_utc_whatever_the_zone(alias, monkeypatch):
     here = timezone(timedelta(hours=5, minutes=30))
     plant(alias, (1, "published", 3.0))
-    monkeypatch.setattr(minutes, "_now", lambda using: NOW.astimezone(here).astimezone(UTC))
-    found = minutes.series(using=alias, minutes=2)
+    monkeypatch.setattr(series, "_now", lambda using: NOW.astimezone(here).astimezone(UTC))
+    found = series.series(using=alias, minutes=2)
     assert [start.utcoffset() for start in found.starts] == [timedelta(0)] * 2
     assert found.published == [3, 0]
 
 
 def test_now_is_the_databases(alias, monkeypatch):
     monkeypatch.undo()
-    now = minutes._now(alias)
+    now = series._now(alias)
     [job] = staged_jobs(using=alias)
     asked = StagedJob.objects.using(alias).annotate(now=DatabaseNow()).get(pk=job.pk).now
     assert timedelta(0) <= asked - now < timedelta(minutes=1)
@@ -127,7 +127,7 @@ def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
     counters.of(holder).add("published", 5)
     counters.write()
     holder.leave()
-    found = minutes.series(using="default", minutes=10)
+    found = series.series(using="default", minutes=10)
     assert sum(found.published) == 5
     assert {start.utcoffset() for start in found.starts} == {timedelta(0)}
     assert {start.second for start in found.starts} == {0}
@@ -137,7 +137,7 @@ class TestStaged:
     """``staged``: from the highest ids known, an estimate."""
 
     def staged(self, alias, minutes_=6):
-        return minutes.series(using=alias, minutes=minutes_).staged
+        return series.series(using=alias, minutes=minutes_).staged
 
     def test_differences_between_samples(self, alias):
         ids = {5: 100.0, 4: 130.0, 3: 130.0, 1: 150.0, 0: 157.0}
@@ -181,7 +181,7 @@ class TestStaged:
 
     def test_by_steps(self, alias):
         plant(alias, (3, "newest_id", 100.0), (0, "newest_id", 130.0))
-        found = minutes.series(using=alias, minutes=11, step=5)
+        found = series.series(using=alias, minutes=11, step=5)
         assert found.staged == [None, 10, 0]
 
 
@@ -195,7 +195,7 @@ def test_the_rate_of_each_drainer(alias):
         (1, "dead", 5.0, "one"),
     )
     # Half of the current minute is over.
-    assert minutes.rates(using=alias) == {"one": 60, "new": 10}
+    assert series.rates(using=alias) == {"one": 60, "new": 10}
 
 
 def delay(alias, **buckets):
@@ -212,7 +212,7 @@ class TestDelays:
 
     def test_interpolated_within_a_bucket(self, alias):
         delay(alias, **{"0.1": [(0, "a", 60.0), (4, "b", 30.0)], "5": [(1, "a", 10.0)]})
-        found = minutes.delays(using=alias)
+        found = series.delays(using=alias)
         assert found.count == 100
         assert found.p50 == pytest.approx(0.05 + 0.05 * 50 / 90)
         assert found.p95 == pytest.approx(2.5 + 2.5 * 5 / 10)
@@ -224,16 +224,16 @@ class TestDelays:
 
     def test_beyond_the_last_bucket_its_bound_is_all_that_is_known(self, alias):
         delay(alias, **{"+Inf": [(0, "a", 3.0)]})
-        assert minutes.delays(using=alias).p50 == 3600
+        assert series.delays(using=alias).p50 == 3600
 
     def test_only_of_the_last_minutes(self, alias):
         delay(alias, **{"1": [(4, "a", 1.0), (5, "a", 10.0), (-1, "a", 10.0)]})
-        assert minutes.delays(using=alias).count == 1
-        assert minutes.delays(using=alias, minutes=6).count == 11
+        assert series.delays(using=alias).count == 1
+        assert series.delays(using=alias, minutes=6).count == 11
 
     def test_buckets_of_another_version_are_in_their_place(self, alias):
         delay(alias, **{"0.07": [(0, "old", 10.0)], "0.1": [(0, "a", 10.0)]})
-        found = minutes.delays(using=alias)
+        found = series.delays(using=alias)
         assert found.p50 == pytest.approx(0.07)
         assert found.p95 == pytest.approx(0.07 + 0.03 * 0.9)
 
@@ -249,14 +249,14 @@ def test_handled_by_subscription(alias):
         (-1, "handled", 9.0, "one", "subscription", "b"),
         (1, "failed", 9.0, "one", "subscription", "b"),
     )
-    assert minutes.handled(using=alias, minutes=4) == {"a": [9, 0, 0, 1], "b": [0, 6, 0, 0]}
+    assert series.handled(using=alias, minutes=4) == {"a": [9, 0, 0, 1], "b": [0, 6, 0, 0]}
 
 
 def everything(alias):
-    minutes.series(using=alias)
-    minutes.rates(using=alias)
-    minutes.delays(using=alias)
-    minutes.handled(using=alias)
+    series.series(using=alias)
+    series.rates(using=alias)
+    series.delays(using=alias)
+    series.handled(using=alias)
 
 
 @pytest.mark.parametrize("sources", [1, 40])
@@ -336,7 +336,7 @@ def test_every_statement_is_an_index_range(alias):
 
 def test_the_beginning_of_steps(alias, monkeypatch):
     moment = datetime(2026, 3, 29, 0, 7, 59, tzinfo=UTC)
-    monkeypatch.setattr(minutes, "_now", lambda using: moment)
-    found = minutes.series(using=alias, minutes=60, step=15)
+    monkeypatch.setattr(series, "_now", lambda using: moment)
+    found = series.series(using=alias, minutes=60, step=15)
     assert [start.minute for start in found.starts] == [15, 30, 45, 0]
     assert found.starts[-1] == moment.replace(minute=0, second=0)
