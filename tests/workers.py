@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_stderr] = os.dup(2)  # before the output is captured
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """One for each set of servers; none beside servers of your own."""
     if SERVERS & set(os.environ):
@@ -41,6 +42,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return None
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Refuse what workers would not say a word about."""
     if SERVERS & set(os.environ) and len(specs) > sets.count():
@@ -53,6 +55,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         raise pytest.UsageError(f"file or directory not found: {', '.join(missing)}")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadgroup":
         return None
