@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import patience
+from tests.servers import processes
 from tests.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +75,7 @@ class Project:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        processes.guard_process(self._up.pid, gently=True)  # it may outlive a worker of pytest
         deadline = time.monotonic() + patience(SECONDS_TO_START)
         while not self._answers():
             if self._up.poll() is not None or time.monotonic() > deadline:
@@ -88,6 +90,7 @@ class Project:
             except subprocess.TimeoutExpired:
                 self._up.kill()
                 self._up.wait()
+            processes.forget_process(self._up.pid)
         self._asked.shutdown()
 
     def _answers(self) -> bool:
