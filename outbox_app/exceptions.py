@@ -26,6 +26,14 @@
     │   ├── UnknownLog          there is no such log                      (also a LookupError)
     │   ├── VersionConflict     the stream is at another version than expected
     │   └── MessageIdConflict   the message id belongs to another event
+    ├── EntityError             a command of an entity is not answered; nothing of it is written
+    │   ├── InvalidCommand      something of it cannot be stored, or fits no command (ValueError)
+    │   ├── UnknownEntity       it does not exist, or has no such version (also a LookupError)
+    │   ├── CommandIdConflict   the command id belongs to another request
+    │   ├── EntityContended     other commands were ahead each time
+    │   ├── DamagedEntity       its row was edited by hand
+    │   └── WrittenByCommands   rows of entities are written by commands only (also a TypeError)
+    ├── OutcomeUnknown          a command may be committed: repeat it with the same id
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
@@ -167,6 +175,38 @@ class VersionConflict(PublishRefused):
 
 class MessageIdConflict(PublishRefused):
     """The message id was used for an event of other content."""
+
+
+class EntityError(OutboxError):
+    """A command of an entity was not answered, and nothing of it was written."""
+
+
+class InvalidCommand(EntityError, ValueError):
+    """Something of a command, or of what it left behind, cannot be stored, or fits no command."""
+
+
+class UnknownEntity(EntityError, LookupError):
+    """The entity does not exist, or has no such version."""
+
+
+class CommandIdConflict(EntityError):
+    """The command id belongs to another request."""
+
+
+class EntityContended(EntityError):
+    """Other commands were ahead each time. Send it again."""
+
+
+class DamagedEntity(EntityError):
+    """The row of the entity is not where its versions end: it was edited by hand."""
+
+
+class WrittenByCommands(EntityError, TypeError):
+    """Rows of entities and of their versions are written by commands only."""
+
+
+class OutcomeUnknown(OutboxError):
+    """The command may or may not be committed. Repeat it with the same command id."""
 
 
 class InvalidSubscriber(OutboxError):

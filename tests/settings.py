@@ -31,6 +31,7 @@ INSTALLED_APPS = [
     "tests",
     "tests.mixin",
     "tests.eventlog.own_log",
+    "tests.entities",
     "tests.projections",
     "django.contrib.admin",
     "django.contrib.auth",

@@ -116,7 +116,9 @@ def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
     return [
         field
         for field in log._meta.concrete_fields
-        if field.name not in known and not field.generated and not field.has_db_default()
+        if field.name not in known
+        and not field.generated
+        and (field.has_default() or not field.has_db_default())
     ]
 
 

@@ -76,10 +76,10 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
     """Return an event with its row. Raises ``InvalidEvent``."""
     if not isinstance(event, NewEvent):
         raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
-    topic = _name("topic", event.topic, empty=True)
-    stream, type = _name("stream", event.stream), _name("type", event.type)
-    data, data_text = _canonical("data", event.data)
-    metadata, metadata_text = _canonical("metadata", event.metadata)
+    topic = checked_name("topic", event.topic, empty=True)
+    stream, type = checked_name("stream", event.stream), checked_name("type", event.type)
+    data, data_text = canonical("data", event.data)
+    metadata, metadata_text = canonical("metadata", event.metadata)
     row = log(
         topic=topic,
         stream=stream,
@@ -97,7 +97,8 @@ def slice_of(stream: str) -> int:
     return crc32(stream.encode()) % SLICES
 
 
-def _name(field: str, value: Any, *, empty: bool = False) -> str:
+def checked_name(field: str, value: Any, *, empty: bool = False) -> str:
+    """Return a name that every database can store. Raises ``InvalidEvent``."""
     if not isinstance(value, str):
         raise InvalidEvent(f"{field} must be a string; got {value!r}. Convert it to str.")
     if not value and not empty:
@@ -123,7 +124,7 @@ def _uuid(value: Any) -> UUID:
         raise InvalidEvent(f"message_id must be a UUID; got {value!r}.") from error
 
 
-def _canonical(field: str, value: Any) -> tuple[Any, str]:
+def canonical(field: str, value: Any) -> tuple[Any, str]:
     """Return a value as readers will see it, and its JSON."""
     try:
         text = _encode(value)

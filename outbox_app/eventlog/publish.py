@@ -17,8 +17,14 @@ from uuid import UUID
 from django.db import IntegrityError, connections, transaction
 
 from ..aliases import log_alias
-from ..exceptions import InvalidEvent, MessageIdConflict, UnknownLog, VersionConflict
-from ..models import Event, EventLog
+from ..exceptions import (
+    InvalidEvent,
+    MessageIdConflict,
+    UnknownLog,
+    VersionConflict,
+    WrittenByCommands,
+)
+from ..models import EntityVersion, Event, EventLog
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from ..transactions import require_atomic, require_table
@@ -201,5 +207,10 @@ def _table(log: Any) -> str:
     if not isinstance(log, type) or not issubclass(log, EventLog) or log._meta.abstract:
         raise UnknownLog(
             f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
+        )
+    if issubclass(log, EntityVersion):
+        raise WrittenByCommands(
+            f"{log.__name__} is the log of an entity, which its commands write. Call execute() of "
+            "the entity; or publish to another log."
         )
     return log._meta.db_table

@@ -2,6 +2,7 @@
 
 from .clock import DatabaseNow
 from .collation import compare_bytes
+from .entity import EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
 from .inbox import InboxEntry
@@ -18,6 +19,8 @@ __all__ = [
     "DatabaseNow",
     "DeadJob",
     "DeliveredVersion",
+    "EntityRow",
+    "EntityVersion",
     "Event",
     "EventLog",
     "Gap",

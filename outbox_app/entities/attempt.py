@@ -1,0 +1,293 @@
+"""One command in one transaction: load, look up, run, compare and set, record.
+
+The command id is looked up *after* the version is read. A twin that committed before is found; one
+that commits later has moved the version, so the compare-and-set of the head changes no row and all
+is done anew. The unique index on (stream, command_id) is the backstop. The head is locked first,
+always: two orders would deadlock. See ``execution`` for what is done anew, and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from django.db import IntegrityError, connections, transaction
+from django.db.models import F, QuerySet, Value
+
+from ..enclosure import enclosed
+from ..eventlog.encoding import canonical
+from ..eventlog.heads import bump_version, current_version
+from ..eventlog.insert import insert
+from ..eventlog.newevent import ANY, NO_STREAM, slice_of
+from ..exceptions import (
+    CommandIdConflict,
+    DamagedEntity,
+    InvalidCommand,
+    InvalidEvent,
+    StatementRefused,
+    UnknownEntity,
+    VersionConflict,
+)
+from ..failpoints import failpoint
+from ..models import DatabaseNow, EntityVersion, StreamHead
+from ..process.wakeup import EVENTS, wake_after_commit
+from ..signals import events_published
+from .declaration import CommandSpec, Rejected, commands_of
+from .request import Outcome, Rejection, Request
+
+
+class Moved(Exception):
+    """Another transaction was ahead: the version that was read is not the newest any more."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An entity as this transaction sees it."""
+
+    version: int
+    #: None: there is no row.
+    state: Any
+    exists: bool
+    now: datetime
+
+
+def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outcome:
+    """Answer a command in the open transaction.
+
+    Args:
+        entity: The class of the entity.
+        request: The command.
+        using: Database alias.
+        locked: Lock the head first, so that no other command can come between.
+
+    Raises:
+        Moved: Another command was ahead. The transaction must be rolled back.
+        CommandIdConflict, DamagedEntity, InvalidCommand, UnknownEntity, VersionConflict: Nothing
+            was written.
+    """
+    heads = StreamHead.objects.using(using)
+    table = entity.versions._meta.db_table
+    if locked:
+        head = heads.filter(log=table, stream=request.id).select_for_update()
+        list(head.values_list("version"))
+    loaded = _load(entity, request.id, using=using, locked=locked)
+    failpoint("entity_loaded")
+    if answered := _answered(entity.versions, request, using=using):
+        return answered
+    spec = _spec(entity, request)
+    _check_expected(table, request, loaded)
+    if not loaded.exists and not spec.creates:
+        raise UnknownEntity(
+            f"There is no {entity.__name__} {request.id!r}, and the command {spec.name!r} does not "
+            "create one."
+        )
+    state, response, rejection = _decide(entity, request, spec, loaded, using=using)
+    failpoint("entity_handled")
+    row = _version(entity, request, spec, loaded, state, response, rejection)
+    if not bump_version(table, request.id, 1, expected=loaded.version, using=using):
+        raise Moved
+    _write_state(entity, request, loaded, state, rejection, row.version, using=using)
+    insert([row], entity.versions, using=using)
+    events_published.send(entity.versions, using=using, events=[row])
+    wake_after_commit(using, EVENTS)
+    failpoint("entity_written")
+    return Outcome(response if rejection is None else None, row.version, rejection, replayed=False)
+
+
+def _load(entity: Any, id: str, *, using: str, locked: bool) -> Loaded:
+    rows: Any = QuerySet(entity, using=using).filter(pk=id)
+    if locked and connections[using].vendor == "mysql":
+        rows = rows.select_for_update()  # at REPEATABLE READ a plain read shows the old version
+    found = rows.annotate(now_=DatabaseNow()).values_list("version", "state", "now_").first()
+    if found is not None:
+        version, state, now = found
+        return Loaded(version, state, exists=True, now=now)
+    version = current_version(entity.versions._meta.db_table, id, using=using)
+    return Loaded(version, None, exists=False, now=_now(entity, using=using))
+
+
+def _now(entity: Any, *, using: str) -> datetime:
+    """Return the time by the database's clock: no row of the entity can be asked for it."""
+    connection: Any = connections[using]
+    rows: Any = QuerySet(entity, using=using)
+    field = entity._meta.get_field("changed_at")
+    sql, params = rows.query.get_compiler(using).compile(DatabaseNow())
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {sql}", params)
+        [value] = cursor.fetchone()
+    for convert in connection.ops.get_db_converters(Value(None, output_field=field)):
+        value = convert(value, field, connection)
+    return value  # type: ignore[no-any-return]
+
+
+def _answered(versions: Any, request: Request, *, using: str) -> Outcome | None:
+    rows: Any = QuerySet(versions, using=using)
+    known = rows.filter(stream=request.id, command_id=request.command_id).first()
+    return None if known is None else replayed(known, request)
+
+
+def replayed(known: EntityVersion, request: Request) -> Outcome:
+    """Return the first answer to a command id.
+
+    Raises:
+        CommandIdConflict: It was given to another command.
+    """
+    if known.request_hash != request.hash:
+        raise CommandIdConflict(
+            f"The command id {request.command_id!r} of {request.id!r} belongs to another request: "
+            f"{known.command!r} at version {known.version}, or the same with other arguments. Use "
+            "a new id for a new request."
+        )
+    answer: Any = known.response
+    if known.rejected:
+        return Outcome(None, known.version, Rejection(**answer), replayed=True)
+    return Outcome(answer, known.version, None, replayed=True)
+
+
+def _spec(entity: Any, request: Request) -> CommandSpec:
+    specs = commands_of(entity)
+    if request.command not in specs:
+        raise InvalidCommand(
+            f"{entity.__name__} has no command {request.command!r}. It has: "
+            f"{', '.join(sorted(specs)) or 'none'}."
+        )
+    specs[request.command].check(request.arguments)
+    return specs[request.command]
+
+
+def _check_expected(table: str, request: Request, loaded: Loaded) -> None:
+    if request.expected is ANY:
+        return
+    wanted = 0 if request.expected is NO_STREAM else request.expected
+    if wanted != loaded.version:
+        raise VersionConflict(
+            f"{request.id!r} of {table} was expected at version {wanted}; it is at version "
+            f"{loaded.version}. Read it again, decide again, and send the command with the version "
+            "you have seen.",
+            stream=request.id,
+            current=loaded.version,
+        )
+
+
+def _decide(
+    entity: Any, request: Request, spec: CommandSpec, loaded: Loaded, *, using: str
+) -> tuple[Any, Any, Rejection | None]:
+    """Run the handler on a copy of the state; return the new state, the response, a rejection."""
+    if loaded.exists and spec.creates:
+        rejection = Rejection("exists", f"{entity.__name__} {request.id!r} exists already.")
+        return loaded.state, None, rejection
+    # From text, as it will be after the next load: what a handler leaves behind has no effect.
+    state = json.loads(json.dumps(loaded.state))
+    instance = entity(pk=request.id, version=loaded.version, state=state)
+    instance.now = loaded.now
+    try:
+        with _guard(entity, spec, using=using):
+            handler = spec.handler
+            response = copy_context().run(handler, instance, **request.arguments)
+    except Rejected as error:
+        return loaded.state, None, _stored_rejection(error)
+    try:
+        if instance.state is None:
+            raise InvalidEvent(f"{spec.name!r} left self.state unset.")
+        return canonical("self.state", instance.state), canonical("the response", response), None
+    except InvalidEvent as error:
+        raise InvalidCommand(f"{entity.__name__}.{spec.name}: {error}") from None
+
+
+def _stored_rejection(error: Rejected) -> Rejection:
+    stored = canonical("the rejection", {"code": str(error.code), "text": str(error.text)})
+    return Rejection(**stored)
+
+
+@contextmanager
+def _guard(entity: Any, spec: CommandSpec, *, using: str) -> Iterator[None]:
+    what = f"The command {entity.__name__}.{spec.name}"
+    if spec.atomic:
+        with enclosed(what, using=using), transaction.atomic(using=using):
+            yield
+        return
+
+    def refuse(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        raise StatementRefused(
+            f"{what} may not query a database: it may run several times before its answer is "
+            "committed. Pass it what it needs as arguments; or declare it with "
+            "@command(atomic=True)."
+        )
+
+    with ExitStack() as stack:
+        for connection in connections.all():
+            stack.enter_context(connection.execute_wrapper(refuse))
+        yield
+
+
+def _version(
+    entity: Any,
+    request: Request,
+    spec: CommandSpec,
+    loaded: Loaded,
+    state: Any,
+    response: Any,
+    rejection: Rejection | None,
+) -> EntityVersion:
+    type_ = spec.event or f"{entity._meta.model_name}.{spec.name}"
+    refusal = None if rejection is None else {"code": rejection.code, "text": rejection.text}
+    row: EntityVersion = entity.versions(
+        stream=request.id,
+        version=loaded.version + 1,
+        type=type_ if rejection is None else f"{type_}.rejected",
+        data=request.arguments,
+        metadata={},
+        slice=slice_of(request.id),
+        message_id=uuid4(),
+        command_id=request.command_id,
+        command=request.command,
+        request_hash=request.hash,
+        rejected=rejection is not None,
+        response=response if refusal is None else refusal,
+        state=state,
+    )
+    return row
+
+
+def _write_state(
+    entity: Any,
+    request: Request,
+    loaded: Loaded,
+    state: Any,
+    rejection: Rejection | None,
+    version: int,
+    *,
+    using: str,
+) -> None:
+    rows: Any = QuerySet(entity, using=using)
+    if loaded.exists:
+        changes: dict[str, Any] = {"version": F("version") + 1}
+        if rejection is None:
+            changes |= {"state": state, "changed_at": loaded.now}
+        if rows.filter(pk=request.id, version=loaded.version).update(**changes) != 1:
+            raise DamagedEntity(
+                f"The row of {entity.__name__} {request.id!r} is not at version {loaded.version}, "
+                "where its versions end: it was edited by hand. Nothing was written."
+            )
+    elif rejection is None:
+        row = entity(pk=request.id, version=version, state=state, changed_at=loaded.now)
+        rows.bulk_create([row])
+
+
+def twin(entity: Any, request: Request, error: IntegrityError, *, using: str) -> Outcome:
+    """Return the answer of the twin that a duplicate key has met, in the caller's transaction.
+
+    Read with a lock: the snapshot of the transaction may hide it.
+    """
+    rows: Any = QuerySet(entity.versions, using=using)
+    known = rows.filter(stream=request.id, command_id=request.command_id)
+    row = known.select_for_update().first()
+    if row is None:
+        raise error
+    return replayed(row, request)

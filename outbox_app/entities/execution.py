@@ -1,0 +1,138 @@
+"""Where a command runs: in a transaction of its own, done anew at a conflict, or in the caller's.
+
+A conflict (another command was ahead, a deadlock, a lock that is not given) rolls everything back
+and does it anew, locked from the second time on: optimistic alone starves, locked alone would hold
+the row while handlers run. A COMMIT whose reply is lost is no rollback: the command is done anew on
+another connection, and if the first one was committed, its id finds the answer.
+
+In the caller's transaction nothing is rolled back but the command itself, to a savepoint: its head
+stays locked until the caller's transaction ends.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import django.db
+from django.db import IntegrityError, OperationalError, connections, transaction
+
+from ..exceptions import EntityContended, NotAtomic, OutcomeUnknown
+from ..failpoints import failpoint
+from ..process.lock_wait import atomic_with_lock_wait
+from ..transactions import lacks_autocommit, open_transactions
+from .attempt import Moved, attempt, twin
+from .request import Outcome, Request
+
+#: How often a command is tried while others are ahead.
+ATTEMPTS = 10
+#: Seconds to wait for the lock of an entity.
+LOCK_SECONDS = 10
+#: A pause between attempts is at most so long, in seconds.
+PAUSE = 0.005
+#: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
+CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+
+
+def run(entity: Any, request: Request, *, using: str) -> Outcome:
+    """Answer a command: committed, or part of the caller's open transaction.
+
+    Raises:
+        NotAtomic: A transaction is open on another alias only.
+        EntityContended: Others were ahead each time.
+        OutcomeUnknown: The connection was lost at the commit, and the database is away.
+        OutboxError: What ``attempt`` raises.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return _in_callers_transaction(entity, request, using=using)
+    others = open_transactions()
+    if others or lacks_autocommit(connection):
+        raise NotAtomic(
+            f"{entity.__name__}.execute() was called in a transaction on {others[0]!r}, and the "
+            f"entity lives on {using!r}. Call it outside, or wrap both in "
+            f"transaction.atomic(using={using!r})."
+            if others and others != [using]
+            else f"{entity.__name__}.execute() was called on {using!r} with autocommit off. Wrap "
+            f"the call in transaction.atomic(using={using!r})."
+        )
+    return _in_own_transaction(entity, request, using=using)
+
+
+def _in_callers_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
+    for _ in range(2):  # the head of a new entity may come from another transaction meanwhile
+        try:
+            with transaction.atomic(using=using):
+                return attempt(entity, request, using=using, locked=True)
+        except Moved:
+            continue
+        except IntegrityError as error:
+            return twin(entity, request, error, using=using)
+    raise _contended(entity, request, 2)
+
+
+def _in_own_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
+    unknown: Exception | None = None
+    for number in range(ATTEMPTS):
+        handled = False
+        try:
+            with _read_committed(using=using):
+                outcome = attempt(entity, request, using=using, locked=number > 0)
+                handled = True
+            failpoint("entity_committed")
+            return outcome
+        except Moved:
+            pass
+        except IntegrityError:
+            if number:
+                raise
+        except (OperationalError, django.db.InterfaceError) as error:
+            if not is_conflict(error):
+                connections[using].close()
+                if not handled and unknown is None:
+                    raise
+                if not handled:
+                    break
+                unknown = error
+        time.sleep(random.uniform(0, PAUSE))
+    if unknown is None:
+        raise _contended(entity, request, ATTEMPTS)
+    raise OutcomeUnknown(
+        f"The connection to {using!r} was lost while {request.command!r} of {request.id!r} was "
+        "committed. Send it again with the same command id: it is executed once."
+    ) from unknown
+
+
+@contextmanager
+def _read_committed(*, using: str) -> Iterator[None]:
+    """Open a transaction at READ COMMITTED, which the connection's own level may not be."""
+    connection: Any = connections[using]
+    connection.ensure_connection()
+    level = str(getattr(connection, "isolation_level", "")).lower().replace("_", " ")
+    other = connection.vendor != "sqlite" and "read committed" not in level and level != "2"
+    statement = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    if other and connection.vendor == "mysql":
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+        if other and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        yield
+
+
+def is_conflict(error: Exception) -> bool:
+    """Say whether a transaction was refused because of another one, and may be done anew."""
+    cause = error.__cause__
+    state = getattr(cause, "sqlstate", None) or (error.args[0] if error.args else None)
+    return state in CONFLICTS or "database is locked" in str(error)
+
+
+def _contended(entity: Any, request: Request, attempts: int) -> EntityContended:
+    return EntityContended(
+        f"{entity.__name__} {request.id!r} was changed by other commands during each of {attempts} "
+        f"attempts at {request.command!r}. Nothing was written: send it again."
+    )
