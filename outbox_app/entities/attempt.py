@@ -71,12 +71,11 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
         CommandIdConflict, DamagedEntity, InvalidCommand, UnknownEntity, VersionConflict: Nothing
             was written.
     """
-    heads = StreamHead.objects.using(using)
     table = entity.versions._meta.db_table
-    if locked:
-        head = heads.filter(log=table, stream=request.id).select_for_update()
-        list(head.values_list("version"))
+    head = _lock(table, request.id, using=using) if locked else None
     loaded = _load(entity, request.id, using=using, locked=locked)
+    if locked and loaded.exists and head != loaded.version:
+        raise _damaged(entity, request, loaded)
     failpoint("entity_loaded")
     if answered := _answered(entity.versions, request, using=using):
         return answered
@@ -98,6 +97,12 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
     wake_after_commit(using, EVENTS)
     failpoint("entity_written")
     return Outcome(response if rejection is None else None, row.version, rejection, replayed=False)
+
+
+def _lock(table: str, id: str, *, using: str) -> int | None:
+    """Lock the head of an entity until the transaction ends; return its version."""
+    heads = StreamHead.objects.using(using).filter(log=table, stream=id)
+    return heads.select_for_update().values_list("version", flat=True).first()
 
 
 def _load(entity: Any, id: str, *, using: str, locked: bool) -> Loaded:
@@ -271,13 +276,17 @@ def _write_state(
         if rejection is None:
             changes |= {"state": state, "changed_at": loaded.now}
         if rows.filter(pk=request.id, version=loaded.version).update(**changes) != 1:
-            raise DamagedEntity(
-                f"The row of {entity.__name__} {request.id!r} is not at version {loaded.version}, "
-                "where its versions end: it was edited by hand. Nothing was written."
-            )
+            raise _damaged(entity, request, loaded)
     elif rejection is None:
         row = entity(pk=request.id, version=version, state=state, changed_at=loaded.now)
         rows.bulk_create([row])
+
+
+def _damaged(entity: Any, request: Request, loaded: Loaded) -> DamagedEntity:
+    return DamagedEntity(
+        f"The row of {entity.__name__} {request.id!r} is at version {loaded.version}, and its "
+        "versions end elsewhere: it was edited by hand. Nothing was written."
+    )
 
 
 def twin(entity: Any, request: Request, error: IntegrityError, *, using: str) -> Outcome:

@@ -111,8 +111,9 @@ def _read_committed(*, using: str) -> Iterator[None]:
     """Open a transaction at READ COMMITTED, which the connection's own level may not be."""
     connection: Any = connections[using]
     connection.ensure_connection()
-    level = str(getattr(connection, "isolation_level", "")).lower().replace("_", " ")
-    other = connection.vendor != "sqlite" and "read committed" not in level and level != "2"
+    level = getattr(connection, "isolation_level", "read committed")  # SQLite has none
+    name = str(getattr(level, "name", level))
+    other = name.lower().replace("_", " ") != "read committed"
     statement = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
     if other and connection.vendor == "mysql":
         with connection.cursor() as cursor:

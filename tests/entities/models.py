@@ -54,8 +54,8 @@ class Account(Entity):
         raise ZeroDivisionError
 
     @command()
-    def look(self) -> Any:
-        return Account.objects.using("default").count()
+    def look(self, using: Any) -> Any:
+        return Account.objects.using(using).count()
 
     @command(atomic=True)
     def look_around(self, using: Any) -> Any:

@@ -1,0 +1,213 @@
+"""Commands that meet: twins, races, lost connections, killed processes, other isolation levels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from outbox_app.entities import execution
+from outbox_app.exceptions import EntityContended, OutcomeUnknown
+from outbox_app.failpoints import set_failpoint
+from tests.entities.models import Account
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def elsewhere(alias):
+    """``elsewhere("withdraw", {"amount": 1}, "x")``: the same command on another connection."""
+
+    def execute(command, arguments, command_id):
+        def run():
+            try:
+                return Account.execute("a", command, arguments, command_id=command_id, using=alias)
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run).result()
+
+    return execute
+
+
+@pytest.fixture
+def at_point():
+    """``at_point("entity_loaded", action)``: do it at the first pass only."""
+    points = []
+
+    def once(name, action):
+        def act():
+            set_failpoint(name, None)
+            action()
+
+        points.append(name)
+        set_failpoint(name, act)
+
+    yield once
+    for name in points:
+        set_failpoint(name, None)
+
+
+@pytest.fixture(params=["as it is", "strictest"])
+def isolation(request, alias):
+    """Connections of the alias at the server's strictest level that Django knows, too."""
+    strictest = {"postgresql": 4, "mysql": "serializable"}
+    connection = connections[alias]
+    if request.param == "as it is" or connection.vendor == "sqlite":
+        yield
+        return
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    options["isolation_level"] = strictest[connection.vendor]
+    yield
+    connection.close()
+    del options["isolation_level"]
+
+
+@pytest.fixture
+def not_sqlite(alias):
+    """SQLite lets one transaction write at a time: nothing comes between."""
+    if connections[alias].vendor == "sqlite":
+        pytest.skip("one writer at a time")
+
+
+@pytest.mark.parametrize("point", ["entity_loaded", "entity_handled"])
+def test_a_twin_that_comes_between_is_found(
+    account, ask, rows, elsewhere, at_point, point, not_sqlite
+):
+    """Loaded, then the twin commits, then it is looked up or the head is compared."""
+    at_point(point, lambda: elsewhere("withdraw", {"amount": 4}, "x"))
+    outcome = ask("withdraw", {"amount": 4}, command_id="x")
+    assert (outcome.replayed, outcome.version, outcome.response) == (True, 2, {"balance": 6})
+    assert len(rows()) == 2
+
+
+def test_another_command_that_comes_between_is_built_upon(
+    account, ask, rows, elsewhere, at_point, not_sqlite
+):
+    at_point("entity_handled", lambda: elsewhere("withdraw", {"amount": 4}, "y"))
+    outcome = ask("withdraw", {"amount": 4}, command_id="x")
+    assert (outcome.version, outcome.response) == (3, {"balance": 2})
+
+
+def test_the_snapshot_of_a_caller_hides_the_twin(alias, account, ask, rows, elsewhere, not_sqlite):
+    """At REPEATABLE READ, MySQL's default; PostgreSQL tells by an error, which is the caller's."""
+    connection = connections[alias]
+    levels = {"postgresql": 2, "mysql": "repeatable read"}
+    connection.close()
+    connection.settings_dict["OPTIONS"]["isolation_level"] = levels[connection.vendor]
+    try:
+        with transaction.atomic(using=alias):
+            assert len(rows()) == 1  # takes the snapshot
+            elsewhere("withdraw", {"amount": 4}, "x")
+            outcome = ask("withdraw", {"amount": 4}, command_id="x")
+        assert (outcome.replayed, outcome.version) == (True, 2)
+    finally:
+        connection.close()
+        del connection.settings_dict["OPTIONS"]["isolation_level"]
+    assert len(rows()) == 2
+
+
+def test_fifty_commands_of_eight_threads_all_count(alias, account, rows, isolation):
+    together = threading.Barrier(8)
+
+    def withdraw(thread):
+        together.wait()
+        try:
+            for number in range(6):
+                name = f"{thread}-{number}"
+                Account.execute("a", "leave", {"value": "rich"}, command_id=name, using=alias)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(withdraw, range(8)))
+    assert [version for version, *_ in rows()] == list(range(1, 50))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_whose_reply_is_lost(alias, account, ask, rows, monkeypatch, committed):
+    connection = connections[alias]
+    original = connection._commit
+
+    def lost():
+        monkeypatch.setattr(connection, "_commit", original)
+        if committed:
+            original()
+        connection.connection.close()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(connection, "_commit", lost)
+    outcome = ask("withdraw", {"amount": 4}, command_id="x")
+    assert (outcome.response, outcome.replayed) == ({"balance": 6}, committed)
+    assert len(rows()) == 2
+
+
+def test_a_lost_commit_and_a_database_that_stays_away(alias, account, ask, monkeypatch):
+    connection = connections[alias]
+    original = connection._commit
+
+    def away(*args):
+        raise OperationalError("connection refused")
+
+    def lost():
+        original()
+        connection.connection.close()
+        monkeypatch.setattr(connection, "connect", away)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_commit", lost)
+        with pytest.raises(OutcomeUnknown, match="same command id"):
+            ask("withdraw", {"amount": 4}, command_id="x")
+        monkeypatch.undo()
+    assert ask("withdraw", {"amount": 4}, command_id="x").replayed
+
+
+def test_a_database_that_is_away_before_the_commit_is_told_as_django_tells_it(
+    alias, account, ask, monkeypatch
+):
+    def away(*args):
+        raise OperationalError("connection refused")
+
+    connections[alias].close()
+    with monkeypatch.context() as patch:
+        patch.setattr(connections[alias], "connect", away)
+        with pytest.raises(OperationalError, match="refused"):
+            ask("withdraw", {"amount": 4})
+
+
+def test_others_are_ahead_each_time(account, ask, rows, monkeypatch):
+    monkeypatch.setattr("outbox_app.entities.attempt.bump_version", lambda *args, **kw: False)
+    monkeypatch.setattr(execution, "PAUSE", 0)
+    with pytest.raises(EntityContended, match="each of 10 attempts"):
+        ask("withdraw", {"amount": 4})
+    assert len(rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("point", "versions"),
+    [("entity_loaded", 1), ("entity_handled", 1), ("entity_written", 1), ("entity_committed", 2)],
+)
+def test_killed_at_any_point_it_is_all_or_nothing(
+    alias, account, ask, rows, environment, point, versions
+):
+    code = (
+        "import django; django.setup()\n"
+        "from tests.entities.models import Account\n"
+        f"Account.execute('a', 'withdraw', {{'amount': 4}}, command_id='x', using={alias!r})"
+    )
+    variables = {**environment(alias), "OUTBOX_FAILPOINT": f"{point}=kill"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, check=False, capture_output=True
+    )
+    assert done.returncode == -9, done.stderr
+    assert len(rows()) == versions
+    outcome = ask("withdraw", {"amount": 4}, command_id="x")
+    assert (outcome.response, outcome.replayed) == ({"balance": 6}, versions == 2)
+    assert len(rows()) == 2
