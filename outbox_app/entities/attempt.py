@@ -21,10 +21,9 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet, Value
 
 from ..enclosure import enclosed
-from ..eventlog.encoding import canonical
 from ..eventlog.heads import bump_version, current_version
 from ..eventlog.insert import insert
-from ..eventlog.newevent import ANY, NO_STREAM, slice_of
+from ..eventlog.newevent import ANY, NO_STREAM, CheckedEvent, canonical, slice_of
 from ..exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -92,7 +91,8 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
     if not bump_version(table, request.id, 1, expected=loaded.version, using=using):
         raise Moved
     _write_state(entity, request, loaded, state, rejection, row.version, using=using)
-    insert([row], entity.versions, using=using)
+    event = CheckedEvent(row, request.text, "{}", repeatable=False)
+    insert([event], entity.versions, using=using)
     events_published.send(entity.versions, using=using, events=[row])
     wake_after_commit(using, EVENTS)
     failpoint("entity_written")
@@ -200,13 +200,15 @@ def _decide(
     try:
         if instance.state is None:
             raise InvalidEvent(f"{spec.name!r} left self.state unset.")
-        return canonical("self.state", instance.state), canonical("the response", response), None
+        state, _ = canonical("self.state", instance.state)
+        response, _ = canonical("the response", response)
     except InvalidEvent as error:
         raise InvalidCommand(f"{entity.__name__}.{spec.name}: {error}") from None
+    return state, response, None
 
 
 def _stored_rejection(error: Rejected) -> Rejection:
-    stored = canonical("the rejection", {"code": str(error.code), "text": str(error.text)})
+    stored, _ = canonical("the rejection", {"code": str(error.code), "text": str(error.text)})
     return Rejection(**stored)
 
 

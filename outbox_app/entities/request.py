@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from ..eventlog.encoding import canonical
-from ..eventlog.newevent import ANY, ExpectedVersion, checked_name, expectation
+from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expectation
 from ..exceptions import InvalidCommand, InvalidEvent
 
 
@@ -24,6 +23,8 @@ class Request:
     id: str
     command: str
     arguments: dict[str, Any]
+    #: The same as JSON.
+    text: str
     command_id: str
     expected: ExpectedVersion
     hash: str
@@ -48,11 +49,11 @@ class Request:
             checked_name("id", id)
             checked_name("command", command)
             checked_name("command_id", command_id)
-            stored = canonical("arguments", dict(arguments or {}))
+            stored, text = canonical("arguments", dict(arguments or {}))
             expected = expectation(expected)
         except InvalidEvent as error:
             raise InvalidCommand(str(error)) from None
-        return cls(id, command, stored, command_id, expected, _hash(command, stored))
+        return cls(id, command, stored, text, command_id, expected, _hash(command, stored))
 
 
 @dataclass(frozen=True, slots=True)

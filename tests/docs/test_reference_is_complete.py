@@ -121,7 +121,9 @@ def test_every_signal_is_documented() -> None:
 
 def test_the_reference_is_about_what_is_exported_and_about_all_of_it() -> None:
     """Under its public name: no page names a module that may move."""
-    directive = r"^\.\. auto(?:function|class|decorator|data|method|exception):: (outbox_app\.[\w.]+)"
+    directive = (
+        r"^\.\. auto(?:function|class|decorator|data|method|exception):: (outbox_app\.[\w.]+)"
+    )
     pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
     documented = set(re.findall(directive, pages, re.MULTILINE))
     exported = {f"{package.__name__}.{name}" for package in PUBLIC for name in package.__all__}
