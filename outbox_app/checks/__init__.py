@@ -14,6 +14,7 @@ from .aliases import check_aliases, check_autocommit, check_business, check_conn
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sqlite, check_sqlite_settings
+from .entities import check_entities
 from .logs import check_log_tables, check_logs
 from .messages import linked
 from .models import check_models
@@ -32,6 +33,7 @@ ALWAYS = (
     check_autocommit,
     check_sqlite_settings,
     check_logs,
+    check_entities,
     check_declared_logs,
     check_time_readers,
 )
