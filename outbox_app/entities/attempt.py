@@ -37,8 +37,12 @@ from ..failpoints import failpoint
 from ..models import DatabaseNow, EntityVersion, StreamHead
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
-from .declaration import CommandSpec, Rejected, commands_of
+from .declaration import REJECTED, CommandSpec, Rejected, commands_of
 from .request import Outcome, Rejection, Request
+
+
+#: Characters of the code of a rejection.
+MAX_CODE = 100
 
 
 class Moved(Exception):
@@ -187,16 +191,18 @@ def _decide(
     if loaded.exists and spec.creates:
         rejection = Rejection("exists", f"{entity.__name__} {request.id!r} exists already.")
         return loaded.state, None, rejection
-    # From text, as it will be after the next load: what a handler leaves behind has no effect.
+    # Both from text, anew each time: what a handler changes in them has no effect elsewhere.
     state = json.loads(json.dumps(loaded.state))
     instance = entity(pk=request.id, version=loaded.version, state=state)
     instance.now = loaded.now
+    callbacks = len(connections[using].run_on_commit)
     try:
         with _guard(entity, spec, using=using):
             handler = spec.handler
-            response = copy_context().run(handler, instance, **request.arguments)
+            response = copy_context().run(handler, instance, **json.loads(request.text))
     except Rejected as error:
-        return loaded.state, None, _stored_rejection(error)
+        _drop_callbacks(callbacks, using=using)
+        return loaded.state, None, _stored_rejection(entity, spec, error)
     try:
         if instance.state is None:
             raise InvalidEvent(f"{spec.name!r} left self.state unset.")
@@ -207,8 +213,19 @@ def _decide(
     return state, response, None
 
 
-def _stored_rejection(error: Rejected) -> Rejection:
-    stored, _ = canonical("the rejection", {"code": str(error.code), "text": str(error.text)})
+def _drop_callbacks(kept: int, *, using: str) -> None:
+    """Forget the ``on_commit`` callbacks of a command that was rejected: its answer is committed."""
+    del connections[using].run_on_commit[kept:]
+
+
+def _stored_rejection(entity: Any, spec: CommandSpec, error: Rejected) -> Rejection:
+    code, text = str(error.code or ""), str(error.text)
+    try:
+        if len(code) > MAX_CODE:
+            raise InvalidEvent(f"the code of the rejection has more than {MAX_CODE} characters.")
+        stored, _ = canonical("the rejection", {"code": code, "text": text})
+    except InvalidEvent as invalid:
+        raise InvalidCommand(f"{entity.__name__}.{spec.name}: {invalid}") from None
     return Rejection(**stored)
 
 
@@ -247,7 +264,7 @@ def _version(
     row: EntityVersion = entity.versions(
         stream=request.id,
         version=loaded.version + 1,
-        type=type_ if rejection is None else f"{type_}.rejected",
+        type=type_ if rejection is None else type_ + REJECTED,
         data=request.arguments,
         metadata={},
         slice=slice_of(request.id),

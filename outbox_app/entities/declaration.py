@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..eventlog.newevent import checked_name
 from ..exceptions import InvalidCommand
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _MARK = "outbox_command"
+#: Behind the type of the event of a rejection.
+REJECTED = ".rejected"
 
 
 class Rejected(Exception):
@@ -70,7 +73,9 @@ def command(
 
     Raises:
         TypeError: The method is a coroutine or a generator.
+        InvalidEvent: ``event`` can be the type of no event.
     """
+    checked_name("event", f"{event}{REJECTED}")
 
     def declare(handler: Handler) -> Handler:
         kinds = (
@@ -89,5 +94,11 @@ def command(
 
 def commands_of(entity: type) -> dict[str, CommandSpec]:
     """Return the commands that a class declares or inherits, by name."""
-    found = {name: getattr(getattr(entity, name, None), _MARK, None) for name in dir(entity)}
-    return {name: spec for name, spec in found.items() if spec is not None}
+    methods = {name: getattr(entity, name, None) for name in dir(entity)}
+    found = {name: (getattr(method, _MARK, None), method) for name, method in methods.items()}
+    # A decorator above ``@command`` copies its mark: what the class holds is what runs.
+    return {
+        name: replace(spec, name=name, handler=method)
+        for name, (spec, method) in found.items()
+        if spec is not None and callable(method)
+    }

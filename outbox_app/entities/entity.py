@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from ..aliases import log_alias
 from ..eventlog.newevent import ANY, ExpectedVersion
 from ..exceptions import UnknownEntity
-from ..models import EntityRow, EntityVersion
+from ..models import CommandsOnly, EntityRow, EntityVersion
 from .declaration import Rejected
 from .execution import run
 from .request import Outcome, Request
@@ -94,5 +94,5 @@ class Entity(EntityRow):
     @classmethod
     def history(cls, id: str, *, using: str | None = None) -> QuerySet[EntityVersion]:
         """Return the versions of an entity, the oldest first."""
-        rows: Any = QuerySet(cls.versions, using=using or log_alias(cls.versions))
+        rows: Any = CommandsOnly(cls.versions, using=using or log_alias(cls.versions))
         return rows.filter(stream=id, command_id__isnull=False).order_by("version")  # type: ignore[no-any-return]

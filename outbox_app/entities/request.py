@@ -43,13 +43,14 @@ class Request:
         Raises:
             InvalidCommand: Something of it could not be stored on every database.
         """
-        if not isinstance(arguments or {}, Mapping):
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
             raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
         try:
             checked_name("id", id)
             checked_name("command", command)
             checked_name("command_id", command_id)
-            stored, text = canonical("arguments", dict(arguments or {}))
+            stored, text = canonical("arguments", dict(arguments))
             expected = expectation(expected)
         except InvalidEvent as error:
             raise InvalidCommand(str(error)) from None

@@ -2,7 +2,7 @@
 
 from .clock import DatabaseNow
 from .collation import compare_bytes
-from .entity import EntityRow, EntityVersion
+from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
 from .inbox import InboxEntry
@@ -19,6 +19,7 @@ __all__ = [
     "DatabaseNow",
     "DeadJob",
     "DeliveredVersion",
+    "CommandsOnly",
     "EntityRow",
     "EntityVersion",
     "Event",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outbox_app.entities import command
 from tests.entities.models import Account
 
 
@@ -17,6 +18,16 @@ def ask(alias):
         return Account.execute(id, command, arguments, using=alias, **options)
 
     return execute
+
+
+@pytest.fixture
+def declare(monkeypatch):
+    """``declare(function, atomic=True)``: one more command of accounts, by the function's name."""
+
+    def add(handler, **options):
+        monkeypatch.setattr(Account, handler.__name__, command(**options)(handler), raising=False)
+
+    return add
 
 
 @pytest.fixture

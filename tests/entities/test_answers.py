@@ -136,7 +136,7 @@ def test_the_time_is_the_databases(alias, account, ask):
     [
         ("withdraw", {}, {}, "missing a required argument: 'amount'"),
         ("withdraw", {"amount": 1, "more": 2}, {}, "unexpected keyword argument 'more'"),
-        ("withdraw", [1], {}, "arguments must be a mapping"),
+        *(("date", value, {}, "arguments must be a mapping") for value in ([1], [], 0, "", False)),
         ("withdraw", {"amount": {1}}, {}, "arguments cannot be stored as JSON"),
         ("vanish", {}, {}, "has no command 'vanish'. It has: date, "),
         ("withdraw", {"amount": 1}, {"id": ""}, "id must not be empty"),
@@ -281,6 +281,7 @@ def test_rows_are_written_by_commands_only(alias, account):
         lambda: Account.objects.using(alias).all().delete(),
         lambda: AccountVersion.objects.using(alias).bulk_create([]),
         lambda: Account.objects.using(alias).get(pk="a").delete(),
+        lambda: Account.history("a", using=alias).delete(),
         lambda: publish("a", "b", log=AccountVersion, using=alias),
     ):
         with pytest.raises(WrittenByCommands, match="commands"):

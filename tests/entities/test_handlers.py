@@ -1,0 +1,112 @@
+"""What handlers do that they should not: it stays theirs, or is refused."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from django.db import transaction
+
+from outbox_app.entities import Rejected, command, execution
+from outbox_app.entities.attempt import Moved
+from outbox_app.exceptions import InvalidCommand, InvalidEvent
+from outbox_app.failpoints import set_failpoint
+from tests.entities.models import Account
+
+commits = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def moved_once(monkeypatch):
+    """The first attempt of each command meets another one that was ahead."""
+    monkeypatch.setattr(execution, "PAUSE", 0)
+
+    def move():
+        set_failpoint("entity_handled", None)
+        raise Moved
+
+    set_failpoint("entity_handled", move)
+    yield
+    set_failpoint("entity_handled", None)
+
+
+@commits
+def test_arguments_that_a_handler_changes_are_whole_in_the_next_attempt(
+    alias, account, ask, declare, moved_once
+):
+    def add(self, items):
+        items.append("more")
+        self.state = {"items": items}
+        return items
+
+    declare(add)
+    assert ask("add", {"items": [1]}).response == [1, "more"]
+    assert Account.history("a", using=alias).last().data == {"items": [1]}
+
+
+@commits
+@pytest.mark.parametrize("atomic", [False, True])
+def test_callbacks_of_a_rejected_command_are_dropped(alias, account, ask, declare, atomic):
+    called = []
+
+    def order(self, no):
+        transaction.on_commit(lambda: called.append(no), using=alias)
+        if no:
+            raise Rejected("No.")
+
+    declare(order, atomic=atomic)
+    ask("order", {"no": True})
+    ask("order", {"no": False})
+    assert called == [False]
+    with transaction.atomic(using=alias):
+        transaction.on_commit(lambda: called.append("caller"), using=alias)
+        ask("order", {"no": True})
+    assert called == [False, "caller"]
+
+
+@commits
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Rejected("\x00"), "the rejection holds a NUL"),
+        (Rejected("no", code="\ud800"), "the rejection cannot be stored as JSON"),
+        (Rejected("no", code="x" * 101), "more than 100 characters"),
+    ],
+)
+def test_a_rejection_that_cannot_be_stored(account, ask, rows, declare, error, expected):
+    def refuse(self):
+        raise error
+
+    declare(refuse)
+    with pytest.raises(InvalidCommand, match=expected):
+        ask("refuse")
+    assert len(rows()) == 1
+
+
+@commits
+def test_a_rejection_without_a_code(account, ask, declare):
+    def refuse(self):
+        raise Rejected("no", code=None)
+
+    declare(refuse)
+    assert ask("refuse").rejected.code == ""
+
+
+@commits
+def test_a_decorator_above_the_command_runs_with_it(alias, account, ask, monkeypatch):
+    def doubled(handler):
+        @functools.wraps(handler)
+        def run(self, amount):
+            return handler(self, amount * 2)
+
+        return run
+
+    monkeypatch.setattr(Account, "take", doubled(Account.withdraw), raising=False)
+    assert ask("take", {"amount": 2}).response == {"balance": 6}
+    assert Account.history("a", using=alias).last().command == "take"
+
+
+@pytest.mark.parametrize("event", ["x" * 247, "\x00"])
+def test_a_type_that_no_event_can_have(event):
+    with pytest.raises(InvalidEvent, match="event"):
+        command(event=event)
