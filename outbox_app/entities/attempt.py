@@ -17,11 +17,11 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from django.db import IntegrityError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F, QuerySet, Value
 
 from ..enclosure import enclosed
-from ..eventlog.heads import bump_version, current_version
+from ..eventlog.heads import bump_version, bump_versions, current_version
 from ..eventlog.insert import insert
 from ..eventlog.newevent import ANY, NO_STREAM, CheckedEvent, canonical, slice_of
 from ..exceptions import (
@@ -39,7 +39,6 @@ from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from .declaration import REJECTED, CommandSpec, Rejected, commands_of
 from .request import Outcome, Rejection, Request
-
 
 #: Characters of the code of a rejection.
 MAX_CODE = 100
@@ -75,13 +74,14 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
             was written.
     """
     table = entity.versions._meta.db_table
-    head = _lock(table, request.id, using=using) if locked else None
-    loaded = _load(entity, request.id, using=using, locked=locked)
-    if locked and loaded.exists and head != loaded.version:
-        raise _damaged(entity, request, loaded)
+    seen, head = _lock(table, request.id, using=using) if locked else (None, None)
+    loaded = _load(entity, request.id, head, using=using)
     failpoint("entity_loaded")
-    if answered := _answered(entity.versions, request, using=using):
+    hidden = range((seen or 0) + 1, (head or 0) + 1)
+    if answered := _answered(entity.versions, request, hidden, using=using):
         return answered
+    if locked and loaded.version != head:
+        raise _damaged(entity, request, loaded)
     spec = _spec(entity, request)
     _check_expected(table, request, loaded)
     if not loaded.exists and not spec.creates:
@@ -92,7 +92,9 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
     state, response, rejection = _decide(entity, request, spec, loaded, using=using)
     failpoint("entity_handled")
     row = _version(entity, request, spec, loaded, state, response, rejection)
-    if not bump_version(table, request.id, 1, expected=loaded.version, using=using):
+    if locked:
+        bump_versions(table, {request.id: 1}, using=using)
+    elif not bump_version(table, request.id, 1, expected=loaded.version, using=using):
         raise Moved
     _write_state(entity, request, loaded, state, rejection, row.version, using=using)
     event = CheckedEvent(row, request.text, "{}", repeatable=False)
@@ -103,22 +105,33 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
     return Outcome(response if rejection is None else None, row.version, rejection, replayed=False)
 
 
-def _lock(table: str, id: str, *, using: str) -> int | None:
-    """Lock the head of an entity until the transaction ends; return its version."""
+def _lock(table: str, id: str, *, using: str) -> tuple[int, int]:
+    """Lock the head of an entity until the transaction ends.
+
+    Returns:
+        Its version as a plain read sees it, and as it is.
+    """
     heads = StreamHead.objects.using(using).filter(log=table, stream=id)
-    return heads.select_for_update().values_list("version", flat=True).first()
+    seen = heads.values_list("version", flat=True).first() or 0
+    if not seen or connections[using].vendor == "sqlite":
+        # A head that is absent is made: a lock on it would be one on a gap, where others insert,
+        # and would hold off no other creator. SQLite has no other lock than a write.
+        bump_versions(table, {id: 0}, using=using)
+    head = heads.select_for_update().values_list("version", flat=True).get()
+    return seen, head
 
 
-def _load(entity: Any, id: str, *, using: str, locked: bool) -> Loaded:
+def _load(entity: Any, id: str, head: int | None, *, using: str) -> Loaded:
     rows: Any = QuerySet(entity, using=using).filter(pk=id)
-    if locked and connections[using].vendor == "mysql":
+    if head and connections[using].vendor == "mysql":
         rows = rows.select_for_update()  # at REPEATABLE READ a plain read shows the old version
     found = rows.annotate(now_=DatabaseNow()).values_list("version", "state", "now_").first()
     if found is not None:
         version, state, now = found
         return Loaded(version, state, exists=True, now=now)
-    version = current_version(entity.versions._meta.db_table, id, using=using)
-    return Loaded(version, None, exists=False, now=_now(entity, using=using))
+    if head is None:
+        head = current_version(entity.versions._meta.db_table, id, using=using)
+    return Loaded(head, None, exists=False, now=_now(entity, using=using))
 
 
 def _now(entity: Any, *, using: str) -> datetime:
@@ -135,13 +148,18 @@ def _now(entity: Any, *, using: str) -> datetime:
     return value  # type: ignore[no-any-return]
 
 
-def _answered(versions: Any, request: Request, *, using: str) -> Outcome | None:
-    rows: Any = QuerySet(versions, using=using)
-    known = rows.filter(stream=request.id, command_id=request.command_id).first()
-    return None if known is None else replayed(known, request)
+def _answered(versions: Any, request: Request, hidden: range, *, using: str) -> Outcome | None:
+    rows: Any = QuerySet(versions, using=using).filter(stream=request.id)
+    known = rows.filter(command_id=request.command_id).first()
+    if known is None and hidden and connections[using].vendor == "mysql":
+        # The snapshot of the caller's transaction hides them. They are read with a lock by their
+        # versions, which are there: a lock on an id that is absent would be one on a gap.
+        newer = rows.filter(version__in=hidden).select_for_update()
+        known = next((row for row in newer if row.command_id == request.command_id), None)
+    return None if known is None else _replayed(known, request)
 
 
-def replayed(known: EntityVersion, request: Request) -> Outcome:
+def _replayed(known: EntityVersion, request: Request) -> Outcome:
     """Return the first answer to a command id.
 
     Raises:
@@ -214,7 +232,7 @@ def _decide(
 
 
 def _drop_callbacks(kept: int, *, using: str) -> None:
-    """Forget the ``on_commit`` callbacks of a command that was rejected: its answer is committed."""
+    """Forget the ``on_commit`` callbacks of a rejected command, whose answer is committed."""
     del connections[using].run_on_commit[kept:]
 
 
@@ -232,21 +250,25 @@ def _stored_rejection(entity: Any, spec: CommandSpec, error: Rejected) -> Reject
 @contextmanager
 def _guard(entity: Any, spec: CommandSpec, *, using: str) -> Iterator[None]:
     what = f"The command {entity.__name__}.{spec.name}"
-    if spec.atomic:
-        with enclosed(what, using=using), transaction.atomic(using=using):
-            yield
-        return
 
     def refuse(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         raise StatementRefused(
-            f"{what} may not query a database: it may run several times before its answer is "
-            "committed. Pass it what it needs as arguments; or declare it with "
-            "@command(atomic=True)."
+            f"{what} may not query a database, here {context['connection'].alias!r}: it may run "
+            "several times before its answer is committed. Pass it what it needs as arguments; or, "
+            "for the database of the entity, declare it with @command(atomic=True)."
         )
 
     with ExitStack() as stack:
         for connection in connections.all():
+            if connection.alias == using and spec.atomic:
+                continue
+            if connection.connection is None:
+                # Opened by a statement that is refused, its session would lack its settings.
+                stack.callback(connection.close)
             stack.enter_context(connection.execute_wrapper(refuse))
+        if spec.atomic:
+            stack.enter_context(enclosed(what, using=using))
+            stack.enter_context(transaction.atomic(using=using))
         yield
 
 
@@ -306,16 +328,3 @@ def _damaged(entity: Any, request: Request, loaded: Loaded) -> DamagedEntity:
         f"The row of {entity.__name__} {request.id!r} is at version {loaded.version}, and its "
         "versions end elsewhere: it was edited by hand. Nothing was written."
     )
-
-
-def twin(entity: Any, request: Request, error: IntegrityError, *, using: str) -> Outcome:
-    """Return the answer of the twin that a duplicate key has met, in the caller's transaction.
-
-    Read with a lock: the snapshot of the transaction may hide it.
-    """
-    rows: Any = QuerySet(entity.versions, using=using)
-    known = rows.filter(stream=request.id, command_id=request.command_id)
-    row = known.select_for_update().first()
-    if row is None:
-        raise error
-    return replayed(row, request)

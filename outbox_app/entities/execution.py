@@ -24,7 +24,8 @@ from ..exceptions import EntityContended, NotAtomic, OutcomeUnknown
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait
 from ..transactions import lacks_autocommit, open_transactions
-from .attempt import Moved, attempt, twin
+from .attempt import Moved, attempt
+from .declaration import commands_of
 from .request import Outcome, Request
 
 #: How often a command is tried while others are ahead.
@@ -63,33 +64,33 @@ def run(entity: Any, request: Request, *, using: str) -> Outcome:
 
 
 def _in_callers_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
-    for _ in range(2):  # the head of a new entity may come from another transaction meanwhile
-        try:
-            with transaction.atomic(using=using):
-                return attempt(entity, request, using=using, locked=True)
-        except Moved:
-            continue
-        except IntegrityError as error:
-            return twin(entity, request, error, using=using)
-    raise _contended(entity, request, 2)
+    with transaction.atomic(using=using):
+        return attempt(entity, request, using=using, locked=True)
 
 
 def _in_own_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
     unknown: Exception | None = None
+    spec = commands_of(entity).get(request.command)
+    # The rows that a handler locks come after the head, in the first attempt too.
+    atomic = spec is not None and spec.atomic
+    committed: list[bool] = []
     for number in range(ATTEMPTS):
         handled = False
         try:
             with _read_committed(using=using):
-                outcome = attempt(entity, request, using=using, locked=number > 0)
+                transaction.on_commit(lambda: committed.append(True), using=using)
+                outcome = attempt(entity, request, using=using, locked=atomic or number > 0)
                 handled = True
             failpoint("entity_committed")
             return outcome
         except Moved:
             pass
         except IntegrityError:
-            if number:
+            if number or committed:
                 raise
         except (OperationalError, django.db.InterfaceError) as error:
+            if committed:  # raised by another callback: no conflict, and no lost commit
+                raise
             if not is_conflict(error):
                 connections[using].close()
                 if not handled and unknown is None:
@@ -128,8 +129,8 @@ def _read_committed(*, using: str) -> Iterator[None]:
 def is_conflict(error: Exception) -> bool:
     """Say whether a transaction was refused because of another one, and may be done anew."""
     cause = error.__cause__
-    state = getattr(cause, "sqlstate", None) or (error.args[0] if error.args else None)
-    return state in CONFLICTS or "database is locked" in str(error)
+    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
+    return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)
 
 
 def _contended(entity: Any, request: Request, attempts: int) -> EntityContended:

@@ -14,12 +14,12 @@ from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
 from .transaction import CurrentTransaction
 
 __all__ = [
+    "CommandsOnly",
     "CurrentTransaction",
     "Cursor",
     "DatabaseNow",
     "DeadJob",
     "DeliveredVersion",
-    "CommandsOnly",
     "EntityRow",
     "EntityVersion",
     "Event",

@@ -6,13 +6,17 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from outbox_app import NO_STREAM
 from outbox_app.entities import execution
-from outbox_app.exceptions import EntityContended, OutcomeUnknown
+from outbox_app.entities.attempt import Moved
+from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
+from outbox_app.models import StreamHead
 from tests.entities.models import Account
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -113,6 +117,88 @@ def test_the_snapshot_of_a_caller_hides_the_twin(alias, account, ask, rows, else
     assert len(rows()) == 2
 
 
+@pytest.fixture
+def snapshots(alias, not_sqlite):
+    """Connections of the alias at REPEATABLE READ."""
+    connection = connections[alias]
+    levels = {"postgresql": 3, "mysql": "repeatable read"}
+    connection.close()
+    connection.settings_dict["OPTIONS"]["isolation_level"] = levels[connection.vendor]
+    yield
+    connections[alias].close()
+    del connections[alias].settings_dict["OPTIONS"]["isolation_level"]
+
+
+@pytest.mark.parametrize("command", ["withdraw", "open"])
+def test_a_hidden_twin_is_found_before_anything_is_refused(
+    alias, ask, rows, elsewhere, snapshots, command
+):
+    """PostgreSQL refuses the caller's snapshot instead."""
+    arguments = {"withdraw": {"amount": 4}, "open": {"owner": "ann"}}[command]
+    if command == "withdraw":
+        ask("open", {"owner": "ann", "balance": 4})
+    expected = NO_STREAM if command == "open" else 1
+    with suppress(OperationalError), transaction.atomic(using=alias):
+        before = len(rows())  # takes the snapshot
+        elsewhere(command, arguments, "x")
+        outcome = ask(command, arguments, command_id="x", expected_version=expected)
+        assert connections[alias].vendor == "mysql"
+        assert (outcome.replayed, outcome.version) == (True, before + 1)
+    assert len(rows()) == before + 1
+
+
+def test_a_creation_of_a_caller_holds_up_no_other(alias, snapshots):
+    """Nothing that is absent is locked: at REPEATABLE READ that would be the gap."""
+
+    def create():
+        try:
+            return Account.execute("b", "open", {"owner": "b"}, command_id="x", using=alias)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic(using=alias):
+        Account.execute("a", "open", {"owner": "a"}, command_id="x", using=alias)
+        with pytest.raises(UnknownEntity):
+            Account.execute("c", "withdraw", {"amount": 1}, command_id="x", using=alias)
+        assert pool.submit(create).result(timeout=8).version == 1
+    assert not StreamHead.objects.using(alias).filter(stream="c").exists()
+
+
+@pytest.mark.parametrize("id", ["a", "b"])
+def test_a_command_that_may_query_locks_its_entity_first(alias, account, declare, at_point, id):
+    """Else its handler's rows would be locked before the head, and those of others after it."""
+    met = []
+
+    def write():
+        heads = StreamHead.objects.using(alias).filter(stream=id)
+        try:
+            with connections[alias].cursor() as cursor:
+                if connections[alias].vendor == "sqlite":
+                    cursor.execute("PRAGMA busy_timeout = 0")
+                elif connections[alias].vendor == "mysql":
+                    cursor.execute("SET innodb_lock_wait_timeout = 1")
+                else:
+                    cursor.execute("SET lock_timeout = '100ms'")
+            if not heads.update(version=1):
+                StreamHead.objects.using(alias).create(log="account_version", stream=id, version=1)
+        except OperationalError as error:
+            met.append(error)
+        finally:
+            connections.close_all()
+
+    def meet():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(write).result()
+
+    def visit(self):
+        self.state = {"visited": True}
+
+    declare(visit, atomic=True, creates=id == "b")
+    at_point("entity_loaded", meet)
+    assert Account.execute(id, "visit", command_id="x", using=alias).version == (id == "a") + 1
+    assert len(met) == 1
+
+
 def test_fifty_commands_of_eight_threads_all_count(alias, account, rows, isolation):
     together = threading.Barrier(8)
 
@@ -183,7 +269,10 @@ def test_a_database_that_is_away_before_the_commit_is_told_as_django_tells_it(
 
 
 def test_others_are_ahead_each_time(account, ask, rows, monkeypatch):
-    monkeypatch.setattr("outbox_app.entities.attempt.bump_version", lambda *args, **kw: False)
+    def ahead(*args, **options):
+        raise Moved
+
+    monkeypatch.setattr(execution, "attempt", ahead)
     monkeypatch.setattr(execution, "PAUSE", 0)
     with pytest.raises(EntityContended, match="each of 10 attempts"):
         ask("withdraw", {"amount": 4})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.entities import Rejected, command, execution
 from outbox_app.entities.attempt import Moved
-from outbox_app.exceptions import InvalidCommand, InvalidEvent
+from outbox_app.exceptions import InvalidCommand, InvalidEvent, StatementRefused
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
 
@@ -110,3 +110,44 @@ def test_a_decorator_above_the_command_runs_with_it(alias, account, ask, monkeyp
 def test_a_type_that_no_event_can_have(event):
     with pytest.raises(InvalidEvent, match="event"):
         command(event=event)
+
+
+@pytest.mark.parametrize("other", ["postgres", "mariadb"])
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_another_database_is_refused_and_not_left_half_open(declare, settings, other, atomic):
+    """A session that lacks its SET statements has another isolation level, or another role."""
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": "default"}
+
+    def look(self):
+        return Account.objects.using(other).count()
+
+    declare(look, atomic=atomic)
+    Account.execute("a", "open", {"owner": "ann"}, command_id="open")
+    connections[other].close()
+    with pytest.raises(StatementRefused, match="may not query a database"):
+        Account.execute("a", "look", command_id="x")
+    assert connections[other].connection is None
+    assert Account.objects.using(other).count() == 0
+
+
+@commits
+@pytest.mark.parametrize("error", [OperationalError, IntegrityError])
+def test_an_error_of_a_callback_is_no_conflict(account, ask, rows, declare, alias, error):
+    """It is raised, as Django does; the command is committed, and not done anew."""
+    runs = []
+
+    def order(self):
+        runs.append(1)
+
+        def call():
+            raise error("a callback's own")
+
+        transaction.on_commit(call, using=alias)
+
+    declare(order)
+    with pytest.raises(error, match="a callback's own"):
+        ask("order", command_id="x")
+    assert len(runs) == 1
+    assert len(rows()) == 2
+    assert ask("order", command_id="x").replayed
