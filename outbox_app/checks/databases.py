@@ -16,7 +16,7 @@ from django.db import connections
 from ..eventlog.registry import all_logs
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import StagedJob
+from ..models import EntityRow, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from .aliases import is_standby, written_aliases
@@ -31,6 +31,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
     for alias in databases or ():
         connection = connections[alias]
         models = [*apps.get_app_config("outbox_app").get_models(), *all_logs()]
+        models += [model for model in apps.get_models() if issubclass(model, EntityRow)]
         tables = {model._meta.db_table for model in models}
         tables &= set(connection.introspection.table_names())
         if StagedJob._meta.db_table not in tables:
@@ -44,6 +45,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
 def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
     collation = COLLATIONS[connection.mysql_is_mariadb]
     slots = ", ".join(["%s"] * len(tables))
+    entities = {m._meta.db_table for m in apps.get_models() if issubclass(m, EntityRow)}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "
@@ -57,7 +59,11 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             "AND collation_name <> %s",
             [*tables, collation],
         )
-        columns = cursor.fetchall()
+        columns = [
+            (table, name, found)
+            for table, name, found in cursor.fetchall()
+            if table not in entities or name == "id"  # further columns are the project's
+        ]
         cursor.execute("SELECT @@sql_mode")
         (sql_mode,) = cursor.fetchone()
     logs = {log._meta.db_table for log in all_logs()}  # those have checks of their own

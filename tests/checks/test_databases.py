@@ -107,6 +107,19 @@ class TestMySQL:
         assert "host" in message.msg
         assert check_databases(databases=[alias]) == []
 
+    def test_ids_of_entities_compare_byte_by_byte(self, alias, run):
+        """Else the command of "A" is answered by "a". Further columns are the project's."""
+        run("ALTER TABLE account ADD name varchar(9) COLLATE utf8mb4_general_ci")
+        try:
+            assert check_databases(databases=[alias]) == []
+            run("ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+            [message] = check_databases(databases=[alias])
+        finally:
+            run("ALTER TABLE account DROP name")
+            run("ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
+        assert message.id == "outbox.E009"
+        assert "id (utf8mb4_general_ci). Keys" in message.msg
+
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")
         try:
