@@ -1,0 +1,57 @@
+"""The versions of an entity type are a log: what reads and keeps logs works on them."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from outbox_app import subscriber
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.testing import run_subscribers
+from tests.entities.models import Account, AccountVersion
+
+commits = pytest.mark.django_db(transaction=True)
+
+
+@commits
+def test_versions_are_pruned_and_the_entity_goes_on(alias, account, ask, rows):
+    ask("withdraw", {"amount": 1}, command_id="x")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE account_version SET recorded_at = '2020-01-01 00:00:00'")
+    output = StringIO()
+    command = ("outbox_prune", "--events", "--log", "account_version", "--older-than=1")
+    call_command(*command, stdout=output)
+    assert "pruned log=account_version removed=2" in output.getvalue()
+    assert rows() == []
+    assert ask("withdraw", {"amount": 1}).version == 3
+    assert Account.objects.using(alias).get(pk="a").version == 3
+
+
+@commits
+def test_versions_are_read_by_a_subscription(alias, account, ask):
+    seen = []
+
+    @subscriber("ledger", logs=[AccountVersion], types=["account.withdrawn"])
+    def handle(events):
+        seen.extend((event.stream, event.version, event.data) for event in events)
+
+    ask("withdraw", {"amount": 99})  # a rejection has another type
+    ask("withdraw", {"amount": 1})
+    assert run_subscribers("ledger") == 1
+    assert seen == [("a", 3, {"amount": 1})]
+
+
+@commits
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_tombstones_seal_versions(alias, account, ask, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TOMBSTONES": True}
+    reader = LogReader(AccountVersion, using=alias)
+    assert reader.window._seal(3, 5)
+    reader.close()
+    sealed = AccountVersion.objects.using(alias).filter(command_id=None)
+    assert sealed.filter(rejected=False, state__isnull=True).count() == 3
+    assert ask("withdraw", {"amount": 1}).version == 2
+    assert Account.history("a", using=alias).count() == 2
