@@ -46,6 +46,13 @@ def _check(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
             id="outbox.E034",
         )
         return
+    if any(issubclass(parent, EntityRow) for parent in entity._meta.parents):
+        yield Error(
+            "The type is derived from another type: its rows would be split between two tables.",
+            hint="Put what they share into an abstract model, and give each versions of its own.",
+            obj=entity,
+            id="outbox.E034",
+        )
     if others := [each.__name__ for each in types if each is not entity and _shares(each, entity)]:
         yield Error(
             f"{', '.join(others)} has the same versions: ids of the one would be ids of the other.",

@@ -68,8 +68,8 @@ def command(
         creates: It may be executed on an entity that does not exist, and on no other. Its
             ``self.state`` is None until it sets it.
         event: The type of its event. Default: ``<type>.<command>``, as in ``account.withdraw``.
-        atomic: It may query the entity's database, inside a savepoint of its own. All others may
-            touch no database.
+        atomic: It may query the entity's database, and no other, inside a savepoint of its own; the
+            entity is locked before. All others may touch no database.
 
     Raises:
         TypeError: The method is a coroutine or a generator.
