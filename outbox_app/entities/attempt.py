@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,9 +21,9 @@ from django.db import connections, transaction
 from django.db.models import F, QuerySet, Value
 
 from ..enclosure import enclosed
-from ..eventlog.heads import bump_version, bump_versions, current_version
+from ..eventlog.heads import bump_versions, current_version
 from ..eventlog.insert import insert
-from ..eventlog.newevent import ANY, NO_STREAM, CheckedEvent, canonical, slice_of
+from ..eventlog.newevent import CheckedEvent, canonical, slice_of
 from ..exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -42,6 +42,10 @@ from .request import Outcome, Rejection, Request
 
 #: Characters of the code of a rejection.
 MAX_CODE = 100
+
+
+#: The command whose handler runs in this context.
+handling: ContextVar[str] = ContextVar("outbox_app.entities.handling", default="")
 
 
 class Moved(Exception):
@@ -92,9 +96,8 @@ def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outco
     state, response, rejection = _decide(entity, request, spec, loaded, using=using)
     failpoint("entity_handled")
     row = _version(entity, request, spec, loaded, state, response, rejection)
-    if locked:
-        bump_versions(table, {request.id: 1}, using=using)
-    elif not bump_version(table, request.id, 1, expected=loaded.version, using=using):
+    expected = {request.id: None if locked else loaded.version}
+    if not bump_versions(table, {request.id: 1}, expected, using=using):
         raise Moved
     _write_state(entity, request, loaded, state, rejection, row.version, using=using)
     event = CheckedEvent(row, request.text, "{}", repeatable=False)
@@ -116,7 +119,7 @@ def _lock(table: str, id: str, *, using: str) -> tuple[int, int]:
     if not seen or connections[using].vendor == "sqlite":
         # A head that is absent is made: a lock on it would be one on a gap, where others insert,
         # and would hold off no other creator. SQLite has no other lock than a write.
-        bump_versions(table, {id: 0}, using=using)
+        bump_versions(table, {id: 0}, {}, using=using)
     head = heads.select_for_update().values_list("version", flat=True).get()
     return seen, head
 
@@ -189,13 +192,10 @@ def _spec(entity: Any, request: Request) -> CommandSpec:
 
 
 def _check_expected(table: str, request: Request, loaded: Loaded) -> None:
-    if request.expected is ANY:
-        return
-    wanted = 0 if request.expected is NO_STREAM else request.expected
-    if wanted != loaded.version:
+    if request.expected not in (None, loaded.version):
         raise VersionConflict(
-            f"{request.id!r} of {table} was expected at version {wanted}; it is at version "
-            f"{loaded.version}. Read it again, decide again, and send the command with the version "
+            f"{request.id!r} of {table} was expected at version {request.expected}; it is at "
+            f"version {loaded.version}. Read it again, decide again, and send it with the version "
             "you have seen.",
             stream=request.id,
             current=loaded.version,
@@ -216,8 +216,9 @@ def _decide(
     callbacks = len(connections[using].run_on_commit)
     try:
         with _guard(entity, spec, using=using):
-            handler = spec.handler
-            response = copy_context().run(handler, instance, **json.loads(request.text))
+            context = copy_context()
+            context.run(handling.set, f"{entity.__name__}.{spec.name}")
+            response = context.run(spec.handler, instance, **json.loads(request.text))
     except Rejected as error:
         _drop_callbacks(callbacks, using=using)
         return loaded.state, None, _stored_rejection(entity, spec, error)

@@ -20,11 +20,11 @@ from typing import Any
 import django.db
 from django.db import IntegrityError, OperationalError, connections, transaction
 
-from ..exceptions import EntityContended, NotAtomic, OutcomeUnknown
+from ..exceptions import EntityContended, InvalidCommand, NotAtomic, OutcomeUnknown
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait
 from ..transactions import lacks_autocommit, open_transactions
-from .attempt import Moved, attempt
+from .attempt import Moved, attempt, handling
 from .declaration import commands_of
 from .request import Outcome, Request
 
@@ -42,11 +42,17 @@ def run(entity: Any, request: Request, *, using: str) -> Outcome:
     """Answer a command: committed, or part of the caller's open transaction.
 
     Raises:
+        InvalidCommand: It was called by a command.
         NotAtomic: A transaction is open on another alias only.
         EntityContended: Others were ahead each time.
         OutcomeUnknown: The connection was lost at the commit, and the database is away.
         OutboxError: What ``attempt`` raises.
     """
+    if handling.get():
+        raise InvalidCommand(
+            f"The command {handling.get()} may not execute another one: it may run several times. "
+            "Do it after this one has been answered; or from a subscription on its versions."
+        )
     connection = connections[using]
     if connection.in_atomic_block:
         return _in_callers_transaction(entity, request, using=using)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expectation
+from ..eventlog.newevent import ANY, canonical, checked_name, expected_number
 from ..exceptions import InvalidCommand, InvalidEvent
 
 
@@ -26,7 +26,8 @@ class Request:
     #: The same as JSON.
     text: str
     command_id: str
-    expected: ExpectedVersion
+    #: The version that the entity must be at; 0: it must not exist; None: any.
+    expected: int | None
     hash: str
 
     @classmethod
@@ -51,10 +52,10 @@ class Request:
             checked_name("command", command)
             checked_name("command_id", command_id)
             stored, text = canonical("arguments", dict(arguments))
-            expected = expectation(expected)
+            number = expected_number(expected)
         except InvalidEvent as error:
             raise InvalidCommand(str(error)) from None
-        return cls(id, command, stored, text, command_id, expected, _hash(command, stored))
+        return cls(id, command, stored, text, command_id, number, _hash(command, stored))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def _uuid(value: Any) -> UUID:
 
 
 def canonical(field: str, value: Any) -> tuple[Any, str]:
-    """Return a value as readers will see it, and its JSON."""
+    """Return a value as readers will see it, and its JSON. Raises ``InvalidEvent``."""
     try:
         text = _encode(value)
         size = len(text.encode())
@@ -173,8 +173,8 @@ def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
             raise InvalidEvent(
                 f"expected_version names the stream {unknown[0]!r}, of which there is no event."
             )
-        return {stream: _expected(value) for stream, value in given.items()}
-    expected = _expected(given)
+        return {stream: expected_number(value) for stream, value in given.items()}
+    expected = expected_number(given)
     if expected is not None and len(streams) > 1:
         raise InvalidEvent(
             f"expected_version={given!r} was given for events of {len(streams)} streams. Give a "
@@ -183,7 +183,8 @@ def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
     return dict.fromkeys(streams, expected)
 
 
-def _expected(value: Any) -> int | None:
+def expected_number(value: Any) -> int | None:
+    """Return what is expected of one stream: 0, no stream; None, any. Raises ``InvalidEvent``."""
     if isinstance(value, Expected):
         return None if value is ANY else 0
     if type(value) is not int or not 1 <= value < 2**63:

@@ -58,6 +58,10 @@ class Account(Entity):
         return Account.objects.using(using).count()
 
     @command(atomic=True)
+    def ask_itself(self, using: Any) -> Any:
+        return Account.execute(self.pk, "date", command_id="inner", using=using)
+
+    @command(atomic=True)
     def look_around(self, using: Any) -> Any:
         return Account.objects.using(using).count()
 

@@ -151,3 +151,10 @@ def test_an_error_of_a_callback_is_no_conflict(account, ask, rows, declare, alia
     assert len(runs) == 1
     assert len(rows()) == 2
     assert ask("order", command_id="x").replayed
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_command_executes_no_other(alias, account, ask, rows):
+    with pytest.raises(InvalidCommand, match=r"Account\.ask_itself may not execute another one"):
+        ask("ask_itself", {"using": alias})
+    assert len(rows()) == 1
