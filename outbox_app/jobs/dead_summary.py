@@ -88,6 +88,7 @@ def dead_matrix(*, using: str) -> DeadMatrix:
         )
         .order_by("-total", "task", "error")[: PAIRS + 1]
     )
+    more = len(pairs) > PAIRS
     tasks, errors = (_summed(pairs[:PAIRS], place) for place in (0, 1))
     reasons = _reasons({row.newest for row in (*tasks, *errors)}, using=using)
     for row in (*tasks, *errors):
@@ -95,10 +96,8 @@ def dead_matrix(*, using: str) -> DeadMatrix:
     return DeadMatrix(
         tasks=tasks[: counting.LISTED],
         errors=errors[: counting.LISTED],
-        total=sum(pair[2] for pair in pairs) + cut,
-        complete=not cut
-        and len(pairs) <= PAIRS
-        and max(len(tasks), len(errors)) <= counting.LISTED,
+        total=(counting.counted(dead) if more else sum(pair[2] for pair in pairs)) + cut,
+        complete=not cut and not more and max(len(tasks), len(errors)) <= counting.LISTED,
     )
 
 

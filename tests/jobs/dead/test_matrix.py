@@ -66,6 +66,13 @@ def test_the_most_frequent_are_listed(alias, monkeypatch, where, name):
     assert not found.complete
 
 
+def test_all_are_counted_though_few_pairs_are_looked_at(alias, monkeypatch):
+    for number in range(4):
+        dead_jobs(2, using=alias, task=f"t{number}", error="x")
+    monkeypatch.setattr(module, "PAIRS", 1)
+    assert dead_matrix(using=alias).total == 8
+
+
 def test_it_takes_three_statements_whatever_there_is(alias):
     for number in range(30):
         dead_jobs(2, using=alias, task=f"t{number}", error=f"e{number % 7}")
