@@ -12,7 +12,7 @@ MODULES = [path for path in PACKAGE.rglob("*.py") if "migrations" not in path.pa
 
 #: Files of one level of a room. The numbers of those named may only fall.
 FILES = 16
-LARGER = {"admin": 21, "eventlog": 18, "pipeline": 25}
+LARGER = {"admin": 20, "pipeline": 21}
 
 
 def test_the_package_has_no_more_lines_than_are_written_down() -> None:
