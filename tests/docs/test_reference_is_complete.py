@@ -146,3 +146,15 @@ def test_every_exception_has_a_docstring_for_its_page() -> None:
     ]
     assert found
     assert [value.__name__ for value in found if not inspect.getdoc(value)] == []
+
+
+def test_files_of_the_package_that_pages_name_exist() -> None:
+    root = REFERENCE.parents[1]
+    pages = [*(root / "docs/explanation").glob("*.md"), root / "docs/howto/work-on-outbox_app.md"]
+    missing = [
+        f"{page.name}: {name}"
+        for page in pages
+        for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page.read_text())
+        if not ((root / name).exists() or (root / "outbox_app" / name).exists())
+    ]
+    assert missing == []
