@@ -148,7 +148,7 @@ def test_a_write_that_fails_disturbs_no_subscription(alias):
         publish(alias, "d")
         runner.run_once()
         assert not runner.trouble
-    assert runner.handled == 4
+    assert runner.done == 4
     assert Subscription.objects.using(alias).filter(name="all").exists()
     runner._counters.write()
     assert found(alias) == {"handled all": 4}
