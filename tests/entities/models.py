@@ -71,6 +71,7 @@ for _ in range(31):
     NESTED = [NESTED]
 
 LEFT: dict[str, Any] = {
+    "rich": {"balance": 1000},
     "nothing": None,
     "set": {"a": {1}},
     "nan": {"a": float("nan")},

@@ -21,7 +21,7 @@ from outbox_app.exceptions import (
     WrittenByCommands,
 )
 from outbox_app.models import StreamHead
-from tests.entities.models import LEFT, Account, AccountVersion
+from tests.entities.models import Account, AccountVersion
 
 commits = pytest.mark.django_db(transaction=True)
 
@@ -57,9 +57,6 @@ def test_the_same_id_gets_the_first_answer_whatever_holds_by_now(account, ask, r
     refused = ask("withdraw", {"amount": 7}, command_id="two")
     assert (refused.rejected.code, refused.version, refused.replayed) == ("balance", 3, True)
     assert [version for version, *_ in rows()] == [1, 2, 3, 4]
-
-
-LEFT["rich"] = {"balance": 1000}
 
 
 @commits

@@ -21,6 +21,9 @@ from tests.entities.models import Account
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+#: SQLite lets one transaction write at a time: nothing comes between.
+servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+
 
 @pytest.fixture
 def elsewhere(alias):
@@ -73,17 +76,9 @@ def isolation(request, alias):
     del options["isolation_level"]
 
 
-@pytest.fixture
-def not_sqlite(alias):
-    """SQLite lets one transaction write at a time: nothing comes between."""
-    if connections[alias].vendor == "sqlite":
-        pytest.skip("one writer at a time")
-
-
+@servers
 @pytest.mark.parametrize("point", ["entity_loaded", "entity_handled"])
-def test_a_twin_that_comes_between_is_found(
-    account, ask, rows, elsewhere, at_point, point, not_sqlite
-):
+def test_a_twin_that_comes_between_is_found(account, ask, rows, elsewhere, at_point, point):
     """Loaded, then the twin commits, then it is looked up or the head is compared."""
     at_point(point, lambda: elsewhere("withdraw", {"amount": 4}, "x"))
     outcome = ask("withdraw", {"amount": 4}, command_id="x")
@@ -91,15 +86,15 @@ def test_a_twin_that_comes_between_is_found(
     assert len(rows()) == 2
 
 
-def test_another_command_that_comes_between_is_built_upon(
-    account, ask, rows, elsewhere, at_point, not_sqlite
-):
+@servers
+def test_another_command_that_comes_between_is_built_upon(account, ask, rows, elsewhere, at_point):
     at_point("entity_handled", lambda: elsewhere("withdraw", {"amount": 4}, "y"))
     outcome = ask("withdraw", {"amount": 4}, command_id="x")
     assert (outcome.version, outcome.response) == (3, {"balance": 2})
 
 
-def test_the_snapshot_of_a_caller_hides_the_twin(alias, account, ask, rows, elsewhere, not_sqlite):
+@servers
+def test_the_snapshot_of_a_caller_hides_the_twin(alias, account, ask, rows, elsewhere):
     """At REPEATABLE READ, MySQL's default; PostgreSQL tells by an error, which is the caller's."""
     connection = connections[alias]
     levels = {"postgresql": 2, "mysql": "repeatable read"}
@@ -118,7 +113,7 @@ def test_the_snapshot_of_a_caller_hides_the_twin(alias, account, ask, rows, else
 
 
 @pytest.fixture
-def snapshots(alias, not_sqlite):
+def snapshots(alias):
     """Connections of the alias at REPEATABLE READ."""
     connection = connections[alias]
     levels = {"postgresql": 3, "mysql": "repeatable read"}
@@ -129,6 +124,7 @@ def snapshots(alias, not_sqlite):
     del connections[alias].settings_dict["OPTIONS"]["isolation_level"]
 
 
+@servers
 @pytest.mark.parametrize("command", ["withdraw", "open"])
 def test_a_hidden_twin_is_found_before_anything_is_refused(
     alias, ask, rows, elsewhere, snapshots, command
@@ -147,6 +143,7 @@ def test_a_hidden_twin_is_found_before_anything_is_refused(
     assert len(rows()) == before + 1
 
 
+@servers
 def test_a_creation_of_a_caller_holds_up_no_other(alias, snapshots):
     """Nothing that is absent is locked: at REPEATABLE READ that would be the gap."""
 
