@@ -145,16 +145,23 @@ def repartition(world: World, random: random.Random) -> bool:
 
 def _repartition(wanted: int) -> bool:
     """Do what ``outbox_subscriptions repartition`` does, for so many, until it is not refused."""
+    import django.db
+
     from outbox_app.exceptions import OutboxError
     from outbox_app.subscriptions.control import repartition
     from outbox_app.subscriptions.subscriber import register, subscriber_named
 
     register(replace(subscriber_named("parts"), partitions=wanted))
-    for _ in range(20):
+    refused = 0
+    while refused < 20:
         try:
             repartition("parts")
         except OutboxError:
+            refused += 1
             time.sleep(0.2)
+        except django.db.Error:  # it may have been committed: the next call finds out
+            django.db.connection.close()
+            time.sleep(0.5)
         else:
             return True
     return False
