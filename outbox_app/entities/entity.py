@@ -55,7 +55,7 @@ class Entity(EntityRow):
             command_id: Makes asking again harmless: the same id gets the first answer. At most 255
                 characters; two that differ in case are two.
             expected_version: The version that the entity is at, ``NO_STREAM``, or ``ANY``
-                (default). An answer that was given before is given again whatever is expected.
+                (default). An answer that was given before is given again in any case.
             using: Database alias. Default: the one of the type's versions.
             raise_rejected: Raise ``Rejected`` instead of returning it.
 
