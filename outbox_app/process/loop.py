@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from .wakeup import LINGER
 from .watchdog import Watchdog
 
 
-class ProcessLoop:
+class ProcessLoop(ABC):
     """What the drain and the subscriptions have in common."""
 
     #: Errors after which it backs off and tries again; any other one ends it.
@@ -50,29 +51,34 @@ class ProcessLoop:
         return f"{socket.gethostname()}:{os.getpid()}"
 
     @property
+    @abstractmethod
     def done(self) -> int:
-        raise NotImplementedError
+        """Jobs that left, or events that were handled."""
 
     @property
+    @abstractmethod
     def trouble(self) -> str:
-        raise NotImplementedError
+        """What it is waiting for; empty when all is well."""
 
     def stop(self) -> None:
         """Finish what is in progress and return. From any thread or signal handler."""
         self._stop.set()
 
+    @abstractmethod
     def _step(self, *, once: bool) -> bool | None:
         """Do one turn; say whether there may be more at once. None: the database is away."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _is_finished(self, busy: bool | None, *, once: bool) -> bool:
-        raise NotImplementedError
+        """Say, after a turn, whether the loop ends by itself."""
 
+    @abstractmethod
     def _pause(self) -> float:
-        raise NotImplementedError
+        """Return for how many seconds it waits when there is nothing to do."""
 
+    @abstractmethod
     def _leave(self) -> None:
-        raise NotImplementedError
+        """Hand back what it holds; called once, at the end."""
 
     def _loop(self, *, once: bool) -> None:
         try:
