@@ -13,15 +13,13 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import Any
 
-from django.core.management.base import (
-    BaseCommand,
-    CommandError,
-    CommandParser,
-    SystemCheckError,
-)
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 
 from ..exceptions import InvalidArgument, OutboxError
 from ..text import escaped, storable
+
+#: The help of ``--database``, where it is the outbox's.
+OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
 
 
 class TeachingCommand(BaseCommand):

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...jobs.drain.run import drain_outbox
-from ..teaching import TeachingCommand
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
 HELP = """
 Sends committed jobs from the table outbox_stagedjob to the broker of the Celery app that staged
@@ -39,16 +39,11 @@ class Command(TeachingCommand):
             "1 on PostgreSQL, where a commit wakes the drainer at once, and 0.1 elsewhere, where "
             "this is the longest delay)",
             batch_size="rows moved at once (default: OUTBOX['BATCH_SIZE'], 1000)",
-            database="database alias of the outbox (default: OUTBOX['DATABASE'], else what the "
-            "routers say)",
+            database=f"database {OUTBOX_ALIAS}",
             processes="drainer processes; a second one helps when one core is not enough",
         )
-        parser.add_argument(
-            "--max-jobs",
-            type=int,
-            metavar="N",
-            help="stop after about N jobs, for example to let a supervisor start a fresh process",
-        )
+        jobs = "stop after about N jobs, for example to let a supervisor start a fresh process"
+        parser.add_argument("--max-jobs", type=int, metavar="N", help=jobs)
 
     def handle(self, **options: Any) -> None:
         self.run(drain_outbox, **options)

@@ -23,7 +23,7 @@ from ...models import DeadJob
 from ...models.counting import MANY
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
-from ..teaching import TeachingCommand
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
 HELP = """
 Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
@@ -70,51 +70,26 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", choices=["list", "requeue", "discard"], help="see above")
-        select = parser.add_argument_group("selection")
-        for option, options in {
-            "--id": {
-                "dest": "ids",
-                "type": identifier,
-                "action": "append",
-                "metavar": "N",
-                "help": "id of a dead job, as in the admin; may be given again",
-            },
-            "--task": {"help": "name of the task"},
-            "--error": {"metavar": "CLASS", "help": "class of the error, as list shows it"},
-            "--reason": {"metavar": "TEXT", "help": "part of the reason"},
-            "--queue": {"help": "name of the queue"},
-            "--key": {"help": "ordering key"},
-            "--app": {"help": "name of the Celery app"},
-            "--older-than": {
-                "type": age,
-                "metavar": "AGE",
-                "help": "died longer ago than this: 90s, 3h, 2d",
-            },
-            "--newer-than": {"type": age, "metavar": "AGE", "help": "died less long ago"},
-            "--all": {"action": "store_true", "help": "every dead job"},
-        }.items():
-            select.add_argument(option, **options)  # type: ignore[arg-type]
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            default=dead.BATCH_SIZE,
-            metavar="N",
-            help=f"jobs of one transaction (default {dead.BATCH_SIZE})",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="say how many, and touch nothing"
-        )
-        parser.add_argument(
-            "--because",
-            default="",
-            metavar="TEXT",
-            help="why: kept in the incident of a requeue, and in the log of a discard",
-        )
+        add = parser.add_argument_group("selection").add_argument
+        ids = "id of a dead job, as in the admin; may be given again"
+        add("--id", dest="ids", type=identifier, action="append", metavar="N", help=ids)
+        add("--task", help="name of the task")
+        add("--error", metavar="CLASS", help="class of the error, as list shows it")
+        add("--reason", metavar="TEXT", help="part of the reason")
+        add("--queue", help="name of the queue")
+        add("--key", help="ordering key")
+        add("--app", help="name of the Celery app")
+        add("--older-than", type=age, metavar="AGE", help="died longer ago than this: 90s, 3h, 2d")
+        add("--newer-than", type=age, metavar="AGE", help="died less long ago")
+        add("--all", action="store_true", help="every dead job")
+
+        add = parser.add_argument
+        add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
+        batch = f"jobs of one transaction (default {dead.BATCH_SIZE})"
+        add("--batch-size", type=int, default=dead.BATCH_SIZE, metavar="N", help=batch)
+        add("--dry-run", action="store_true", help="say how many, and touch nothing")
+        why = "why: kept in the incident of a requeue, and in the log of a discard"
+        add("--because", default="", metavar="TEXT", help=why)
 
     def handle(self, *, action: str, **options: Any) -> None:
         using = options["database"] or outbox_alias()

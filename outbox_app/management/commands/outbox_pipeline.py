@@ -50,19 +50,11 @@ class Command(TeachingCommand):
         add = archive.add_argument
         add("--to", required=True, metavar="DIR", help="folder of the archive, or its URI")
         until = archive.add_mutually_exclusive_group().add_argument
-        until(
-            "--available-now",
-            action="store_true",
-            help="archive the events committed so far, then stop (default)",
-        )
+        now = "archive the events committed so far, then stop (default)"
+        until("--available-now", action="store_true", help=now)
         until("--follow", action="store_true", help="archive new events until stopped")
-        add(
-            "--interval",
-            type=float,
-            default=10.0,
-            metavar="SECONDS",
-            help="with --follow: pause between two batches (default 10, at most 3600)",
-        )
+        pause = "with --follow: pause between two batches (default 10, at most 3600)"
+        add("--interval", type=float, default=10.0, metavar="SECONDS", help=pause)
         rows = "most events of a batch (default 500000)"
         add("--max-rows-per-batch", type=int, metavar="N", help=rows)
 
@@ -89,11 +81,9 @@ class Command(TeachingCommand):
         ):
             each.add_argument("--archive", default="", metavar="DIR", help=archived)
         for each in (archive, audit, statistics):
-            each.add_argument(
-                "--log", metavar="LOG", help="table of the log (default outbox_event)"
-            )
-            using = "database alias (default: the log's)"
-            each.add_argument("--database", metavar="ALIAS", help=using)
+            add = each.add_argument
+            add("--log", metavar="LOG", help="table of the log (default outbox_event)")
+            add("--database", metavar="ALIAS", help="database alias (default: the log's)")
         for each in (archive, audit, rebuild, statistics):
             _add_spark(each)
 

@@ -38,41 +38,25 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--inbox", action="store_true", help="remove old ids of executed jobs")
-        parser.add_argument("--incidents", action="store_true", help="remove old incidents")
-        parser.add_argument("--counters", action="store_true", help="remove old counters")
-        parser.add_argument("--events", action="store_true", help="remove old events")
-        parser.add_argument(
-            "--archived", metavar="DIR", help="remove old events that are in this archive"
-        )
-        parser.add_argument(
-            "--log",
-            metavar="LOG",
-            help="table of one log (default: with --events all, with --archived outbox_event)",
-        )
-        parser.add_argument(
-            "--older-than",
-            type=int,
-            metavar="DAYS",
-            help="age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
+        add = parser.add_argument
+        add("--inbox", action="store_true", help="remove old ids of executed jobs")
+        add("--incidents", action="store_true", help="remove old incidents")
+        add("--counters", action="store_true", help="remove old counters")
+        add("--events", action="store_true", help="remove old events")
+        add("--archived", metavar="DIR", help="remove old events that are in this archive")
+        log = "table of one log (default: with --events all, with --archived outbox_event)"
+        add("--log", metavar="LOG", help=log)
+        age = (
+            "age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
             "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
-            "which is 2 days; OUTBOX['EVENT_RETENTION_DAYS'] has none)",
+            "which is 2 days; OUTBOX['EVENT_RETENTION_DAYS'] has none)"
         )
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="database alias (default: that of the inbox, of the outbox, of each log)",
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            default=BATCH_SIZE,
-            metavar="N",
-            help=f"rows removed at once (default {BATCH_SIZE})",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="say how many of each, and remove nothing"
-        )
+        add("--older-than", type=int, metavar="DAYS", help=age)
+        alias = "database alias (default: that of the inbox, of the outbox, of each log)"
+        add("--database", metavar="ALIAS", help=alias)
+        rows = f"rows removed at once (default {BATCH_SIZE})"
+        add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=rows)
+        add("--dry-run", action="store_true", help="say how many of each, and remove nothing")
 
     def handle(self, **options: Any) -> None:
         options["events"] = options["events"] or bool(options["archived"])

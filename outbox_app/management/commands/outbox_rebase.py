@@ -33,21 +33,17 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--log", metavar="LOG", help="table of one log (default: all)")
-        parser.add_argument(
-            "--last-id",
-            type=int,
-            metavar="N",
-            help="last position of --log from before the restore (default: the last there is)",
+        add = parser.add_argument
+        add("--log", metavar="LOG", help="table of one log (default: all)")
+        last = "last position of --log from before the restore (default: the last there is)"
+        add("--last-id", type=int, metavar="N", help=last)
+        upgraded = (
+            "the cluster was made by pg_upgrade, which keeps transaction ids: only its identifier "
+            "is new"
         )
-        parser.add_argument(
-            "--upgraded",
-            action="store_true",
-            help="the cluster was made by pg_upgrade, which keeps transaction ids: only its "
-            "identifier is new",
-        )
-        parser.add_argument("--dry-run", action="store_true", help="change nothing")
-        parser.add_argument("--database", metavar="ALIAS", help="alias (default: the outbox's)")
+        add("--upgraded", action="store_true", help=upgraded)
+        add("--dry-run", action="store_true", help="change nothing")
+        add("--database", metavar="ALIAS", help="alias (default: the outbox's)")
 
     def handle(self, **options: Any) -> None:
         self.run(rebase_outbox, **options)

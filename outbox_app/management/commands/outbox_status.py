@@ -22,7 +22,7 @@ from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
 from ..status_table import table
-from ..teaching import TeachingCommand
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
 HELP = """
 Shows the state of the outbox: how many jobs wait and for how long, which drainers run, which jobs
@@ -67,25 +67,14 @@ class Command(TeachingCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--max-age",
-            type=limit("max_age", float),
-            metavar="SECONDS",
-            help="a problem: the oldest ready job is older",
-        )
+        add = parser.add_argument
+        older = "a problem: the oldest ready job is older"
+        add("--max-age", type=limit("max_age", float), metavar="SECONDS", help=older)
         for name, what in (("backlog", "are ready"), ("dead", "are dead")):
-            parser.add_argument(
-                f"--max-{name}",
-                type=limit(f"max_{name}", int),
-                metavar="JOBS",
-                help=f"a problem: more jobs {what}",
-            )
-        parser.add_argument("--json", action="store_true", help="all of it as JSON")
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)",
-        )
+            more = f"a problem: more jobs {what}"
+            add(f"--max-{name}", type=limit(f"max_{name}", int), metavar="JOBS", help=more)
+        add("--json", action="store_true", help="all of it as JSON")
+        add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, database: str | None, **options: Any) -> None:
         """Show it, and end with the exit code."""

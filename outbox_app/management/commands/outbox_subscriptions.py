@@ -69,19 +69,8 @@ difference; 2 wrong arguments, no such subscription or log, or no tables.
 
 EXIT_REFUSED = 1
 ACTIONS = (
-    "list",
-    "pause",
-    "resume",
-    "replay",
-    "reset",
-    "release",
-    "skip",
-    "discard",
-    "count",
-    "gaps",
-    "skip-gap",
-    "repartition",
-    "forget",
+    *("list", "pause", "resume", "replay", "reset", "release", "skip", "discard", "count"),
+    *("gaps", "skip-gap", "repartition", "forget"),
 )
 
 
@@ -89,43 +78,27 @@ class Command(TeachingCommand):
     help = HELP
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("action", choices=ACTIONS, help="see above")
-        parser.add_argument(
-            "name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID"
-        )
-        parser.add_argument("--from", dest="place", metavar="PLACE", help="where to replay from")
-        parser.add_argument("--log", help="in this log only (default: all that it reads)")
-        parser.add_argument(
-            "--skip-ahead",
-            action="store_true",
-            help="replay: pass over events that were not handled; asks, and leaves a gap's row",
-        )
-        parser.add_argument(
-            "--noinput", action="store_false", dest="interactive", help="ask for no confirmation"
-        )
-        parser.add_argument("--stream", metavar="S", help="release, or discard, this stream")
-        parser.add_argument("--position", type=int, metavar="N", help="of the event to skip")
-        parser.add_argument("--all", action="store_true", help="release all parked streams")
-        parser.add_argument(
-            "--reason", metavar="TEXT", help="why something is skipped; kept with it"
-        )
-        parser.add_argument(
-            "--restart", action="store_true", help="count: the next count begins with this one"
-        )
-        parser.add_argument("--json", action="store_true", help="list, or count, as JSON")
-        parser.add_argument(
-            "--dry-run", action="store_true", help="say what would be moved, and touch nothing"
-        )
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="alias of the logs (default: the subscription's; for list: that of Event)",
-        )
+        add = parser.add_argument
+        add("action", choices=ACTIONS, help="see above")
+        add("name", nargs="?", metavar="NAME", help="the subscription, or a gap's ID")
+        add("--from", dest="place", metavar="PLACE", help="where to replay from")
+        add("--log", help="in this log only (default: all that it reads)")
+        ahead = "replay: pass over events that were not handled; asks, and leaves a gap's row"
+        add("--skip-ahead", action="store_true", help=ahead)
+        asks = "ask for no confirmation"
+        add("--noinput", action="store_false", dest="interactive", help=asks)
+        add("--stream", metavar="S", help="release, or discard, this stream")
+        add("--position", type=int, metavar="N", help="of the event to skip")
+        add("--all", action="store_true", help="release all parked streams")
+        add("--reason", metavar="TEXT", help="why something is skipped; kept with it")
+        add("--restart", action="store_true", help="count: the next count begins with this one")
+        add("--json", action="store_true", help="list, or count, as JSON")
+        add("--dry-run", action="store_true", help="say what would be moved, and touch nothing")
+        alias = "alias of the logs (default: the subscription's; for list: that of Event)"
+        add("--database", metavar="ALIAS", help=alias)
 
-    def handle(
-        self, *, action: str, name: str | None, database: str | None, **options: Any
-    ) -> None:
-        using = database
+    def handle(self, *, action: str, name: str | None, **options: Any) -> None:
+        using = options["database"]
         if using is not None:
             require_alias(using)
         if action not in ("list", "gaps") and not name:
