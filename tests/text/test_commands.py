@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command, get_commands
 from django.db import transaction
+from django.db.models import QuerySet
 
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.reader import LogReader
@@ -29,6 +30,7 @@ from outbox_app.models import (
     StagedJob,
     Subscription,
 )
+from tests.entities.models import Account
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .conftest import HOSTILE, assert_harmless
@@ -154,8 +156,21 @@ def test_an_argument_that_is_refused(run: Run) -> None:
         ("outbox_status", "--database", HOSTILE),
         ("outbox_dead", "list", "--database", HOSTILE),
         ("outbox_prune", "--inbox", "--database", HOSTILE),
+        ("outbox_entities", "show", HOSTILE, "a"),
+        ("outbox_entities", "erase", "account", HOSTILE, "--reason", "why", "--no-input"),
+        ("outbox_entities", "import", HOSTILE),
     ):
         assert "FORGED" in run(name, *arguments)
+
+
+def test_entities(alias: str, run: Run) -> None:
+    arguments = {"owner": HOSTILE}
+    Account.execute(HOSTILE, "open", arguments, command_id=HOSTILE, using=alias)
+    assert "FORGED" in run("outbox_entities", "show", "account", HOSTILE)
+    QuerySet(Account, using=alias).delete()
+    run("outbox_entities", "verify", times=1)
+    erase = ("erase", "account", HOSTILE, "--reason", HOSTILE, "--no-input")
+    assert "FORGED" in run("outbox_entities", *erase)
 
 
 def test_a_damaged_cursor_is_named(alias: str, run: Run, rows: None) -> None:
@@ -167,7 +182,7 @@ def test_every_command_writes_through_one_place() -> None:
     from django.core.management import load_command_class
 
     ours = [name for name, app in get_commands().items() if app == "outbox_app"]
-    assert len(ours) >= 9
+    assert len(ours) >= 10
     for name in ours:
         assert isinstance(load_command_class("outbox_app", name), TeachingCommand), name
 

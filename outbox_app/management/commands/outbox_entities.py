@@ -1,0 +1,165 @@
+"""``manage.py outbox_entities``: shows, verifies, imports and erases entities.
+
+Thin: arguments in; ``operations``, ``verification`` and ``erasure`` of ``outbox_app.entities`` out.
+Only ``erase`` asks for a confirmation, and with ``--no-input`` not even that.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...aliases import log_alias
+from ...entities import operations
+from ...entities.erasure import erase
+from ...entities.verification import verify
+from ...exceptions import InvalidArgument
+from ...models.counting import counted, shown_count
+from ...process.preflight import require_alias, require_migrated
+from ..teaching import TeachingCommand
+
+HELP = """
+Shows, verifies, imports and erases entities. A TYPE is a label such as bank.Account, or its table.
+
+  list                the types, their tables, and how many rows they have (--json: all of it)
+  show TYPE ID        version and state of an entity, and its last versions with their answers;
+                      --version N: its state at that version
+  verify [TYPE]       compare rows, heads and newest versions, while commands go on. --repair writes
+                      the row or the head from the newest version, and says what it did
+  import FILE         execute a command for each line of JSON; - is standard input:
+                      {"type": "bank.Account", "id": "a-17", "command": "deposit",
+                       "arguments": {"amount": 5}, "command_id": "import-1"}
+                      If it is interrupted, run it again: what was answered is replayed
+  erase TYPE ID       empty request, answer and state of all versions, and remove the row, for a
+                      --reason. Version numbers and command ids stay. It cannot be undone
+
+  manage.py outbox_entities verify bank.Account
+  manage.py outbox_entities erase bank.Account a-17 --reason "Request 88 of the customer"
+
+Exit codes: 0 done; 1 verify has found differences and not repaired them, a line of an import has
+failed, or there is no such entity; 2 wrong arguments, no such type, or no tables; 130 interrupted.
+"""
+
+
+class Command(TeachingCommand):
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listed = actions.add_parser("list", help="list the types")
+        shown = actions.add_parser("show", help="show an entity")
+        verified = actions.add_parser("verify", help="compare rows, heads and versions")
+        imported = actions.add_parser("import", help="execute commands from a file")
+        erased = actions.add_parser("erase", help="forget what an entity was")
+        for each in (shown, erased):
+            each.add_argument("type", metavar="TYPE", help="label or table of the type")
+            each.add_argument("id", metavar="ID", help="id of the entity")
+        then = "its state at this version"
+        shown.add_argument("--version", dest="at", type=int, metavar="N", help=then)
+        for each in (listed, shown):
+            each.add_argument("--json", action="store_true", help="as JSON")
+        verified.add_argument("type", nargs="?", metavar="TYPE", help="one type (default: all)")
+        repair = "write rows and heads from the newest versions"
+        verified.add_argument("--repair", action="store_true", help=repair)
+        imported.add_argument("file", metavar="FILE", help="lines of JSON; - is standard input")
+        imported.add_argument("--type", metavar="TYPE", help="of lines that name none")
+        add = erased.add_argument
+        add("--reason", required=True, metavar="TEXT", help="why; kept with the versions")
+        add("--no-input", action="store_false", dest="interactive", help="do not ask")
+        for each in (listed, shown, verified, imported, erased):
+            alias = "database alias (default: the type's)"
+            each.add_argument("--database", metavar="ALIAS", help=alias)
+
+    def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+        types = operations.entity_types()
+        if name := options.get("type"):
+            types = [operations.entity_named(name)]
+        for using in {database or log_alias(each.versions) for each in types}:
+            require_alias(using)
+            require_migrated(using)
+        try:
+            getattr(self, f"_{action}")(types, using=database, **options)
+        except KeyboardInterrupt:
+            text = "Interrupted. Nothing is lost: run it again."
+            raise CommandError(text, returncode=130) from None
+
+    def _list(self, types: list[Any], *, using: str | None, **options: Any) -> None:
+        found = [operations.summary(each, using=using) for each in types]
+        if options["json"]:
+            self.write_json(found)
+            return
+        if not found:
+            self.write("The project has no entity type.")
+        for each in found:
+            entities, versions = (
+                "no table" if count is None else shown_count(count)
+                for count in (each["entities"], each["versions"])
+            )
+            self.write(f"{each['type']} on {each['database']!r}")
+            self.write(f"  {each['table']:<40} {entities} entities")
+            self.write(f"  {each['log']:<40} {versions} versions")
+
+    def _show(
+        self, types: list[Any], *, using: str | None, id: str, at: int | None, **options: Any
+    ) -> None:
+        found = operations.describe(types[0], id, version=at, using=using)
+        if options["json"]:
+            self.write_json(found)
+            return
+        self.write(f"{found['type']} {id!r} on {found['database']!r}")
+        changed = f", changed {found['changed_at']}" if found["changed_at"] else ""
+        self.write(f"version {found['version']}{changed}")
+        if found["state"] is None:
+            self.write("no state: its creation was rejected, or it was erased")
+        else:
+            for line in json.dumps(found["state"], indent=2, ensure_ascii=False).split("\n"):
+                self.write(line)
+        for each in found["versions"]:
+            answer = "rejected" if each["rejected"] else "accepted"
+            what = f"{each['command'] or each['type']} {answer}, id {each['command_id']}"
+            self.write(f"{each['version']:>8}  {each['recorded_at']:.19}  {what}")
+            for name in ("arguments", "response", "metadata"):
+                if each[name]:
+                    self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")
+
+    def _verify(self, types: list[Any], *, using: str | None, repair: bool, **options: Any) -> None:
+        if any([verify(each, repair=repair, using=using, write=self.write) for each in types]):
+            raise SystemExit(1)
+
+    def _import(
+        self, types: list[Any], *, using: str | None, file: str, type: str | None, **options: Any
+    ) -> None:
+        default = types[0] if len(types) == 1 else None
+        try:
+            # Bytes that are no UTF-8 fail in their line.
+            given: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
+            opened = open(0 if file == "-" else file, closefd=file != "-", **given)  # noqa: SIM115
+        except OSError as error:
+            raise InvalidArgument(f"{file}: {error.strerror}.") from error
+        with opened as lines:
+            done = operations.import_commands(lines, default=default, using=using, write=self.write)
+        self.write(f"imported {operations.shown(done)}")
+        if done["failed"]:
+            raise SystemExit(1)
+
+    def _erase(
+        self, types: list[Any], *, using: str | None, id: str, reason: str, **options: Any
+    ) -> None:
+        [entity] = types
+        if options["interactive"]:
+            count = shown_count(counted(entity.history(id, using=using)))
+            try:
+                answer = input(f"Erase {entity._meta.label} {id!r}, {count} versions? [y/N] ")
+            except EOFError:
+                answer = ""
+            if answer.strip().lower() not in ("y", "yes"):
+                text = "Not confirmed, so nothing was changed. A script gives --no-input."
+                raise CommandError(text)
+        emptied = erase(entity, id, reason=reason, by=self.user, using=using, write=self.write)
+        self.write(f"Erased {entity._meta.label} {id!r}: {emptied} versions emptied.")
+        self.write(
+            "Archives, backups, projections, and events and jobs that its commands gave may still "
+            "hold copies."
+        )

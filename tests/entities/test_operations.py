@@ -1,0 +1,450 @@
+"""``manage.py outbox_entities``: what it shows, compares, repairs, imports and erases."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections, transaction
+from django.db.models import QuerySet
+
+from outbox_app import subscriber
+from outbox_app.entities import erasure, verification
+from outbox_app.entities.erasure import erase
+from outbox_app.exceptions import (
+    CommandIdConflict,
+    DamagedEntity,
+    EntityContended,
+    InvalidArgument,
+    UnknownEntity,
+)
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import StreamHead
+from outbox_app.testing import run_subscribers
+from tests.entities.models import Account, AccountVersion
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+TYPE = "entities.Account"
+
+
+@pytest.fixture
+def command(alias):
+    """``command("list")``: exit code, and what was written."""
+
+    def call(*arguments):
+        out = StringIO()
+        try:
+            call_command("outbox_entities", *arguments, stdout=out)
+        except SystemExit as exit:
+            return exit.code, out.getvalue()
+        except CommandError as error:
+            return error.returncode, str(error)
+        return 0, out.getvalue()
+
+    return call
+
+
+@pytest.fixture
+def by_hand(alias):
+    """``by_hand("DELETE FROM account")``: SQL that no command has written."""
+
+    def execute(sql):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+
+    return execute
+
+
+@pytest.fixture
+def many(account, ask):
+    """Account a at version 3, b and c at 1, and one whose creation was rejected."""
+    ask("withdraw", {"amount": 4}, command_id="four")
+    ask("withdraw", {"amount": 99}, command_id="much")
+    for id in "bc":
+        ask("open", {"owner": id}, id=id)
+    ask("refuse_to_open", id="none")
+
+
+def test_types_are_listed(alias, command, many):
+    code, out = command("list")
+    assert code == 0
+    assert f"{TYPE} on '{alias}'\n" in out
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["account", "3", "entities"],
+        ["account_version", "6", "versions"],
+    ]
+    [found] = json.loads(command("list", "--json")[1])
+    assert (found["type"], found["log"], found["entities"]) == (TYPE, "account_version", 3)
+
+
+def test_an_entity_is_shown_with_its_answers(alias, command, many):
+    code, out = command("show", TYPE, "a")
+    assert code == 0
+    assert '"balance": 6' in out
+    assert [line.split()[0] for line in out.splitlines() if ", id " in line] == ["3", "2", "1"]
+    assert "withdraw rejected, id much" in out
+    assert "There is not enough on the account." in out
+    found = json.loads(command("show", "account", "a", "--version", "1", "--json")[1])
+    assert (found["version"], found["state"]) == (1, {"owner": "ann", "balance": 10})
+    assert [each["command"] for each in found["versions"]] == ["open"]
+    assert "no state" in command("show", TYPE, "none")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", TYPE, "x"], 1, "There is no entities.Account 'x'"),
+        (["show", TYPE, "a", "--version", "9"], 1, "no version 9, or none any more"),
+        (["show", "Seat", "a"], 2, "Known: entities.Account"),
+        (["verify", "Seat"], 2, "Known: entities.Account"),
+        (["verify", "--database", "nowhere"], 2, "no such alias"),
+        (["import", "/nowhere/at all"], 2, "No such file"),
+        (["erase", TYPE, "x", "--reason", "why", "--no-input"], 1, "Nothing of entities.Account"),
+        (["erase", TYPE, "a", "--reason", " ", "--no-input"], 2, "needs a reason"),
+    ],
+)
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_what_is_refused(alias, command, account, arguments, code, words):
+    returned, out = command(*arguments)
+    assert (returned, words in out) == (code, True), out
+
+
+def test_what_commands_have_written_is_sound(alias, command, many, by_hand, monkeypatch):
+    monkeypatch.setattr(verification, "BATCH_SIZE", 2)
+    code, out = command("verify")
+    assert (code, f"verified type={TYPE} entities=4 differences=0 repaired=0" in out) == (0, True)
+    by_hand("DELETE FROM account_version WHERE stream = 'a' AND version = 1")  # pruned
+    by_hand("DELETE FROM account_version WHERE stream IN ('b', 'none')")
+    assert command("verify", TYPE)[0] == 0
+    assert StreamHead.objects.using(alias).count() == 4
+
+
+DAMAGES = {
+    "there is no row, and version 3 has a state": "DELETE FROM account WHERE id = 'a'",
+    "the row is at version 2, the versions end at 3": "UPDATE account SET version = 2",
+    "the row has another state": "UPDATE account SET state = '{}'",
+    "the head is at version 1, the versions end at 3": "UPDATE outbox_stream SET version = 1",
+    "the head is at version 9, the versions end at 3": "UPDATE outbox_stream SET version = 9",
+    "the head is at version 0, the versions end at 3": "DELETE FROM outbox_stream",
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_difference_is_found_and_repaired(alias, command, account, ask, rows, by_hand, words):
+    ask("withdraw", {"amount": 4})
+    ask("withdraw", {"amount": 99})
+    before = list(QuerySet(Account, using=alias).values())
+    by_hand(DAMAGES[words])
+    code, out = command("verify", TYPE)
+    assert (code, f"difference type={TYPE} id='a': {words}" in out) == (1, True), out
+    assert "differences=1 repaired=0" in out
+    assert command("verify", TYPE)[0] == 1  # nothing was written
+    code, out = command("verify", TYPE, "--repair")
+    assert (code, "was written" in out, "differences=1 repaired=1" in out) == (0, True, True), out
+    assert command("verify")[0] == 0
+    [row] = QuerySet(Account, using=alias).values()
+    assert [row[name] for name in ("id", "version", "state")] == [
+        before[0][name] for name in ("id", "version", "state")
+    ]
+    assert ask("withdraw", {"amount": 1}).version == 4
+
+
+def test_a_head_and_a_row_that_are_both_gone(alias, command, many, ask, by_hand):
+    by_hand("DELETE FROM outbox_stream WHERE stream = 'a'")
+    by_hand("DELETE FROM account WHERE id = 'a'")
+    code, out = command("verify", "--repair")
+    assert (code, "the head was written, the row was written" in out) == (0, True)
+    assert ask("withdraw", {"amount": 1}).response == {"balance": 5}
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("DELETE FROM account_version WHERE version = 2", "versions are missing"),
+        ("UPDATE account_version SET state = NULL WHERE version = 2", "delete it"),
+        ("DELETE FROM outbox_stream; DELETE FROM account_version", "no version is kept"),
+    ],
+)
+def test_what_no_version_can_repair_is_left(alias, command, account, ask, by_hand, sql, words):
+    ask("withdraw", {"amount": 4})
+    for statement in sql.split(";"):
+        by_hand(statement)
+    for _ in range(2):
+        code, out = command("verify", "--repair")
+        assert (code, words in out, "repaired=0" in out) == (1, True, True), out
+    assert QuerySet(Account, using=alias).get().version == 2
+
+
+def test_a_command_between_two_reads_is_no_difference(alias, command, many, ask, monkeypatch):
+    read = verification._by_key
+
+    def with_commands(*arguments):
+        for batch in read(*arguments):
+            ask("withdraw", {"amount": 0})
+            ask("open", {"owner": "new"}, id=f"new-{batch[0][0]}")
+            yield batch
+
+    looked_at = []
+    settle = verification._settle
+    monkeypatch.setattr(verification, "_by_key", with_commands)
+    monkeypatch.setattr(verification, "_settle", lambda *a: looked_at.append(a[1]) or settle(*a))
+    code, out = command("verify", "--repair")
+    assert (code, "differences=0" in out) == (0, True), out
+    assert "a" in looked_at
+
+
+def test_writers_are_never_reported(alias, command, account):
+    """Four writers: two on one entity, two that create others."""
+    ended = threading.Event()
+    together = threading.Barrier(5)
+
+    def write(writer):
+        together.wait()
+        number = 0
+        try:
+            while not ended.is_set():
+                number += 1
+                name = f"{writer}-{number}"
+                if writer % 2:
+                    arguments = {"owner": "x"}
+                    Account.execute(name, "open", arguments, command_id=name, using=alias)
+                else:
+                    Account.execute("a", "date", command_id=name, using=alias)
+            return number
+        except EntityContended:
+            return number
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, number) for number in range(4)]
+        together.wait()
+        try:
+            found = [command("verify", "--repair") for _ in range(5)]
+        finally:
+            ended.set()
+        assert all(writer.result() for writer in writers)
+    assert [code for code, _ in found] == [0] * 5, found
+
+
+@servers
+def test_an_entity_that_another_transaction_holds(alias, command, account, by_hand, monkeypatch):
+    by_hand("UPDATE account SET version = 7")
+    monkeypatch.setattr("outbox_app.entities.operations.LOCK_SECONDS", 1)
+    held, ended = threading.Event(), threading.Event()
+
+    def hold():
+        try:
+            with transaction.atomic(using=alias):
+                StreamHead.objects.using(alias).update(version=1)
+                held.set()
+                ended.wait()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        holder = pool.submit(hold)
+        held.wait()
+        try:
+            code, out = command("verify")
+        finally:
+            ended.set()
+        holder.result()
+    assert (code, "is held by another transaction" in out) == (1, True)
+
+
+def lines(*commands):
+    return "".join(json.dumps(each) + "\n" for each in commands)
+
+
+OPEN = {"type": TYPE, "id": "i", "command": "open", "arguments": {"owner": "i"}, "command_id": "1"}
+BAD = [
+    "{",
+    "[1]",
+    json.dumps({"id": "i"}),
+    json.dumps({**OPEN, "colour": "red"}),
+    json.dumps({**OPEN, "type": "Seat"}),
+    json.dumps({**OPEN, "command": "leave"}),  # the id belongs to another request
+    json.dumps({**OPEN, "command": "fail", "arguments": {}, "command_id": "4"}),
+    json.dumps({**OPEN, "id": "unknown", "command": "date", "arguments": {}, "command_id": "5"}),
+    "[" * 100_000,
+]
+
+
+def test_an_import_is_repeated_without_harm(alias, command, tmp_path):
+    file = tmp_path / "commands"
+    withdraw = {**OPEN, "command": "withdraw", "arguments": {"amount": 1}, "command_id": "2"}
+    date = {"id": "i", "command": "date", "command_id": "3"}
+    text = lines(OPEN, withdraw, date) + "\n" + "\n".join(BAD) + "\n"
+    file.write_bytes(text.encode() + b'{"id": "\xff"}\n')
+    code, out = command("import", str(file))
+    assert code == 1
+    assert f"imported executed=2 replayed=0 rejected=1 failed={len(BAD) + 1}" in out
+    failed = [int(line.split("=")[1].split(":")[0]) for line in out.splitlines()[:-1]]
+    assert failed == [*range(5, 15)]
+    file.write_text(lines(OPEN, withdraw, date))
+    assert command("import", str(file), "--type", TYPE) == (
+        0,
+        "imported executed=0 replayed=3 rejected=0 failed=0\n",
+    )
+
+
+def test_an_import_that_is_broken_off_goes_on(alias, command, tmp_path):
+    file = tmp_path / "commands"
+    file.write_text(lines(OPEN, *({**OPEN, "id": f"i{n}"} for n in range(3))))
+    left = iter([None, None])
+
+    def stop():
+        if next(left, stop):
+            raise KeyboardInterrupt
+
+    set_failpoint("entity_written", stop)
+    try:
+        assert command("import", str(file))[0] == 130
+    finally:
+        set_failpoint("entity_written", None)
+    assert "executed=2 replayed=2 rejected=0 failed=0" in command("import", str(file))[1]
+
+
+def content(alias, id="a"):
+    found = QuerySet(AccountVersion, using=alias).filter(stream=id).order_by("version")
+    return list(found.values_list("version", "command_id", "data", "response", "state"))
+
+
+def test_an_erased_entity_is_forgotten(alias, command, many, ask):
+    code, out = command("erase", TYPE, "a", "--reason", "ticket 88", "--no-input")
+    assert (code, "3 versions emptied" in out, "Archives" in out) == (0, True, True)
+    assert [each[1] for each in content(alias)][:3] == ["open", "four", "much"]
+    assert [(number, *rest) for number, _, *rest in content(alias)] == [
+        (number, {}, None, None) for number in range(1, 5)
+    ]
+    metadata = QuerySet(AccountVersion, using=alias).filter(stream="a").values_list("metadata")
+    assert {each["erased"]["reason"] for (each,) in metadata} == {"ticket 88"}
+    assert "manage.py outbox_entities" in metadata[0][0]["erased"]["by"]
+    assert not QuerySet(Account, using=alias).filter(pk="a").exists()
+    assert "no state" in command("show", TYPE, "a")[1]
+    assert command("verify")[0] == 0
+    assert QuerySet(Account, using=alias).count() == 2
+
+
+def test_what_commands_get_after_an_erasure(alias, command, account, ask):
+    ask("withdraw", {"amount": 4}, command_id="four")
+    assert erase(Account, "a", reason="why", using=alias) == 2
+    with pytest.raises(UnknownEntity):
+        ask("withdraw", {"amount": 4})
+    for name, arguments in (("withdraw", {"amount": 4}), ("withdraw", {"amount": 5})):
+        with pytest.raises(CommandIdConflict):
+            ask(name, arguments, command_id="four")
+    with pytest.raises(CommandIdConflict):  # the person does not come back by a late request
+        ask("open", {"owner": "ann", "balance": 10}, command_id="open")
+    assert erase(Account, "a", reason="again", using=alias) == 0
+    assert len(content(alias)) == 3
+    assert ask("open", {"owner": "bob"}).version == 4
+    assert command("verify")[0] == 0
+    assert erase(Account, "a", reason="once more", using=alias) == 1
+    assert [each[4] for each in content(alias)] == [None] * 5
+    assert command("verify")[0] == 0
+
+
+def test_a_rejected_creation_is_erased_too(alias, command, ask):
+    ask("open", {"owner": "ann"}, id="b")
+    ask("refuse_to_open", id="a")
+    assert erase(Account, "a", reason="why", using=alias) == 1
+    assert [each[2:] for each in content(alias)] == [({}, None, None)] * 2
+    assert command("verify")[0] == 0
+    assert len(content(alias, "b")) == 1
+
+
+def test_a_subscription_is_told_and_sees_nothing_of_before(alias, account, ask):
+    seen = []
+
+    @subscriber("ledger", logs=[AccountVersion])
+    def handle(events):
+        seen.extend((event.type, event.data) for event in events)
+
+    erase(Account, "a", reason="why", using=alias)
+    run_subscribers("ledger")
+    assert seen == [("account.open", {}), ("account.erased", {})]
+
+
+def test_an_erasure_that_was_broken_off_is_finished(alias, account, ask, rows, monkeypatch):
+    monkeypatch.setattr(erasure, "BATCH_SIZE", 2)
+    for _ in range(4):
+        ask("withdraw", {"amount": 1})
+    update, calls = QuerySet.update, []
+
+    def lost(self, **values):
+        calls.append(values)
+        if len(calls) == 2:
+            raise OperationalError("server closed the connection")
+        return update(self, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuerySet, "update", lost)
+        with pytest.raises(OperationalError):
+            erase(Account, "a", reason="why", using=alias)
+    assert [each[4] is None for each in content(alias)] == [True] * 2 + [False] * 3 + [True]
+    with pytest.raises(UnknownEntity):
+        ask("withdraw", {"amount": 1})
+    assert erase(Account, "a", reason="why", using=alias) == 3
+    assert [each[2:] for each in content(alias)] == [({}, None, None)] * 6
+
+
+@servers
+def test_a_command_that_has_read_what_is_erased_writes_nothing(alias, account, ask):
+    def erase_it():
+        set_failpoint("entity_handled", None)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(erase_elsewhere).result()
+
+    def erase_elsewhere():
+        try:
+            erase(Account, "a", reason="why", using=alias)
+        finally:
+            connections.close_all()
+
+    set_failpoint("entity_handled", erase_it)
+    try:
+        with pytest.raises(UnknownEntity):
+            ask("withdraw", {"amount": 4})
+    finally:
+        set_failpoint("entity_handled", None)
+    assert [each[4] for each in content(alias)] == [None, None]
+
+
+def test_a_head_that_is_behind_is_repaired_first(alias, account, ask, by_hand):
+    ask("withdraw", {"amount": 4})
+    by_hand("UPDATE outbox_stream SET version = 1")
+    with pytest.raises(DamagedEntity, match=r"verify entities\.Account --repair"):
+        erase(Account, "a", reason="why", using=alias)
+    assert len(content(alias)) == 2
+
+
+@pytest.mark.parametrize("reason", ["", "\0", "x" * 1_000_000])
+def test_a_reason_that_cannot_be_kept(alias, account, reason):
+    with pytest.raises(InvalidArgument):
+        erase(Account, "a", reason=reason, using=alias)
+    assert len(content(alias)) == 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 1), (EOFError, 1)])
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_an_erasure_asks(alias, command, many, monkeypatch, answer, code):
+    asked = []
+
+    def answered(question):
+        asked.append(question)
+        if answer is EOFError:
+            raise EOFError
+        return answer
+
+    monkeypatch.setattr("builtins.input", answered)
+    assert command("erase", TYPE, "a", "--reason", "why")[0] == code
+    assert asked == ["Erase entities.Account 'a', 3 versions? [y/N] "]
+    assert QuerySet(Account, using=alias).filter(pk="a").exists() == bool(code)
