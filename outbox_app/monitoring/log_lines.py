@@ -1,22 +1,14 @@
 """Log lines, hung off the signals: a constant message, then ``key=value`` fields.
 
 Loggers: ``outbox_app.staging``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``,
-``.subscriptions``. Nothing is
-configured here; a project's ``LOGGING`` decides what is shown.
+``.subscriptions``. Nothing is configured here; a project's ``LOGGING`` decides what is shown.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..signals import (
-    incident_recorded,
-    job_dead,
-    jobs_published,
-    page_failed,
-    page_handled,
-    stream_parked,
-)
+from .. import signals
 from ..text import get_logger
 
 events = get_logger("outbox_app.subscriptions")
@@ -25,12 +17,12 @@ logger = get_logger("outbox_app.drain")
 
 def connect() -> None:
     for signal, receiver in (
-        (jobs_published, log_published),
-        (job_dead, log_dead),
-        (incident_recorded, log_incident),
-        (page_handled, log_page),
-        (page_failed, log_failure),
-        (stream_parked, log_parked),
+        (signals.jobs_published, log_published),
+        (signals.job_dead, log_dead),
+        (signals.incident_recorded, log_incident),
+        (signals.page_handled, log_page),
+        (signals.page_failed, log_failure),
+        (signals.stream_parked, log_parked),
     ):
         signal.connect(receiver, dispatch_uid=f"outbox_app.logs.{receiver.__name__}")
 
@@ -42,23 +34,15 @@ def log_published(*, using: str, count: int, seconds: float, **kwargs: Any) -> N
 def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
     logger.error(
         "Job dead database=%s task=%s task_id=%s error=%s reason=%s",
-        using,
-        dead.task,
-        dead.task_id,
-        dead.error,
-        dead.reason,
+        *(using, dead.task, dead.task_id, dead.error, dead.reason),
     )
 
 
 def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
     logger.warning(
         "Incident recorded database=%s kind=%s first_id=%d last_id=%d shards=%d detail=%s",
-        using,
-        incident.kind,
-        incident.first_id,
-        incident.last_id,
-        len(incident.shards),
-        incident.detail,
+        *(using, incident.kind, incident.first_id, incident.last_id),
+        *(len(incident.shards), incident.detail),
     )
 
 
@@ -67,12 +51,7 @@ def log_page(
 ) -> None:
     events.debug(
         "Page handled database=%s subscription=%s partition=%d log=%s events=%d seconds=%.3f",
-        using,
-        subscription,
-        partition,
-        log,
-        count,
-        kwargs["seconds"],
+        *(using, subscription, partition, log, count, kwargs["seconds"]),
     )
 
 
@@ -83,12 +62,7 @@ def log_failure(
     failures = kwargs["failures"]
     events.error(
         "Subscription failed database=%s subscription=%s partition=%d log=%s failures=%d error=%r",
-        using,
-        subscription,
-        partition,
-        log,
-        failures,
-        error,
+        *(using, subscription, partition, log, failures, error),
         exc_info=error if failures == 1 else None,
     )
 
@@ -96,10 +70,5 @@ def log_failure(
 def log_parked(*, using: str, parked: Any, **kwargs: Any) -> None:
     events.error(
         "Stream parked database=%s subscription=%s log=%s stream=%s version=%d error=%s",
-        using,
-        parked.subscription,
-        parked.log,
-        parked.stream,
-        parked.version,
-        parked.error,
+        *(using, parked.subscription, parked.log, parked.stream, parked.version, parked.error),
     )

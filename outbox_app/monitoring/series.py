@@ -25,20 +25,11 @@ from ..process import counters
 
 MINUTE = timedelta(minutes=1)
 #: Counted, and added up over processes.
-COUNTED = (
-    counters.PUBLISHED,
-    counters.DEAD,
-    counters.HANDLED,
-    counters.FAILED,
-)
+COUNTED = (counters.PUBLISHED, counters.DEAD, counters.HANDLED, counters.FAILED)
 #: Samples: of several processes, and of several minutes, the highest counts.
-SAMPLED = (
-    counters.READY,
-    counters.HELD,
-    counters.OLDEST,
-    counters.NEWEST_ID,
-    counters.READ_ID,
-)
+SAMPLED = (counters.READY, counters.HELD, counters.OLDEST)
+#: Samples of which the jobs staged are estimated.
+IDS = (counters.NEWEST_ID, counters.READ_ID)
 #: How long before the first minute of a series the last sample of ids is looked for.
 LOOK_BACK = timedelta(hours=24)
 
@@ -84,11 +75,11 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     width = step * MINUTE
     current = now - (now - datetime(2000, 1, 1, tzinfo=UTC)) % width
     starts = [current - width * n for n in reversed(range(max(1, math.ceil(minutes / step))))]
-    found: dict[str, dict[datetime, float]] = {name: {} for name in (*COUNTED, *SAMPLED)}
+    found: dict[str, dict[datetime, float]] = {name: {} for name in (*COUNTED, *SAMPLED, *IDS)}
     last = _minute(now)
     rows = _rows(using, found, starts[0], last).values_list("name", "minute")
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
-        found[name][_aware(minute)] = highest if name in SAMPLED else total
+        found[name][_aware(minute)] = total if name in COUNTED else highest
     staged = _staged(found, starts[0], last, using=using)
 
     def inside(values: dict[datetime, float], start: datetime) -> list[float]:
@@ -104,17 +95,10 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
         return [max(inside(found[name], start), default=None) for start in starts]
 
     estimates = [inside(staged, start) for start in starts]
-    return Series(
-        starts=starts,
-        published=counted(counters.PUBLISHED),
-        dead=counted(counters.DEAD),
-        handled=counted(counters.HANDLED),
-        failed=counted(counters.FAILED),
-        ready=sampled(counters.READY),
-        held=sampled(counters.HELD),
-        oldest=sampled(counters.OLDEST),
-        staged=[sum(each) / len(each) if each else None for each in estimates],
-    )
+    figures: dict[str, Any] = {name: counted(name) for name in COUNTED}
+    figures |= {name: sampled(name) for name in SAMPLED}
+    figures["staged"] = [sum(each) / len(each) if each else None for each in estimates]
+    return Series(starts, **figures)
 
 
 def rates(*, using: str) -> dict[str, float]:
@@ -132,21 +116,12 @@ def rates(*, using: str) -> dict[str, float]:
 def delays(*, using: str, minutes: int = 5) -> Delays:
     """Return how long the jobs of the last minutes took, the current minute included."""
     rows = _rows(using, [counters.DELAY], *_range(using, minutes)).order_by("label")
-    found = {
-        float(label): total
-        for label, total in rows.filter(dimension=counters.LE)
-        .values_list("label")
-        .annotate(Sum("value"))
-    }
+    totals = rows.filter(dimension=counters.LE).values_list("label").annotate(Sum("value"))
+    found = {float(label): total for label, total in totals}
     edges = sorted({*map(float, counters.BUCKETS), *found})
     buckets = [(edge, found.get(edge, 0.0)) for edge in edges]
-    return Delays(
-        count=sum(found.values()),
-        p50=_percentile(buckets, 0.5),
-        p95=_percentile(buckets, 0.95),
-        p99=_percentile(buckets, 0.99),
-        buckets=buckets,
-    )
+    p50, p95, p99 = (_percentile(buckets, part) for part in (0.5, 0.95, 0.99))
+    return Delays(sum(found.values()), p50, p95, p99, buckets)
 
 
 def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
@@ -218,9 +193,7 @@ def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
     return [] if found["at"] is None else [(_aware(found["at"]), found["id"])]
 
 
-def _growth(
-    known: list[tuple[datetime, float]],
-) -> Iterator[tuple[datetime, datetime, float]]:
+def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, datetime, float]]:
     """Yield begin, end and growth per minute between samples. What goes down counts as standing."""
     at, highest = known[0]
     for minute, value in known[1:]:
