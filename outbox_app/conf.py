@@ -72,6 +72,8 @@ class OutboxSettings:
     STATISTICS_RETENTION_HOURS: int = 48
     #: Days for which events are kept once every subscription has passed them. None: without limit.
     EVENT_RETENTION_DAYS: int | None = None
+    #: Days for which versions of entities are kept at least, and with them the ids of commands.
+    ENTITY_COMMAND_DAYS: int = 30
     #: Largest data and metadata of an event, in bytes of JSON each.
     MAX_EVENT_BYTES: int = 256 * 1024
     #: Window classes by database vendor, as dotted paths, over the built-in ones.

@@ -6,6 +6,8 @@ kept has no holes, and the cost is that of what goes. Rows are deleted by id, ea
 transaction of its own: an event that commits late between two of them is not touched, and a cursor
 that a person puts back meanwhile holds what is left. Heads of streams stay, so versions continue.
 With an archive, a row that is not in it, in a file that is as it was written, holds the rest, too.
+Versions of entities are kept for ENTITY_COMMAND_DAYS at least: with a version the id of its command
+is forgotten, and would be executed anew. The newest may go: the entity's row has its state.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, log_named, require_archivable
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
-from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
+from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.preflight import require_migrated
@@ -61,6 +63,8 @@ def prune_events(
 ) -> int:
     """Remove events that are older than the retention and that every subscription has passed.
 
+    Versions of entities are never removed before ENTITY_COMMAND_DAYS.
+
     Args:
         using: Database alias. Default: that of each log.
         log: Table or label of one log. Default: all; with an archive ``Event``.
@@ -95,9 +99,15 @@ def prune_events(
         alias = using or log_alias(each)
         check_arguments(alias, days, batch_size)
         require_migrated(alias)
-        if each._meta.db_table in connections[alias].introspection.table_names():
+        table = each._meta.db_table
+        if table in connections[alias].introspection.table_names():
+            age = days
+            if issubclass(each, EntityVersion):
+                age = max(days, outbox_settings().ENTITY_COMMAND_DAYS)
+            if age > days:
+                write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
             removed += _prune(
-                each, days, batch_size, archived, using=alias, dry_run=dry_run, write=write
+                each, age, batch_size, archived, using=alias, dry_run=dry_run, write=write
             )
     return removed
 

@@ -48,6 +48,7 @@ WRONG = {
     "MAX_MESSAGE_BYTES": [0, -1, 1.5, "1", True, None],
     "BATCH_SIZE": [0, -1, 10.0, "1000", True],
     "INBOX_RETENTION_DAYS": [0, -1, 0.5],
+    "ENTITY_COMMAND_DAYS": [0, -1, 0.5, None],
     "LEASE_SECONDS": [0, -1, "10", True, float("nan"), float("inf")],
     "PUBLISH_TIMEOUT": [0, -0.1, None],
     "INTERVAL": [0, 0.001, -1, "1", float("nan")],
