@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.servers import MariaDB, PostgreSQL, Redis
 
-NAMES = ("admin", "drain", "log", "losses", "spark")
+NAMES = ("admin", "drain", "entities", "log", "losses", "spark")
 #: With room for the millions of rows of ``losses``.
 SERVERS = {
     "POSTGRES_URL": lambda: PostgreSQL(
@@ -64,11 +64,11 @@ def parse() -> argparse.Namespace:
         "--database",
         choices=("postgres", "mariadb"),
         default="postgres",
-        help="admin, losses: where",
+        help="admin, entities, losses: where",
     )
     options = parser.parse_args()
-    if options.database != "postgres" and options.name not in ("admin", "losses"):
-        parser.error("only admin and losses run on another database than PostgreSQL")
+    if options.database != "postgres" and options.name not in ("admin", "entities", "losses"):
+        parser.error("only admin, entities and losses run on another database than PostgreSQL")
     return options
 
 

@@ -6,8 +6,11 @@ in the table is what took effect, whatever was tried again.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 
+from outbox_app.entities import Entity, EntityVersion, command
 from outbox_app.models import EventLog
 
 
@@ -63,3 +66,90 @@ class Stock(models.Model):
 
     def __str__(self) -> str:
         return f"{self.stream}: {self.events}"
+
+
+class HotVersion(EntityVersion):
+    """What hot entities were asked and answered."""
+
+    class Meta(EntityVersion.Meta):
+        abstract = False
+        db_table = "benchmark_hot_version"
+
+
+class Hot(Entity):
+    """A counter with a state of about 200 bytes."""
+
+    versions = HotVersion
+
+    class Meta:
+        db_table = "benchmark_hot"
+
+    @command(creates=True)
+    def open(self) -> None:
+        self.state = {"count": 0, "text": "x" * 180}
+
+    @command()
+    def add(self, amount: int) -> Any:
+        self.state["count"] += amount
+        return self.state["count"]
+
+
+class HotterVersion(EntityVersion):
+    """As ``HotVersion``, with the last state of each transaction only."""
+
+    class Meta(EntityVersion.Meta):
+        abstract = False
+        db_table = "benchmark_hotter_version"
+
+
+class Hotter(Entity):
+    """The same with a handler of batches."""
+
+    versions = HotterVersion
+    states = "last"
+
+    class Meta:
+        db_table = "benchmark_hotter"
+
+    @command(creates=True)
+    def open(self) -> None:
+        self.state = {"count": 0, "text": "x" * 180}
+
+    @command(batch=True)
+    def add(self, requests: list[Any]) -> Any:
+        answers = []
+        for request in requests:
+            self.state["count"] += request["amount"]
+            answers.append(self.state["count"])
+        return answers
+
+
+class Row(models.Model):
+    """The contestant's: a row that is locked, and a table of command ids."""
+
+    id = models.CharField(max_length=255, primary_key=True)
+    state = models.JSONField()
+
+    class Meta:
+        db_table = "benchmark_row"
+
+    def __str__(self) -> str:
+        return self.pk
+
+
+class RowCommand(models.Model):
+    """A command that was answered, in the contestant's way."""
+
+    row = models.CharField(max_length=255)
+    command_id = models.CharField(max_length=255)
+    request = models.JSONField()
+    response = models.JSONField()
+
+    class Meta:
+        db_table = "benchmark_row_command"
+        constraints = (
+            models.UniqueConstraint(fields=["row", "command_id"], name="benchmark_row_command"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.command_id} of {self.row}"

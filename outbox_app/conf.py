@@ -84,6 +84,13 @@ class OutboxSettings:
     TOMBSTONES: bool = False
     #: Events handed to a subscriber at once.
     PAGE_SIZE: int = 500
+    #: Commands that may wait for one entity in one process.
+    ENTITY_QUEUE: int = 10_000
+    #: Threads that execute the commands of coroutines, in one process.
+    ENTITY_THREADS: int = 4
+    #: Dotted path of a function that returns what tells apart sessions of which one may not write
+    #: for the other, such as the tenant. None: nothing does.
+    ENTITY_SCOPE: str | None = None
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.

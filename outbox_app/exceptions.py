@@ -197,6 +197,18 @@ class EntityContended(EntityError):
     """Other commands were ahead each time. Send it again."""
 
 
+class CommandTimeout(EntityError):
+    """The command was not begun in its time. It is not executed."""
+
+
+class Overloaded(EntityError):
+    """Too many commands wait. ``retry_after`` says after how many seconds to send it again."""
+
+    def __init__(self, message: str = "", *, retry_after: float = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class DamagedEntity(EntityError):
     """The row of the entity is not where its versions end: it was edited by hand."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.utils.module_loading import import_string
 
 from ..conf import OutboxSettings, outbox_settings
 from ..process.lease import BEATS, TRUST
@@ -72,6 +73,8 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             fits = number and LEAST[name] <= value < math.inf
             return None if fits else f"a number of at least {LEAST[name]}"
         return None if number and 0 < value < math.inf else "a number above 0"
+    if hint is str:
+        return None if _is_function(value) else "the dotted path of a function"
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
         return None if fits else "a dictionary of database vendors and dotted paths of classes"
@@ -80,6 +83,13 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         fits = texts and all(any(map(str.isalnum, v)) for v in value)
         return None if fits else "a tuple of names, each with a letter or digit in it"
     raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
+
+
+def _is_function(path: Any) -> bool:
+    try:
+        return callable(import_string(path))
+    except (ImportError, AttributeError, TypeError):
+        return False
 
 
 def _check_lease(conf: OutboxSettings) -> list[CheckMessage]:

@@ -4,8 +4,17 @@ Import it in a module of models: it imports models itself.
 """
 
 from ..models import EntityVersion
-from .declaration import Rejected, command
+from .declaration import Rejected, command, rule
 from .entity import Entity
-from .request import Outcome, Rejection
+from .request import Command, Outcome, Rejection
 
-__all__ = ["Entity", "EntityVersion", "Outcome", "Rejected", "Rejection", "command"]
+__all__ = [
+    "Command",
+    "Entity",
+    "EntityVersion",
+    "Outcome",
+    "Rejected",
+    "Rejection",
+    "command",
+    "rule",
+]

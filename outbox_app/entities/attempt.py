@@ -1,140 +1,376 @@
-"""One command in one transaction: load, look up, run, compare and set, record.
+"""Commands of one entity in one transaction: load, look up, run, compare and set, record.
 
-The command id is looked up *after* the version is read. A twin that committed before is found; one
-that commits later has moved the version, so the compare-and-set of the head changes no row and all
-is done anew. The unique index on (stream, command_id) is the backstop. The head is locked first,
-always: two orders would deadlock. See ``execution`` for what is done anew, and why.
+A batch of N does what N batches of one would do. Command ids are looked up *after* the version is
+read. A twin that committed before is found; one that commits later has moved the version, so the
+compare-and-set of the head changes no row and all is done anew. The unique index on
+(stream, command_id) is the backstop. The head is locked first, always: two orders would deadlock.
+See ``execution`` for what is done anew, and why.
+
+A command that changes a column with a unique index is the last of its transaction, and its row is
+written inside a savepoint: where the index refuses it, the command is rejected, and no other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from itertools import islice, takewhile
 from typing import Any
-from uuid import uuid4
 
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet, Value
+from django.db.models.base import ModelState
 
-from ..enclosure import enclosed
+from ..enclosure import SwallowedError
 from ..eventlog.heads import bump_versions, current_version
-from ..eventlog.insert import insert
-from ..eventlog.newevent import CheckedEvent, canonical, slice_of
 from ..exceptions import (
     CommandIdConflict,
     DamagedEntity,
     InvalidCommand,
-    InvalidEvent,
-    StatementRefused,
+    TransactionEnded,
     UnknownEntity,
     VersionConflict,
 )
 from ..failpoints import failpoint
-from ..models import DatabaseNow, EntityVersion, StreamHead
-from ..process.wakeup import EVENTS, wake_after_commit
-from ..signals import events_published
-from .declaration import REJECTED, CommandSpec, Rejected, commands_of
-from .request import Outcome, Rejection, Request
-
-#: Characters of the code of a rejection.
-MAX_CODE = 100
-
-
-#: The command whose handler runs in this context.
-handling: ContextVar[str] = ContextVar("outbox_app.entities.handling", default="")
+from ..models import DatabaseNow, StreamHead
+from ..process.lock_wait import is_conflict
+from .declaration import REJECTED, CommandSpec, Rejected
+from .handling import Gifts, Guard, Handled, handle, spec_of, storable, stored_rejection, violated
+from .request import Call, Caller, Outcome, Rejection, Request
+from .versions import Step, write_versions
 
 
 class Moved(Exception):
     """Another transaction was ahead: the version that was read is not the newest any more."""
 
 
-@dataclass(slots=True)
-class Loaded:
-    """An entity as this transaction sees it."""
-
-    version: int
-    #: None: there is no row.
-    state: Any
-    exists: bool
-    now: datetime
-
-
-def attempt(entity: Any, request: Request, *, using: str, locked: bool) -> Outcome:
-    """Answer a command in the open transaction.
+class Attempt:
+    """Answers commands of one entity in the open transaction.
 
     Args:
         entity: The class of the entity.
-        request: The command.
+        calls: Its commands, in their order; all for one id.
         using: Database alias.
         locked: Lock the head first, so that no other command can come between.
-
-    Raises:
-        Moved: Another command was ahead. The transaction must be rolled back.
-        CommandIdConflict, DamagedEntity, InvalidCommand, UnknownEntity, VersionConflict: Nothing
-            was written.
     """
-    table = entity.versions._meta.db_table
-    seen, head = _lock(table, request.id, using=using) if locked else (None, None)
-    loaded = _load(entity, request.id, head, using=using)
-    failpoint("entity_loaded")
-    hidden = range((seen or 0) + 1, (head or 0) + 1)
-    if answered := _answered(entity.versions, request, hidden, using=using):
-        return answered
-    if locked and loaded.version != head:
-        raise _damaged(entity, request, loaded)
-    spec = _spec(entity, request)
-    _check_expected(table, request, loaded)
-    if not loaded.exists and not spec.creates:
-        raise UnknownEntity(
-            f"There is no {entity.__name__} {request.id!r}, and the command {spec.name!r} does not "
-            "create one."
+
+    def __init__(self, entity: Any, calls: Sequence[Call], *, using: str, locked: bool) -> None:
+        self.entity, self.calls, self.using, self.locked = entity, calls, using, locked
+        self.id = calls[0].request.id
+        self.types = spec_of(entity)
+        self.table = entity.versions._meta.db_table
+        self.vendor = connections[using].vendor
+        self.gifts = Gifts(using=using)
+        self.guard = Guard()
+        self.steps: list[Step] = []
+        #: What is known of command ids: the hash of the request, its name, and the answer.
+        self.answered: dict[str, tuple[str, str, Outcome]] = {}
+        #: Of the command that changes a unique column: where its gifts begin, and what was before.
+        self.last: tuple[CommandSpec, Any, Any] | None = None
+
+    def run(self) -> list[Call]:
+        """Answer the calls, as far as this transaction may; return the others.
+
+        An answer is the caller's only when the transaction has been committed.
+
+        Raises:
+            Moved: Another command was ahead. The transaction must be rolled back.
+            DamagedEntity: The row was edited by hand. Nothing was written.
+        """
+        seen, head = self._lock() if self.locked else (None, None)
+        self._load(head)
+        failpoint("entity_loaded")
+        self._look_up(range((seen or 0) + 1, (head or 0) + 1))
+        new = any(call.request.command_id not in self.answered for call in self.calls)
+        if new and self.locked and self.version != head:
+            raise self._damaged()
+        left = self._handle_all()
+        failpoint("entity_handled")
+        if self.steps:
+            self._write()
+            failpoint("entity_written")
+        else:  # not even a head that was made to be locked
+            transaction.set_rollback(True, using=self.using)
+        return left
+
+    def _lock(self) -> tuple[int, int]:
+        """Lock the head until the transaction ends.
+
+        Returns:
+            Its version as a plain read sees it, and as it is.
+        """
+        heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
+        seen = heads.values_list("version", flat=True).first() or 0
+        if not seen or self.vendor == "sqlite":
+            # A head that is absent is made: a lock on it would be one on a gap, where others
+            # insert, and would hold off no other creator. SQLite has no other lock than a write.
+            bump_versions(self.table, {self.id: 0}, {}, using=self.using)
+        head = heads.select_for_update().values_list("version", flat=True).get()
+        return seen, head
+
+    def _load(self, head: int | None) -> None:
+        rows: Any = QuerySet(self.entity, using=self.using).filter(pk=self.id)
+        if head and self.vendor == "mysql":
+            rows = rows.select_for_update()  # at REPEATABLE READ a plain read shows the old version
+        row = rows.annotate(now=DatabaseNow()).first()
+        self.exists = self.existed = row is not None
+        if row is None:
+            if head is None:
+                head = current_version(self.table, self.id, using=self.using)
+            row = self.entity(pk=self.id, version=head, state=None)
+            row.now = _now(self.entity, using=self.using)
+        self.row, self.now = row, row.now
+        self._fresh = None
+        #: Where the entity is read; a compare-and-set.
+        self.loaded: int = row.version
+        self.version: int = row.version
+        self.text = json.dumps(row.state) if self.exists else None
+        self.columns = {name: getattr(row, name) for name in self.types.unique}
+
+    def _look_up(self, hidden: range) -> None:
+        fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
+        rows: Any = QuerySet(self.entity.versions, using=self.using).filter(stream=self.id)
+        ids = {call.request.command_id for call in self.calls}
+        found = list(rows.filter(command_id__in=ids).values_list(*fields))
+        if hidden and len(found) < len(ids) and self.vendor == "mysql":
+            # The snapshot of the caller's transaction hides them. They are read with a lock by
+            # their versions, which are there: a lock on an absent id would be one on a gap.
+            newer = rows.filter(version__in=hidden).select_for_update().values_list(*fields)
+            found += [row for row in newer if row[0] in ids]
+        for id, hash, command, response, version, rejected in found:
+            rejection = Rejection(**response) if rejected else None
+            outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
+            self.answered[id] = hash, command, outcome
+
+    def _handle_all(self) -> list[Call]:
+        alone = 0  # up to here commands of a batch handler run one by one
+        number = 0
+        with self.guard.installed():
+            while number < len(self.calls) and self.last is None:
+                run = [] if number < alone else self._run_of_batch(number)
+                if len(run) > 1:
+                    if self._handle_run(run):
+                        number += len(run)
+                        continue
+                    alone = number + len(run)
+                self._answer(self.calls[number])
+                number += 1
+        return list(self.calls[number:])
+
+    def _answer(self, call: Call) -> None:
+        call.answer = None
+        mark = self.gifts.mark()
+        try:
+            call.answer = self._known(call.request) or self._handle(call, mark)
+            self.gifts.keep_callbacks(mark, call.caller)
+        except BaseException as error:
+            self.gifts.drop(mark)
+            call.answer = error
+            failpoint("entity_raised")
+            if not isinstance(error, Exception) or _ends_the_batch(error):
+                raise  # the thread is told to end, or the transaction is not what it was
+
+    def _known(self, request: Request) -> Outcome | None:
+        known = self.answered.get(request.command_id)
+        if known is None:
+            return None
+        hash, command, outcome = known
+        if hash != request.hash:
+            raise CommandIdConflict(
+                f"The command id {request.command_id!r} of {request.id!r} belongs to another "
+                f"request: {command!r} at version {outcome.version}, or the same with other "
+                "arguments. Use a new id for a new request."
+            )
+        return replace(outcome, replayed=True)
+
+    def _handle(self, call: Call, mark: Any) -> Outcome:
+        request = call.request
+        spec = self.types.commands.get(request.command)
+        if spec is None:
+            raise InvalidCommand(
+                f"{self.entity.__name__} has no command {request.command!r}. It has: "
+                f"{', '.join(sorted(self.types.commands)) or 'none'}."
+            )
+        spec.check(request.arguments)
+        self._check_expected(request)
+        if not self.exists and not spec.creates:
+            raise UnknownEntity(
+                f"There is no {self.entity.__name__} {request.id!r}, and the command "
+                f"{spec.name!r} does not create one."
+            )
+        try:
+            if self.exists and spec.creates:
+                name = self.entity.__name__
+                raise Rejected(f"{name} {request.id!r} exists already.", code="exists")
+            given = json.loads(request.text)  # anew each time: handlers may change it
+            handled = self._run(spec, [given] if spec.batch else given, call.caller)
+            response = handled.response
+            if spec.batch:
+                [response] = self._each(spec, response, 1)
+                if isinstance(response, Rejected):
+                    raise response
+            response, text = storable(self._name(spec), "the response", response)
+        except Rejected as error:
+            self.gifts.drop(mark)
+            return self._reject(call, spec, error)
+        before = self.text, self.exists, dict(self.columns)
+        self._keep(handled)
+        if any(before[2][name] != self.columns[name] for name in self.types.unique) or (
+            not before[1] and self.types.unique
+        ):
+            self.last = spec, mark, before
+        return self._step(call, spec.type_of(self.entity), response, text)
+
+    def _handle_run(self, run: list[Call]) -> bool:
+        """Let a batch handler answer several commands at once; say whether it could."""
+        spec = self.types.commands[run[0].request.command]
+        mark, decided = self.gifts.mark(), []
+        try:
+            given = [json.loads(call.request.text) for call in run]
+            handled = self._run(spec, given, run[0].caller)
+            for response in self._each(spec, handled.response, len(run)):
+                if isinstance(response, Rejected):
+                    decided.append(stored_rejection(self._name(spec), response))
+                else:
+                    decided.append(storable(self._name(spec), "the response", response))
+        except Exception:
+            self.gifts.drop(mark)
+            return False
+        columns = handled.columns or {}
+        if any(columns.get(name, value) != value for name, value in self.columns.items()):
+            self.gifts.drop(mark)
+            return False
+        self._keep(handled)
+        self.gifts.keep_callbacks(mark, run[0].caller)
+        for call, (response, text) in zip(run, decided, strict=True):
+            call.answer = self._step(call, spec.type_of(self.entity), response, text)
+        return True
+
+    def _run(self, spec: CommandSpec, given: Any, caller: Caller) -> Handled:
+        # Faster than to create it; and whatever else a handler sets on it is gone after it.
+        instance = self.entity.__new__(self.entity)
+        instance.__dict__ = {
+            **self.row.__dict__,
+            "_state": ModelState(),
+            "version": self.version,
+            "state": json.loads(self.text or "null") if self._fresh is None else self._fresh,
+        }
+        self._fresh = None
+        return handle(self.types, spec, instance, given, caller, guard=self.guard, gifts=self.gifts)
+
+    def _each(self, spec: CommandSpec, response: Any, count: int) -> list[Any]:
+        if isinstance(response, list) and len(response) == count:
+            return response
+        raise InvalidCommand(
+            f"{self._name(spec)} must return a list with an answer for each of {count} commands; "
+            f"it returned {response!r:.100}."
         )
-    state, response, rejection = _decide(entity, request, spec, loaded, using=using)
-    failpoint("entity_handled")
-    row = _version(entity, request, spec, loaded, state, response, rejection)
-    expected = {request.id: None if locked else loaded.version}
-    if not bump_versions(table, {request.id: 1}, expected, using=using):
-        raise Moved
-    _write_state(entity, request, loaded, state, rejection, row.version, using=using)
-    event = CheckedEvent(row, request.text, "{}", repeatable=False)
-    insert([event], entity.versions, using=using)
-    events_published.send(entity.versions, using=using, events=[row])
-    wake_after_commit(using, EVENTS)
-    failpoint("entity_written")
-    return Outcome(response if rejection is None else None, row.version, rejection, replayed=False)
 
+    def _keep(self, handled: Handled) -> None:
+        self.text, self._fresh, self.exists = handled.text, handled.state, True
+        self.row.__dict__.update(handled.columns or {})
+        self.columns = {name: getattr(self.row, name) for name in self.types.unique}
 
-def _lock(table: str, id: str, *, using: str) -> tuple[int, int]:
-    """Lock the head of an entity until the transaction ends.
+    def _reject(self, call: Call, spec: CommandSpec, error: Rejected) -> Outcome:
+        rejection, text = stored_rejection(self._name(spec), error)
+        return self._step(call, spec.type_of(self.entity), rejection, text)
 
-    Returns:
-        Its version as a plain read sees it, and as it is.
-    """
-    heads = StreamHead.objects.using(using).filter(log=table, stream=id)
-    seen = heads.values_list("version", flat=True).first() or 0
-    if not seen or connections[using].vendor == "sqlite":
-        # A head that is absent is made: a lock on it would be one on a gap, where others insert,
-        # and would hold off no other creator. SQLite has no other lock than a write.
-        bump_versions(table, {id: 0}, {}, using=using)
-    head = heads.select_for_update().values_list("version", flat=True).get()
-    return seen, head
+    def _step(self, call: Call, type: str, response: Any, text: str) -> Outcome:
+        rejected = isinstance(response, Rejection)
+        self.version += 1
+        self.steps.append(
+            Step(call, self.version, type + REJECTED * rejected, text, self.text, rejected)
+        )
+        request = call.request
+        outcome = (
+            Outcome(None, self.version, response, replayed=False)
+            if rejected
+            else Outcome(response, self.version, None, replayed=False)
+        )
+        self.answered[request.command_id] = request.hash, request.command, outcome
+        return outcome
 
+    def _write(self) -> None:
+        head = {self.id: None if self.locked else self.loaded}
+        if not bump_versions(self.table, {self.id: len(self.steps)}, head, using=self.using):
+            raise Moved
+        if self.last is None:
+            self._write_row()
+        else:
+            try:
+                with transaction.atomic(using=self.using):
+                    self._write_row()
+            except IntegrityError as error:
+                self._refuse_last(error)
+                self._write_row()
+        write_versions(self.entity, self.steps, using=self.using)
+        self.gifts.write()
 
-def _load(entity: Any, id: str, head: int | None, *, using: str) -> Loaded:
-    rows: Any = QuerySet(entity, using=using).filter(pk=id)
-    if head and connections[using].vendor == "mysql":
-        rows = rows.select_for_update()  # at REPEATABLE READ a plain read shows the old version
-    found = rows.annotate(now_=DatabaseNow()).values_list("version", "state", "now_").first()
-    if found is not None:
-        version, state, now = found
-        return Loaded(version, state, exists=True, now=now)
-    if head is None:
-        head = current_version(entity.versions._meta.db_table, id, using=using)
-    return Loaded(head, None, exists=False, now=_now(entity, using=using))
+    def _write_row(self) -> None:
+        rows: Any = QuerySet(self.entity, using=self.using)
+        accepted = not all(step.rejected for step in self.steps)
+        own = self.types.fields if self.types.derives_columns else ()
+        given = {"state": json.loads(self.text or "null"), "changed_at": self.now}
+        given |= {name: getattr(self.row, name) for name in own}
+        if self.existed:
+            changes = {"version": F("version") + len(self.steps)} | (given if accepted else {})
+            if rows.filter(pk=self.id, version=self.loaded).update(**changes) != 1:
+                raise self._damaged()
+        elif accepted:
+            rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])
+
+    def _refuse_last(self, error: IntegrityError) -> None:
+        """Reject the last command, whose row an index has refused."""
+        assert self.last is not None
+        spec, mark, (text, exists, columns) = self.last
+        [*_, step] = self.steps
+        rejected = step.call.caller.run(violated, self.types, self.row, error, using=self.using)
+        if rejected is None:
+            raise error
+        self.gifts.drop(mark)
+        self.text, self.exists = text, exists
+        self.row.__dict__.update(columns)
+        del self.steps[-1]
+        self.version -= 1
+        step.call.answer = self._reject(step.call, spec, rejected)
+
+    def _name(self, spec: CommandSpec) -> str:
+        return f"{self.entity.__name__}.{spec.name}"
+
+    def _run_of_batch(self, start: int) -> list[Call]:
+        """Return the commands from here on that one call of a batch handler may answer."""
+        name = self.calls[start].request.command
+        spec = self.types.commands.get(name)
+        if spec is None or not spec.batch or not self.exists or self.entity.states != "last":
+            return []
+        ids = set(self.answered)
+
+        def fits(call: Call) -> bool:
+            request = call.request
+            if request.command != name or request.expected is not None or request.command_id in ids:
+                return False
+            ids.add(request.command_id)
+            return True
+
+        return list(takewhile(fits, islice(self.calls, start, None)))
+
+    def _check_expected(self, request: Request) -> None:
+        if request.expected not in (None, self.version):
+            raise VersionConflict(
+                f"{request.id!r} of {self.table} was expected at version {request.expected}; it is "
+                f"at version {self.version}. Read it again, decide again, and send it with the "
+                "version you have seen.",
+                stream=request.id,
+                current=self.version,
+            )
+
+    def _damaged(self) -> DamagedEntity:
+        return DamagedEntity(
+            f"The row of {self.entity.__name__} {self.id!r} is at version {self.loaded}, and its "
+            "versions end elsewhere: it was edited by hand. Nothing was written."
+        )
 
 
 def _now(entity: Any, *, using: str) -> datetime:
@@ -151,181 +387,5 @@ def _now(entity: Any, *, using: str) -> datetime:
     return value  # type: ignore[no-any-return]
 
 
-def _answered(versions: Any, request: Request, hidden: range, *, using: str) -> Outcome | None:
-    rows: Any = QuerySet(versions, using=using).filter(stream=request.id)
-    known = rows.filter(command_id=request.command_id).first()
-    if known is None and hidden and connections[using].vendor == "mysql":
-        # The snapshot of the caller's transaction hides them. They are read with a lock by their
-        # versions, which are there: a lock on an id that is absent would be one on a gap.
-        newer = rows.filter(version__in=hidden).select_for_update()
-        known = next((row for row in newer if row.command_id == request.command_id), None)
-    return None if known is None else _replayed(known, request)
-
-
-def _replayed(known: EntityVersion, request: Request) -> Outcome:
-    """Return the first answer to a command id.
-
-    Raises:
-        CommandIdConflict: It was given to another command.
-    """
-    if known.request_hash != request.hash:
-        raise CommandIdConflict(
-            f"The command id {request.command_id!r} of {request.id!r} belongs to another request: "
-            f"{known.command!r} at version {known.version}, or the same with other arguments. Use "
-            "a new id for a new request."
-        )
-    answer: Any = known.response
-    if known.rejected:
-        return Outcome(None, known.version, Rejection(**answer), replayed=True)
-    return Outcome(answer, known.version, None, replayed=True)
-
-
-def _spec(entity: Any, request: Request) -> CommandSpec:
-    specs = commands_of(entity)
-    if request.command not in specs:
-        raise InvalidCommand(
-            f"{entity.__name__} has no command {request.command!r}. It has: "
-            f"{', '.join(sorted(specs)) or 'none'}."
-        )
-    specs[request.command].check(request.arguments)
-    return specs[request.command]
-
-
-def _check_expected(table: str, request: Request, loaded: Loaded) -> None:
-    if request.expected not in (None, loaded.version):
-        raise VersionConflict(
-            f"{request.id!r} of {table} was expected at version {request.expected}; it is at "
-            f"version {loaded.version}. Read it again, decide again, and send it with the version "
-            "you have seen.",
-            stream=request.id,
-            current=loaded.version,
-        )
-
-
-def _decide(
-    entity: Any, request: Request, spec: CommandSpec, loaded: Loaded, *, using: str
-) -> tuple[Any, Any, Rejection | None]:
-    """Run the handler on a copy of the state; return the new state, the response, a rejection."""
-    if loaded.exists and spec.creates:
-        rejection = Rejection("exists", f"{entity.__name__} {request.id!r} exists already.")
-        return loaded.state, None, rejection
-    # Both from text, anew each time: what a handler changes in them has no effect elsewhere.
-    state = json.loads(json.dumps(loaded.state))
-    instance = entity(pk=request.id, version=loaded.version, state=state)
-    instance.now = loaded.now
-    callbacks = len(connections[using].run_on_commit)
-    try:
-        with _guard(entity, spec, using=using):
-            context = copy_context()
-            context.run(handling.set, f"{entity.__name__}.{spec.name}")
-            response = context.run(spec.handler, instance, **json.loads(request.text))
-    except Rejected as error:
-        _drop_callbacks(callbacks, using=using)
-        return loaded.state, None, _stored_rejection(entity, spec, error)
-    try:
-        if instance.state is None:
-            raise InvalidEvent(f"{spec.name!r} left self.state unset.")
-        state, _ = canonical("self.state", instance.state)
-        response, _ = canonical("the response", response)
-    except InvalidEvent as error:
-        raise InvalidCommand(f"{entity.__name__}.{spec.name}: {error}") from None
-    return state, response, None
-
-
-def _drop_callbacks(kept: int, *, using: str) -> None:
-    """Forget the ``on_commit`` callbacks of a rejected command, whose answer is committed."""
-    del connections[using].run_on_commit[kept:]
-
-
-def _stored_rejection(entity: Any, spec: CommandSpec, error: Rejected) -> Rejection:
-    code, text = str(error.code or ""), str(error.text)
-    try:
-        if len(code) > MAX_CODE:
-            raise InvalidEvent(f"the code of the rejection has more than {MAX_CODE} characters.")
-        stored, _ = canonical("the rejection", {"code": code, "text": text})
-    except InvalidEvent as invalid:
-        raise InvalidCommand(f"{entity.__name__}.{spec.name}: {invalid}") from None
-    return Rejection(**stored)
-
-
-@contextmanager
-def _guard(entity: Any, spec: CommandSpec, *, using: str) -> Iterator[None]:
-    what = f"The command {entity.__name__}.{spec.name}"
-
-    def refuse(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        raise StatementRefused(
-            f"{what} may not query a database, here {context['connection'].alias!r}: it may run "
-            "several times before its answer is committed. Pass it what it needs as arguments; or, "
-            "for the database of the entity, declare it with @command(atomic=True)."
-        )
-
-    with ExitStack() as stack:
-        for connection in connections.all():
-            if connection.alias == using and spec.atomic:
-                continue
-            if connection.connection is None:
-                # Opened by a statement that is refused, its session would lack its settings.
-                stack.callback(connection.close)
-            stack.enter_context(connection.execute_wrapper(refuse))
-        if spec.atomic:
-            stack.enter_context(enclosed(what, using=using))
-            stack.enter_context(transaction.atomic(using=using))
-        yield
-
-
-def _version(
-    entity: Any,
-    request: Request,
-    spec: CommandSpec,
-    loaded: Loaded,
-    state: Any,
-    response: Any,
-    rejection: Rejection | None,
-) -> EntityVersion:
-    type_ = spec.event or f"{entity._meta.model_name}.{spec.name}"
-    refusal = None if rejection is None else {"code": rejection.code, "text": rejection.text}
-    row: EntityVersion = entity.versions(
-        stream=request.id,
-        version=loaded.version + 1,
-        type=type_ if rejection is None else type_ + REJECTED,
-        data=request.arguments,
-        metadata={},
-        slice=slice_of(request.id),
-        message_id=uuid4(),
-        command_id=request.command_id,
-        command=request.command,
-        request_hash=request.hash,
-        rejected=rejection is not None,
-        response=response if refusal is None else refusal,
-        state=state,
-    )
-    return row
-
-
-def _write_state(
-    entity: Any,
-    request: Request,
-    loaded: Loaded,
-    state: Any,
-    rejection: Rejection | None,
-    version: int,
-    *,
-    using: str,
-) -> None:
-    rows: Any = QuerySet(entity, using=using)
-    if loaded.exists:
-        changes: dict[str, Any] = {"version": F("version") + 1}
-        if rejection is None:
-            changes |= {"state": state, "changed_at": loaded.now}
-        if rows.filter(pk=request.id, version=loaded.version).update(**changes) != 1:
-            raise _damaged(entity, request, loaded)
-    elif rejection is None:
-        row = entity(pk=request.id, version=version, state=state, changed_at=loaded.now)
-        rows.bulk_create([row])
-
-
-def _damaged(entity: Any, request: Request, loaded: Loaded) -> DamagedEntity:
-    return DamagedEntity(
-        f"The row of {entity.__name__} {request.id!r} is at version {loaded.version}, and its "
-        "versions end elsewhere: it was edited by hand. Nothing was written."
-    )
+def _ends_the_batch(error: Exception) -> bool:
+    return isinstance(error, TransactionEnded | SwallowedError) or is_conflict(error)

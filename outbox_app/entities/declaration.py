@@ -1,4 +1,4 @@
-"""``@command``: what callers may ask of an entity, and how an answer that says no is given.
+"""``@command`` and ``@rule``: what callers may ask of an entity, and what must hold afterwards.
 
 A command is a method. It is looked up by its name, its arguments are checked against its signature,
 and it changes ``self.state`` and nothing else: it may run several times before its answer is
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..eventlog.newevent import checked_name
 from ..exceptions import InvalidCommand
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-_MARK = "outbox_command"
+_MARK, _RULE = "outbox_command", "outbox_rule"
 #: Behind the type of the event of a rejection.
 REJECTED = ".rejected"
 
@@ -44,6 +44,12 @@ class CommandSpec:
     creates: bool
     event: str
     atomic: bool
+    batch: bool
+    signature: inspect.Signature = field(default_factory=inspect.Signature)
+
+    def type_of(self, entity: Any) -> str:
+        """Return the type of its event."""
+        return self.event or f"{entity._meta.model_name}.{self.name}"
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Refuse arguments that do not fit the handler's signature.
@@ -51,8 +57,10 @@ class CommandSpec:
         Raises:
             InvalidCommand: Some are missing, or too many.
         """
+        if self.batch:
+            return
         try:
-            inspect.signature(self.handler).bind(None, **arguments)
+            self.signature.bind(None, **arguments)
         except TypeError as error:
             raise InvalidCommand(
                 f"The command {self.name!r} has another signature: {error}."
@@ -60,7 +68,7 @@ class CommandSpec:
 
 
 def command(
-    *, creates: bool = False, event: str = "", atomic: bool = False
+    *, creates: bool = False, event: str = "", atomic: bool = False, batch: bool = False
 ) -> Callable[[Handler], Handler]:
     """Declare a method of an entity as a command.
 
@@ -70,12 +78,19 @@ def command(
         event: The type of its event. Default: ``<type>.<command>``, as in ``account.withdraw``.
         atomic: It may query the entity's database, and no other, inside a savepoint of its own; the
             entity is locked before. All others may touch no database.
+        batch: It is given a list: the arguments of each of the commands that follow one another. It
+            returns a list with an answer, or a ``Rejected``, for each, and must answer as it would
+            one by one. Where it raises, or breaks a rule, it is called for each alone. Only for
+            types with ``states = "last"``.
 
     Raises:
-        TypeError: The method is a coroutine or a generator.
+        TypeError: The method is a coroutine or a generator; or both ``batch`` and ``atomic`` or
+            ``creates`` are given.
         InvalidEvent: ``event`` can be the type of no event.
     """
     checked_name("event", f"{event}{REJECTED}")
+    if batch and (atomic or creates):
+        raise TypeError("A command with batch=True takes neither atomic=True nor creates=True.")
 
     def declare(handler: Handler) -> Handler:
         kinds = (
@@ -85,20 +100,38 @@ def command(
         )
         if any(is_kind(handler) for is_kind in kinds):
             raise TypeError(f"The command {handler.__name__!r} must be a plain method.")
-        spec = CommandSpec(handler.__name__, handler, creates, event, atomic)
+        spec = CommandSpec(handler.__name__, handler, creates, event, atomic, batch)
         setattr(handler, _MARK, spec)
         return handler
 
     return declare
 
 
+def rule(method: Handler) -> Handler:
+    """Declare a method of an entity as a rule, which must hold after each command.
+
+    It reads ``self.state``. Where it returns a false value, or raises ``Rejected``, the command is
+    rejected: with the rule's name as its code, and the first line of the rule's docstring as text.
+    """
+    setattr(method, _RULE, True)
+    return method
+
+
 def commands_of(entity: type) -> dict[str, CommandSpec]:
     """Return the commands that a class declares or inherits, by name."""
-    methods = {name: getattr(entity, name, None) for name in dir(entity)}
-    found = {name: (getattr(method, _MARK, None), method) for name, method in methods.items()}
     # A decorator above ``@command`` copies its mark: what the class holds is what runs.
     return {
-        name: replace(spec, name=name, handler=method)
-        for name, (spec, method) in found.items()
-        if spec is not None and callable(method)
+        name: replace(spec, name=name, handler=method, signature=inspect.signature(method))
+        for name, (method, spec) in _marked(entity, _MARK).items()
     }
+
+
+def rules_of(entity: type) -> dict[str, Callable[..., Any]]:
+    """Return the rules that a class declares or inherits, by name."""
+    return {name: method for name, (method, _) in _marked(entity, _RULE).items()}
+
+
+def _marked(entity: type, mark: str) -> dict[str, tuple[Any, Any]]:
+    methods = {name: getattr(entity, name, None) for name in dir(entity)}
+    found = {name: (method, getattr(method, mark, None)) for name, method in methods.items()}
+    return {name: (m, value) for name, (m, value) in found.items() if value and callable(m)}

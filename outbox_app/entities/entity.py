@@ -8,19 +8,23 @@ rollback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+from uuid import UUID
 
 from django.db.models import QuerySet
 
 from ..aliases import log_alias
-from ..eventlog.newevent import ANY, ExpectedVersion
-from ..exceptions import UnknownEntity
-from ..models import CommandsOnly, EntityRow, EntityVersion
+from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
+from ..exceptions import InvalidCommand, UnknownEntity
+from ..jobs.staging.stage import stage
+from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
 from .declaration import Rejected
-from .execution import run
-from .request import Outcome, Request
+from .handling import require_running
+from .queue import aask, ask, ask_many
+from .request import Command, Outcome, Request
 
 
 class Entity(EntityRow):
@@ -28,11 +32,24 @@ class Entity(EntityRow):
 
     #: The log of the type: a concrete model derived from ``EntityVersion``.
     versions: ClassVar[type[EntityVersion]]
+    #: Most commands of one transaction; 1: each caller works on its own connection.
+    batch_size: ClassVar[int] = 1000
+    #: Which versions keep the state after them: "every" one, or the "last" of each transaction.
+    states: ClassVar[Literal["every", "last"]] = "every"
+    #: Seconds for which a caller waits, unless it says otherwise.
+    timeout: ClassVar[float] = 10.0
     #: In a command: the time, by the database's clock.
     now: datetime
 
     class Meta:
         abstract = True
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values of the type's own fields, from ``self.state``. Default: none.
+
+        It runs after each command, and may touch no database.
+        """
+        return {}
 
     @classmethod
     def execute(
@@ -43,6 +60,7 @@ class Entity(EntityRow):
         *,
         command_id: str,
         expected_version: ExpectedVersion = ANY,
+        timeout: float | None = None,
         using: str | None = None,
         raise_rejected: bool = False,
     ) -> Outcome:
@@ -56,6 +74,7 @@ class Entity(EntityRow):
                 characters; two that differ in case are two.
             expected_version: The version that the entity is at, ``NO_STREAM``, or ``ANY``
                 (default). An answer that was given before is given again in any case.
+            timeout: Seconds to wait for the answer. Default: the type's.
             using: Database alias. Default: the one of the type's versions.
             raise_rejected: Raise ``Rejected`` instead of returning it.
 
@@ -69,15 +88,111 @@ class Entity(EntityRow):
             CommandIdConflict: The command id belongs to another request.
             VersionConflict: The entity is at another version; ``current`` says which.
             EntityContended: Other commands were ahead, ten times.
+            CommandTimeout: Others were answered first, for all of its time.
+            Overloaded: Too many wait; ``retry_after`` is a hint.
             DamagedEntity: The entity's row was edited by hand.
             NotAtomic: A transaction is open on another alias only.
             OutcomeUnknown: The commit may or may not have happened. Repeat with the same id.
         """
         request = Request.of(id, command, arguments, command_id, expected_version)
-        outcome = run(cls, request, using=using or log_alias(cls.versions))
-        if raise_rejected and outcome.rejected:
-            raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
-        return outcome
+        outcome = ask(cls, request, timeout=timeout, using=using or log_alias(cls.versions))
+        return _raised(outcome) if raise_rejected else outcome
+
+    @classmethod
+    async def aexecute(
+        cls,
+        id: str,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        command_id: str,
+        expected_version: ExpectedVersion = ANY,
+        timeout: float | None = None,
+        using: str | None = None,
+        raise_rejected: bool = False,
+    ) -> Outcome:
+        """As ``execute``, for a coroutine. All that wait in the loop share transactions."""
+        request = Request.of(id, command, arguments, command_id, expected_version)
+        using = using or log_alias(cls.versions)
+        outcome = await aask(cls, request, timeout=timeout, using=using)
+        return _raised(outcome) if raise_rejected else outcome
+
+    @classmethod
+    def execute_many(
+        cls,
+        commands: Iterable[Command],
+        *,
+        timeout: float | None = None,
+        using: str | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Ask entities for many things; those of one entity in their order, in one transaction.
+
+        Args:
+            commands: ``Command(id, command, arguments, command_id=…)``. All are held in memory.
+            timeout, using: As for ``execute``.
+            return_exceptions: Return the error of a command in the place of its answer. Default:
+                the first one is raised when all others have been executed.
+
+        Returns:
+            The answers, in the order of the commands. Each entity has transactions of its own,
+            unless the caller has one open.
+        """
+        given = list(commands)
+        found: list[Any] = []
+        for each in given:
+            try:
+                found.append(
+                    Request.of(
+                        each.id,
+                        each.command,
+                        each.arguments,
+                        each.command_id,
+                        each.expected_version,
+                    )
+                )
+            except InvalidCommand as error:
+                found.append(error)
+        requests = [each for each in found if isinstance(each, Request)]
+        using = using or log_alias(cls.versions)
+        answered = iter(ask_many(cls, requests, timeout=timeout, using=using))
+        answers = [next(answered).answer if isinstance(e, Request) else e for e in found]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not return_exceptions:
+                raise answer
+        return answers
+
+    def stage(self, task: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """In a command: stage a job that leaves if and only if the command commits.
+
+        Takes and raises what ``outbox_app.stage`` does.
+        """
+        return stage(task, args, kwargs, using=require_running().using, **options)
+
+    def publish(
+        self,
+        type: str,
+        data: Any = None,
+        *,
+        stream: str = "",
+        topic: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        message_id: UUID | None = None,
+        log: builtins.type[EventLog] = Event,
+    ) -> None:
+        """In a command: publish an event of another log, in the same transaction.
+
+        Args:
+            stream: Default: the entity's id.
+            type, data, topic, metadata, message_id, log: As for ``outbox_app.publish``.
+
+        Raises:
+            InvalidEvent, UnknownLog, NotAtomic: The log could not take it.
+        """
+        event = NewEvent(
+            stream or self.pk, type, {} if data is None else data, metadata or {}, topic, message_id
+        )
+        require_running().give(event, log)
 
     @classmethod
     def at(cls, id: str, *, version: int, using: str | None = None) -> Any:
@@ -96,3 +211,9 @@ class Entity(EntityRow):
         """Return the versions of an entity, the oldest first."""
         rows: Any = CommandsOnly(cls.versions, using=using or log_alias(cls.versions))
         return rows.filter(stream=id, command_id__isnull=False).order_by("version")  # type: ignore[no-any-return]
+
+
+def _raised(outcome: Outcome) -> Outcome:
+    if outcome.rejected:
+        raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
+    return outcome

@@ -1,61 +1,57 @@
-"""Where a command runs: in a transaction of its own, done anew at a conflict, or in the caller's.
+"""Where commands run: in a transaction of their own, done anew at a conflict, or in the caller's.
 
 A conflict (another command was ahead, a deadlock, a lock that is not given) rolls everything back
 and does it anew, locked from the second time on: optimistic alone starves, locked alone would hold
-the row while handlers run. A COMMIT whose reply is lost is no rollback: the command is done anew on
-another connection, and if the first one was committed, its id finds the answer.
+the row while handlers run. A COMMIT whose reply is lost is no rollback: the commands are done anew
+on another connection, and if the first one was committed, their ids find the answers.
 
-In the caller's transaction nothing is rolled back but the command itself, to a savepoint: its head
-stays locked until the caller's transaction ends.
+What is refused while a batch is written (by the database, by a receiver) is the fault of one of its
+commands: the batch is halved until that one is alone.
+
+In the caller's transaction nothing is rolled back but the commands themselves, to a savepoint:
+their head stays locked until the caller's transaction ends.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
-import django.db
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
 
-from ..exceptions import EntityContended, InvalidCommand, NotAtomic, OutcomeUnknown
+from ..exceptions import EntityContended, EntityError, InvalidCommand, NotAtomic, OutcomeUnknown
 from ..failpoints import failpoint
-from ..process.lock_wait import atomic_with_lock_wait
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
-from .attempt import Moved, attempt, handling
-from .declaration import commands_of
-from .request import Outcome, Request
+from .attempt import Attempt, Moved
+from .handling import running, spec_of
+from .request import Call
 
-#: How often a command is tried while others are ahead.
+#: How often commands are tried while others are ahead.
 ATTEMPTS = 10
-#: Seconds to wait for the lock of an entity.
-LOCK_SECONDS = 10
 #: A pause between attempts is at most so long, in seconds.
 PAUSE = 0.005
-#: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
-CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
 
 
-def run(entity: Any, request: Request, *, using: str) -> Outcome:
-    """Answer a command: committed, or part of the caller's open transaction.
+def in_callers_transaction(entity: Any, *, using: str) -> bool:
+    """Say whether commands belong to a transaction of the caller's.
 
     Raises:
         InvalidCommand: It was called by a command.
         NotAtomic: A transaction is open on another alias only.
-        EntityContended: Others were ahead each time.
-        OutcomeUnknown: The connection was lost at the commit, and the database is away.
-        OutboxError: What ``attempt`` raises.
     """
-    if handling.get():
+    if inside := running.get():
         raise InvalidCommand(
-            f"The command {handling.get()} may not execute another one: it may run several times. "
+            f"The command {inside.name} may not execute another one: it may run several times. "
             "Do it after this one has been answered; or from a subscription on its versions."
         )
     connection = connections[using]
     if connection.in_atomic_block:
-        return _in_callers_transaction(entity, request, using=using)
+        return True
     others = open_transactions()
     if others or lacks_autocommit(connection):
         raise NotAtomic(
@@ -66,47 +62,75 @@ def run(entity: Any, request: Request, *, using: str) -> Outcome:
             else f"{entity.__name__}.execute() was called on {using!r} with autocommit off. Wrap "
             f"the call in transaction.atomic(using={using!r})."
         )
-    return _in_own_transaction(entity, request, using=using)
+    return False
 
 
-def _in_callers_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
+def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
+    """Answer calls for one entity: committed, or part of the caller's open transaction.
+
+    Returns:
+        Those that belong into a transaction of their own, after this one.
+    """
+    perform = _join if connections[using].in_atomic_block else _commit
+    try:
+        return perform(entity, calls, using=using)
+    except (EntityError, OutcomeUnknown, OperationalError, InterfaceError) as error:
+        for call in calls:  # none of them is to blame
+            call.answer = copy(error).with_traceback(error.__traceback__)
+    except Exception as error:
+        if len(calls) == 1:
+            calls[0].answer = error
+            return ()
+        # What the database, or a receiver, refuses of one command is not the others' failure.
+        half = len(calls) // 2
+        left = answer(entity, calls[:half], using=using)
+        rest = calls[half:]
+        return [*left, *rest] if left else answer(entity, rest, using=using)
+    return ()
+
+
+def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     with transaction.atomic(using=using):
-        return attempt(entity, request, using=using, locked=True)
+        return Attempt(entity, calls, using=using, locked=True).run()
 
 
-def _in_own_transaction(entity: Any, request: Request, *, using: str) -> Outcome:
+def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     unknown: Exception | None = None
-    spec = commands_of(entity).get(request.command)
+    commands = [spec_of(entity).commands.get(call.request.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.
-    atomic = spec is not None and spec.atomic
-    committed: list[bool] = []
-    for number in range(ATTEMPTS):
+    atomic = any(spec is not None and spec.atomic for spec in commands)
+    attempts = 0
+    while attempts == 0 or (attempts < ATTEMPTS and calls[0].seconds_left > 0):
         handled = False
+        attempts += 1
         try:
-            with _read_committed(using=using):
-                transaction.on_commit(lambda: committed.append(True), using=using)
-                outcome = attempt(entity, request, using=using, locked=atomic or number > 0)
+            with _read_committed(max(calls[0].seconds_left, 0), using=using):
+                locked = atomic or attempts > 1
+                left = Attempt(entity, calls, using=using, locked=locked).run()
                 handled = True
             failpoint("entity_committed")
-            return outcome
+            return left
         except Moved:
             pass
         except IntegrityError:
-            if number or committed:
+            if attempts > 1:
                 raise
-        except (OperationalError, django.db.InterfaceError) as error:
-            if committed:  # raised by another callback: no conflict, and no lost commit
-                raise
+        except (OperationalError, InterfaceError) as error:
             if not is_conflict(error):
                 connections[using].close()
-                if not handled and unknown is None:
-                    raise
-                if not handled:
+                if handled:
+                    unknown = error
+                elif unknown is not None:
                     break
-                unknown = error
+                elif attempts > 1:  # a connection that was stale is opened anew once
+                    raise
         time.sleep(random.uniform(0, PAUSE))
+    request = calls[0].request
     if unknown is None:
-        raise _contended(entity, request, ATTEMPTS)
+        raise EntityContended(
+            f"{entity.__name__} {request.id!r} was changed by other commands during each of "
+            f"{attempts} attempts at {request.command!r}. Nothing was written: send it again."
+        )
     raise OutcomeUnknown(
         f"The connection to {using!r} was lost while {request.command!r} of {request.id!r} was "
         "committed. Send it again with the same command id: it is executed once."
@@ -114,8 +138,8 @@ def _in_own_transaction(entity: Any, request: Request, *, using: str) -> Outcome
 
 
 @contextmanager
-def _read_committed(*, using: str) -> Iterator[None]:
-    """Open a transaction at READ COMMITTED, which the connection's own level may not be."""
+def _read_committed(seconds: float, *, using: str) -> Iterator[None]:
+    """Open a transaction at READ COMMITTED, whatever the connection's own level is."""
     connection: Any = connections[using]
     connection.ensure_connection()
     level = getattr(connection, "isolation_level", "read committed")  # SQLite has none
@@ -125,22 +149,8 @@ def _read_committed(*, using: str) -> Iterator[None]:
     if other and connection.vendor == "mysql":
         with connection.cursor() as cursor:
             cursor.execute(statement)
-    with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+    with atomic_with_lock_wait(seconds, using=using):
         if other and connection.vendor == "postgresql":
             with connection.cursor() as cursor:
                 cursor.execute(statement)
         yield
-
-
-def is_conflict(error: Exception) -> bool:
-    """Say whether a transaction was refused because of another one, and may be done anew."""
-    cause = error.__cause__
-    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
-    return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)
-
-
-def _contended(entity: Any, request: Request, attempts: int) -> EntityContended:
-    return EntityContended(
-        f"{entity.__name__} {request.id!r} was changed by other commands during each of {attempts} "
-        f"attempts at {request.command!r}. Nothing was written: send it again."
-    )

@@ -7,13 +7,36 @@ as canonical JSON, and two requests are the same if their names and their JSON a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass, field
 from hashlib import sha256
-from typing import Any
+from threading import get_ident
+from typing import Any, TypeVar
 
-from ..eventlog.newevent import ANY, canonical, checked_name, expected_number
+from django.utils.timezone import activate as activate_zone
+from django.utils.timezone import get_current_timezone
+from django.utils.translation import activate, deactivate_all, get_language
+
+from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
 from ..exceptions import InvalidCommand, InvalidEvent
+
+Result = TypeVar("Result")
+
+_sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of ``execute_many``; the fields are the arguments of ``execute``."""
+
+    id: str
+    command: str
+    arguments: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    command_id: str
+    expected_version: ExpectedVersion = ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +102,49 @@ class Outcome:
     replayed: bool
 
 
+class Caller:
+    """What belongs to a caller: the context variables, and Django's language and time zone.
+
+    Django keeps the latter two for each thread, though in context variables.
+    """
+
+    __slots__ = ("context", "language", "thread", "zone")
+
+    def __init__(self) -> None:
+        self.context, self.thread = copy_context(), get_ident()
+        self.language, self.zone = get_language(), get_current_timezone()
+
+    def run(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
+        """Call a function, in this thread, in a fresh copy of the caller's context."""
+        context = self.context.copy()
+        if get_ident() != self.thread:
+            context.run(activate, self.language) if self.language else context.run(deactivate_all)
+            context.run(activate_zone, self.zone)
+        return context.run(function, *args, **options)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request on its way to its answer."""
+
+    request: Request
+    #: By the monotonic clock, in seconds.
+    deadline: float
+    caller: Caller = field(default_factory=lambda: Caller())
+    #: What the last attempt made of it; the caller's as soon as that is committed.
+    answer: Outcome | BaseException | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def result(self) -> Outcome:
+        """Return the answer, or raise it."""
+        if isinstance(self.answer, Outcome):
+            return self.answer
+        assert self.answer is not None, "a call without an answer"
+        raise self.answer
+
+
 def _hash(command: str, arguments: Any) -> str:
-    text = json.dumps([command, arguments], sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return sha256(text.encode()).hexdigest()
+    return sha256(_sorted([command, arguments]).encode()).hexdigest()

@@ -8,7 +8,7 @@ Rows get their positions in the order of the list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections
 from django.db.models import Field
@@ -17,6 +17,8 @@ from django.db.models.expressions import Col
 from ..models import EventLog
 from .heads import bump_sql
 from .newevent import CheckedEvent
+
+Row = TypeVar("Row")
 
 #: An INSERT ends at this many rows or characters of JSON, whichever comes first.
 CHUNK_ROWS = 1000
@@ -30,25 +32,40 @@ RETURNED = ("id", "txid", "recorded_at")
 def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -> None:
     """Insert events, whose rows have their versions, in the open transaction."""
     connection = connections[using]
-    quote = connection.ops.quote_name
     extra = _extra_fields(log)
     names = [*COLUMNS, *(str(field.column) for field in extra)]
-    returning = connection.features.can_return_rows_from_bulk_insert
-    head = f"INSERT INTO {quote(log._meta.db_table)} ({', '.join(map(quote, names))}) VALUES "
-    tail = f" RETURNING {', '.join(RETURNED)}" if returning else ""
-    slots = f"({', '.join(['%s'] * len(names))})"
-    limit = min(CHUNK_ROWS, (connection.features.max_query_params or 10**6) // len(names))
     native = connection.features.has_native_uuid_field
-    for chunk in _chunks(events, limit):
+    sizes = [len(event.data) + len(event.metadata) for event in events]
+    for chunk in chunks(events, sizes, columns=len(names), using=using):
         params: list[Any] = []
         for row, data, metadata, _ in chunk:
             id = str(row.message_id) if native else row.message_id.hex
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
             params += (_stored(f, row, connection) for f in extra)
-        with connection.cursor() as cursor:
-            cursor.execute(f"{head}{', '.join([slots] * len(chunk))}{tail}", params)
-            given = cursor.fetchall() if returning else ()
-        _set_given([event.row for event in chunk], given, log, using=using)
+        given = insert_rows(log, names, params, using=using)
+        set_given([event.row for event in chunk], given, log, using=using)
+
+
+def insert_rows(
+    log: type[EventLog], names: Sequence[str], params: Sequence[Any], *, using: str
+) -> Sequence[Any]:
+    """Insert rows by one statement, given the values of one after the other.
+
+    Returns:
+        ``RETURNED`` of each row; nothing where the database cannot return it.
+    """
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    returning = connection.features.can_return_rows_from_bulk_insert
+    slots = f"({', '.join(['%s'] * len(names))})"
+    rows = ", ".join([slots] * (len(params) // len(names)))
+    tail = f" RETURNING {', '.join(RETURNED)}" if returning else ""
+    columns = ", ".join(map(quote, names))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {quote(log._meta.db_table)} ({columns}) VALUES {rows}{tail}", params
+        )
+        return cursor.fetchall() if returning else ()
 
 
 def insert_and_bump(
@@ -82,7 +99,7 @@ def insert_and_bump(
     if given is None:
         return False
     row.version = given[0]
-    _set_given([row], [given[1:]], log, using=using)
+    set_given([row], [given[1:]], log, using=using)
     return True
 
 
@@ -96,18 +113,19 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
     return field.get_db_prep_save(field.pre_save(row, True), connection)  # auto_now_add, too
 
 
-def _chunks(events: Sequence[CheckedEvent], limit: int) -> Iterator[list[CheckedEvent]]:
-    chunk: list[CheckedEvent] = []
-    size = 0
-    for event in events:
-        length = len(event.data) + len(event.metadata)
-        if chunk and (len(chunk) >= limit or size + length > CHUNK_SIZE):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(event)
+def chunks(
+    rows: Sequence[Row], sizes: Sequence[int], *, columns: int, using: str
+) -> Iterator[Sequence[Row]]:
+    """Divide rows, whose JSON has so many characters, into those of one statement each."""
+    limit = (connections[using].features.max_query_params or 10**6) // columns
+    start = size = 0
+    for end, length in enumerate(sizes):
+        if end > start and (end - start >= min(CHUNK_ROWS, limit) or size + length > CHUNK_SIZE):
+            yield rows[start:end]
+            start, size = end, 0
         size += length
-    if chunk:
-        yield chunk
+    if rows:
+        yield rows[start:]
 
 
 def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
@@ -122,7 +140,7 @@ def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
     ]
 
 
-def _set_given(
+def set_given(
     rows: list[EventLog], given: Sequence[Any], log: type[EventLog], *, using: str
 ) -> None:
     connection = connections[using]

@@ -93,11 +93,23 @@ def publish_many(
     Raises:
         As ``publish``.
     """
-    table = _table(log)
+    require_log(log)
     using = using or log_alias(log)
     offered = [checked(event, log) for event in events]
     expected = expected_of(expected_version, {each.row.stream for each in offered})
     require_atomic("publish()", using=using)
+    return publish_checked(offered, log, expected, using=using)
+
+
+def publish_checked(
+    offered: Sequence[CheckedEvent],
+    log: type[EventLog],
+    expected: Mapping[str, int | None],
+    *,
+    using: str,
+) -> list[EventLog]:
+    """Publish events that are checked, as ``publish_many``."""
+    table = log._meta.db_table
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
     if not offered:
         return []
@@ -203,7 +215,8 @@ def _content(event: EventLog) -> tuple[Any, ...]:
     return event.stream, event.type, event.topic, event.data, event.metadata
 
 
-def _table(log: Any) -> str:
+def require_log(log: Any) -> None:
+    """Raise ``UnknownLog``, ``WrittenByCommands``, for what is no log to publish to."""
     if not isinstance(log, type) or not issubclass(log, EventLog) or log._meta.abstract:
         raise UnknownLog(
             f"log must be a concrete model derived from outbox_app.models.EventLog; got {log!r}."
@@ -213,4 +226,3 @@ def _table(log: Any) -> str:
             f"{log.__name__} is the log of an entity, which its commands write. Call execute() of "
             "the entity; or publish to another log."
         )
-    return log._meta.db_table

@@ -6,32 +6,51 @@ the connection's own ``timeout`` bounds it.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import django.db
 from django.db import connections, transaction
 
+#: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
+CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+#: How many such transactions are open: an ``on_commit`` callback may begin one inside another.
+_nesting = threading.local()
+
 
 @contextmanager
-def atomic_with_lock_wait(seconds: int, *, using: str) -> Iterator[None]:
-    """Run a transaction that waits for each lock for so many seconds at most."""
+def atomic_with_lock_wait(seconds: float, *, using: str) -> Iterator[None]:
+    """Run a transaction that waits for each lock for so many seconds at most.
+
+    On MySQL and MariaDB they are rounded up to whole ones.
+    """
     connection = connections[using]
     if connection.vendor != "mysql":
         with transaction.atomic(using=using):
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
-                    cursor.execute(f"SET LOCAL lock_timeout = '{seconds}s'")
+                    cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
             yield
         return
+    depth = _nesting.depth = getattr(_nesting, "depth", 0) + 1
     with connection.cursor() as cursor:
         cursor.execute(
-            "SET @outbox_lock_wait = @@SESSION.innodb_lock_wait_timeout, "
-            f"SESSION innodb_lock_wait_timeout = {seconds}"
+            f"SET @outbox_lock_wait_{depth} = @@SESSION.innodb_lock_wait_timeout, "
+            f"SESSION innodb_lock_wait_timeout = {max(1, math.ceil(seconds))}"
         )
     try:
         with transaction.atomic(using=using):
             yield
     finally:
+        _nesting.depth = depth - 1
         with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
-            cursor.execute("SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait")
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
+
+
+def is_conflict(error: Exception) -> bool:
+    """Say whether a transaction was refused because of another one, and may be done anew."""
+    cause = error.__cause__
+    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
+    return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)

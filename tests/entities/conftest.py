@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_app.entities import command
+from outbox_app.entities.handling import spec_of
 from tests.entities.models import Account
 
 
@@ -26,8 +27,10 @@ def declare(monkeypatch):
 
     def add(handler, **options):
         monkeypatch.setattr(Account, handler.__name__, command(**options)(handler), raising=False)
+        spec_of.cache_clear()
 
-    return add
+    yield add
+    spec_of.cache_clear()
 
 
 @pytest.fixture

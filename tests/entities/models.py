@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_app.entities import Entity, EntityVersion, Rejected, command
+from django.db import models
+
+from outbox_app.entities import Entity, EntityVersion, Rejected, command, rule
 
 
 class AccountVersion(EntityVersion):
@@ -64,6 +66,89 @@ class Account(Entity):
     @command(atomic=True)
     def look_around(self, using: Any) -> Any:
         return Account.objects.using(using).count()
+
+
+class PersonVersion(EntityVersion):
+    """What people were asked and answered."""
+
+    class Meta(EntityVersion.Meta):
+        abstract = False
+        db_table = "person_version"
+
+
+class Person(Entity):
+    """Somebody with an address and a seat, which are nobody else's; and an age, which may be."""
+
+    versions = PersonVersion
+    email = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001
+    row = models.IntegerField(null=True)
+    seat = models.IntegerField(null=True)
+    age = models.IntegerField(default=0)
+
+    class Meta:
+        db_table = "person"
+        constraints = (models.UniqueConstraint(fields=["row", "seat"], name="person_seat"),)
+
+    def columns(self) -> Any:
+        return {"email": None, "row": None, "seat": None} | self.state
+
+    @command(creates=True)
+    def enter(self, **state: Any) -> None:
+        self.state = state
+
+    @command()
+    def change(self, **state: Any) -> Any:
+        self.state |= state
+        return self.state
+
+    @rule
+    def of_age(self) -> Any:
+        """Nobody is younger than nothing."""
+        return self.state.get("age", 0) >= 0
+
+
+class StockVersion(EntityVersion):
+    """What articles were asked and answered."""
+
+    class Meta(EntityVersion.Meta):
+        abstract = False
+        db_table = "stock_version"
+
+
+class Stock(Entity):
+    """The pieces of an article."""
+
+    versions = StockVersion
+    states = "last"
+
+    class Meta:
+        db_table = "stock"
+
+    @command(creates=True)
+    def fill(self, pieces: int) -> None:
+        self.state = {"left": pieces}
+
+    @command()
+    def take(self, pieces: int) -> Any:
+        if pieces > self.state["left"]:
+            raise Rejected("Sold out.", code="sold_out")
+        self.state["left"] -= pieces
+        return self.state["left"]
+
+    @command(batch=True)
+    def sell(self, requests: list[Any]) -> list[Any]:
+        answers: list[Any] = []
+        for request in requests:
+            if request["pieces"] > self.state["left"]:
+                answers.append(Rejected("Sold out.", code="sold_out"))
+            else:
+                self.state["left"] -= request["pieces"]
+                answers.append(self.state["left"])
+        return answers
+
+    @rule
+    def never_below(self) -> Any:
+        return self.state["left"] >= 0
 
 
 NESTED: Any = 1

@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import NO_STREAM
-from outbox_app.entities import execution
+from outbox_app.entities import Command, execution
 from outbox_app.entities.attempt import Moved
 from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
@@ -27,12 +27,13 @@ servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=Tru
 
 @pytest.fixture
 def elsewhere(alias):
-    """``elsewhere("withdraw", {"amount": 1}, "x")``: the same command on another connection."""
+    """``elsewhere("withdraw", {"amount": 1}, "x")``: the same command, as another process does."""
 
     def execute(command, arguments, command_id):
         def run():
             try:
-                return Account.execute("a", command, arguments, command_id=command_id, using=alias)
+                each = Command("a", command, arguments, command_id=command_id)
+                return Account.execute_many([each], using=alias)  # past this process's queue
             finally:
                 connections.close_all()
 
@@ -266,10 +267,10 @@ def test_a_database_that_is_away_before_the_commit_is_told_as_django_tells_it(
 
 
 def test_others_are_ahead_each_time(account, ask, rows, monkeypatch):
-    def ahead(*args, **options):
+    def ahead(*args):
         raise Moved
 
-    monkeypatch.setattr(execution, "attempt", ahead)
+    monkeypatch.setattr(execution.Attempt, "run", ahead)
     monkeypatch.setattr(execution, "PAUSE", 0)
     with pytest.raises(EntityContended, match="each of 10 attempts"):
         ask("withdraw", {"amount": 4})

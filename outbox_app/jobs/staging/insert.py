@@ -95,6 +95,11 @@ def batching(*, streaming: bool = False) -> Iterator[StagedBatch]:
     rows.write()
 
 
+def collect_in(rows: StagedBatch) -> None:
+    """Collect the rows staged from here to the end of the context; the caller writes them."""
+    _current_batch.set(rows)
+
+
 def add(job: StagedJob, *, using: str) -> None:
     rows = _current_batch.get()
     if rows is None:

@@ -1,0 +1,362 @@
+"""The queue of a hot entity: the callers do the work, one batch after the other.
+
+The first caller that finds an entity idle leads. It answers its own command, and all that have
+gathered, in one transaction on its own connection; then the one that waits longest leads. A batch
+is what has gathered while the one before was committed, so nothing waits for company. Coroutines
+have no thread to lend: a small pool leads for them. Its threads are daemons, which start on first
+use and end when nothing comes.
+
+Nothing that is committed or owed depends on this. A process that dies takes with it only what was
+not committed, and its callers ask again with the same command ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from ..conf import outbox_settings
+from ..exceptions import CommandTimeout, InvalidCommand, OutcomeUnknown, Overloaded
+from ..failpoints import failpoint
+from ..text import get_logger
+from .execution import answer, in_callers_transaction
+from .request import Call, Outcome, Request
+
+logger = get_logger("outbox_app.entities")
+
+#: A batch ends at so many characters of requests.
+BATCH_SIZE = 4 * 1024 * 1024
+#: Commands that wait in one process, for all entities.
+MAX_WAITING = 50_000
+#: Seconds for which an idle thread of the pool waits for more, and for batches at the end.
+IDLE = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Call):
+    """A call in a line: of a thread, or of a coroutine, which has a future."""
+
+    future: asyncio.Future[None] | None = None
+    #: Set when the call is answered, or is to lead.
+    woken: threading.Event = field(default_factory=threading.Event)
+    leads: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Who waits for one entity, the oldest first."""
+
+    key: Hashable
+    entity: Any
+    using: str
+    waiting: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+
+    def take(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        size = 0
+        while self.waiting and len(batch) < self.entity.batch_size:
+            call = next(iter(self.waiting))
+            size += len(call.request.text)
+            if batch and size > BATCH_SIZE:
+                break
+            del self.waiting[call]
+            batch.append(call)
+        return batch
+
+    def put_back(self, calls: Sequence[Any]) -> None:
+        for call in reversed(calls):
+            self.waiting[call] = None
+            self.waiting.move_to_end(call, last=False)
+
+
+class Queues:
+    """The lines of this process; each that exists is led, or about to be."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Hashable, Line] = {}
+        self.waiting = 0
+        self.closed = False
+        #: Lines that a thread of the pool is to lead.
+        self.to_lead: deque[Line] = deque()
+        self.threads = self.idle = 0
+        self.changed = threading.Condition(threading.Lock())
+        self.of_thread = threading.local()
+
+    def ask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
+        """Wait for the answer of a call, or lead."""
+        line = self._enter(call, entity, key, using=using)
+        try:
+            woken = call.woken.wait(max(call.seconds_left, 0))
+        except BaseException:
+            self._abandon(line, call)
+            raise
+        if not woken and self._leave(line, call):
+            raise _timed_out(call)
+        if not call.woken.is_set():
+            raise _unknown(call)
+        if call.leads:
+            self.lead(line, call)
+        return call.result()
+
+    async def aask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
+        """As ``ask``, for a coroutine."""
+        loop = asyncio.get_running_loop()
+        call.future = loop.create_future()
+        line = self._enter(call, entity, key, using=using)
+
+        def expire() -> None:
+            if call.future is not None and not call.future.done():
+                error = _timed_out if self._leave(line, call) else _unknown
+                call.future.set_exception(error(call))
+
+        timer = loop.call_later(call.seconds_left, expire)
+        try:
+            await call.future
+        finally:
+            timer.cancel()
+            self._leave(line, call)  # where the coroutine was cancelled
+        return call.result()
+
+    def lead(self, line: Line, own: Waiting | None = None) -> None:
+        """Answer one batch and pass the lead on, however that ends."""
+        left: Sequence[Any] = ()
+        with self.changed:
+            batch = line.take()
+            self.waiting -= len(batch)
+        self._led().add(line.key)
+        try:
+            if batch:
+                left = answer(line.entity, batch, using=line.using)
+        except BaseException:
+            # This thread is told to end. Others do what it leaves: ids tell what was committed.
+            left = [c for c in batch if c is not own and not isinstance(c.answer, BaseException)]
+            raise
+        finally:
+            self._led().discard(line.key)
+            with self.changed:
+                line.put_back(left)
+                self.waiting += len(left)
+                self._pass_on(line)
+            others = set(left)
+            _deliver([call for call in batch if call not in others])
+
+    def is_led_here(self, key: Hashable) -> bool:
+        """Say whether this thread leads a line: a command of it would wait for itself."""
+        return key in self._led()
+
+    def close(self) -> None:
+        """Refuse what waits and what comes, and let the batches under way end."""
+        with self.changed:
+            self.closed = True
+            waiting: list[Waiting] = []
+            for line in self.lines.values():
+                waiting += [call for call in line.waiting if not call.leads]
+                line.waiting = OrderedDict.fromkeys(c for c in line.waiting if c.leads)
+            self.waiting -= len(waiting)
+            self.changed.notify_all()
+        for call in waiting:
+            call.answer = _overloaded("This process is about to end.")
+        _deliver(waiting)
+        with self.changed:
+            self.changed.wait_for(lambda: not self.lines, timeout=IDLE)
+
+    def _led(self) -> set[Hashable]:
+        if not hasattr(self.of_thread, "led"):
+            self.of_thread.led = set()
+        led: set[Hashable] = self.of_thread.led
+        return led
+
+    def _enter(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Line:
+        with self.changed:
+            line = self.lines.get(key)
+            ahead = len(line.waiting) if line else 0
+            if self.closed:
+                raise _overloaded("This process is about to end.")
+            if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
+                raise _overloaded(
+                    f"{ahead} commands wait for {entity.__name__} {call.request.id!r} in this "
+                    f"process, and {self.waiting} for all entities."
+                )
+            new = line is None
+            if line is None:
+                line = self.lines[key] = Line(key, entity, using)
+            line.waiting[call] = None
+            self.waiting += 1
+            if new:
+                self._pass_on(line)
+        return line
+
+    def _leave(self, line: Line, call: Waiting) -> bool:
+        """Take a call out of its line; say whether it was there."""
+        with self.changed:
+            if call not in line.waiting or call.leads:
+                return False
+            del line.waiting[call]
+            self.waiting -= 1
+            return True
+
+    def _abandon(self, line: Line, call: Waiting) -> None:
+        """Take out a call whose thread is told to end; it may have the lead already."""
+        with self.changed:
+            if call in line.waiting:
+                del line.waiting[call]
+                self.waiting -= 1
+                if call.leads:
+                    self._pass_on(line)
+
+    def _pass_on(self, line: Line) -> None:
+        """Let the oldest lead. The lock is held."""
+        first = next(iter(line.waiting), None)
+        if first is None:
+            del self.lines[line.key]
+            self.changed.notify_all()
+        elif first.future is None:
+            first.leads = True
+            first.woken.set()
+        else:
+            self.to_lead.append(line)
+            if len(self.to_lead) <= self.idle:
+                self.changed.notify_all()
+            elif self.threads < outbox_settings().ENTITY_THREADS:
+                self.threads += 1
+                threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
+
+    def _work(self) -> None:
+        """Lead for coroutines, until nothing comes."""
+        while True:
+            with self.changed:
+                self.idle += 1
+                self.changed.wait_for(lambda: self.to_lead or self.closed, timeout=IDLE)
+                self.idle -= 1
+                if not self.to_lead:
+                    self.threads -= 1
+                    break
+                line = self.to_lead.popleft()
+            try:
+                self.lead(line)
+            except BaseException:
+                logger.exception("A batch of %s was broken off.", line.entity.__name__)
+        connections.close_all()
+
+
+def _deliver(calls: Sequence[Waiting]) -> None:
+    """Wake the callers; those of a loop by one call into it."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Waiting]] = defaultdict(list)
+    for number, call in enumerate(calls):
+        if number == len(calls) // 2:
+            failpoint("entity_answered")
+        if call.future is None:
+            call.woken.set()
+        else:
+            by_loop[call.future.get_loop()].append(call)
+    for loop, answered in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_resolve, answered)
+
+
+def _resolve(calls: Sequence[Waiting]) -> None:
+    for call in calls:
+        if call.future is not None and not call.future.done():
+            call.future.set_result(None)
+
+
+def _timed_out(call: Call) -> CommandTimeout:
+    request = call.request
+    return CommandTimeout(
+        f"The command {request.command!r} of {request.id!r} was not begun in its time. Nothing was "
+        "written: send it again."
+    )
+
+
+def _unknown(call: Call) -> OutcomeUnknown:
+    request = call.request
+    return OutcomeUnknown(
+        f"The command {request.command!r} of {request.id!r} was under way when its time was over. "
+        "Send it again with the same command id: it is executed once."
+    )
+
+
+def _overloaded(why: str) -> Overloaded:
+    return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
+
+
+queues = Queues()
+
+
+def _forget() -> None:
+    """Begin anew in a child: its parent's threads, and who waits for them, are not there."""
+    global queues
+    queues = Queues()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(lambda: queues.close())
+
+
+#: Set by tests, whose transaction belongs to one thread: coroutines use that one.
+in_one_thread = False
+
+
+def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
+    """Answer a command. This and ``aask`` decide where it goes: to this process."""
+    call = Waiting(request, _deadline(entity, timeout))
+    if not in_callers_transaction(entity, using=using) and entity.batch_size > 1:
+        key = using, _scope(using), entity, request.id
+        if not queues.is_led_here(key):
+            return queues.ask(call, entity, key, using=using)
+    answer(entity, [call], using=using)
+    return call.result()
+
+
+async def aask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
+    """As ``ask``, for a coroutine."""
+    scope = _scope(using)
+    if in_one_thread or scope is not None or entity.batch_size == 1:
+        # The session belongs to the thread that Django's own synchronous code runs in.
+        return await sync_to_async(ask)(entity, request, timeout=timeout, using=using)
+    call = Waiting(request, _deadline(entity, timeout))
+    return await queues.aask(call, entity, (using, scope, entity, request.id), using=using)
+
+
+def ask_many(
+    entity: Any, requests: Sequence[Request], *, timeout: float | None, using: str
+) -> list[Call]:
+    """Answer commands in batches of their own, entity by entity in the order of their ids."""
+    in_callers_transaction(entity, using=using)
+    deadline = _deadline(entity, timeout)
+    calls = [Waiting(request, deadline) for request in requests]
+    lines: dict[str, Line] = {}
+    for call in calls:
+        id = call.request.id
+        lines.setdefault(id, Line(id, entity, using)).waiting[call] = None
+    for _, line in sorted(lines.items()):
+        while line.waiting:
+            line.put_back(answer(entity, line.take(), using=using))
+    return list(calls)
+
+
+def _scope(using: str) -> Hashable | None:
+    """Return what tells apart sessions that may not write for one another; None: nothing does."""
+    named = outbox_settings().ENTITY_SCOPE
+    scope: Hashable = import_string(named)() if named else None
+    schema = getattr(connections[using], "schema_name", None)  # as django-tenants sets it
+    return None if scope is None and schema is None else (scope, schema)
+
+
+def _deadline(entity: Any, timeout: float | None) -> float:
+    seconds = entity.timeout if timeout is None else timeout
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
+        raise InvalidCommand(f"timeout must be a number of seconds above 0; got {seconds!r}.")
+    return time.monotonic() + seconds

@@ -1,0 +1,234 @@
+"""A batch of N is N batches of one: versions, states and answers, with whatever is mixed in."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import DataError, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outbox_app.entities import Command, Rejection
+from outbox_app.exceptions import CommandIdConflict, InvalidCommand, VersionConflict
+from outbox_app.signals import events_published
+from tests.entities.models import Account, AccountVersion, Person, Stock
+
+commits = pytest.mark.django_db(transaction=True)
+
+
+def history(entity, id, alias):
+    fields = ("version", "command_id", "type", "rejected", "response", "data")
+    return list(entity.history(id, using=alias).values_list(*fields))
+
+
+def plain(answer):
+    """An answer as it can be compared between two runs."""
+    if isinstance(answer, Exception):
+        return type(answer).__name__
+    return answer.response, answer.version, answer.rejected, answer.replayed
+
+
+class Emptied(Exception):
+    """Ends an example, and its rows."""
+
+
+def run(entity, commands, size, alias):
+    """Answers, versions and rows of the commands in batches of this size; then they are undone."""
+    try:
+        with transaction.atomic(using=alias):
+            taken = {"email": "x", "row": 1, "seat": 1}
+            if entity is Person:
+                Person.execute("b", "enter", taken, command_id="b", using=alias)
+            answers = []
+            for start in range(0, len(commands), size):
+                batch = commands[start : start + size]
+                answers += entity.execute_many(batch, using=alias, return_exceptions=True)
+            versions = history(entity, "a", alias)
+            states = list(entity.objects.using(alias).filter(pk="a").values_list())
+            states = [value[:3] + value[4:] for value in states]  # without the time
+            raise Emptied
+    except Emptied:
+        return [plain(answer) for answer in answers], versions, states
+
+
+ids = st.sampled_from([f"id{number}" for number in range(8)])
+versions = st.sampled_from([None, 1, 2])
+
+
+def commands(*kinds):
+    def build(drawn):
+        found = []
+        for (command, arguments), command_id, expected in drawn:
+            options = {} if expected is None else {"expected_version": expected}
+            found.append(Command("a", command, arguments, command_id=command_id, **options))
+        return found
+
+    each = st.tuples(st.one_of(*kinds), ids, versions)
+    return st.lists(each, max_size=12).map(build)
+
+
+people = commands(
+    st.builds(
+        lambda e, s: ("enter", {"email": e, "row": 1, "seat": s}),
+        st.sampled_from("xyz"),
+        st.integers(1, 2),
+    ),
+    st.builds(lambda e: ("change", {"email": e}), st.sampled_from(["x", "y", None, "e" * 21])),
+    st.builds(lambda s: ("change", {"seat": s}), st.integers(1, 2)),
+    st.builds(lambda a: ("change", {"age": a}), st.sampled_from([3, -1, "old", 1.5])),
+)
+stocks = commands(
+    st.just(("fill", {"pieces": 5})),
+    st.builds(lambda n: ("sell", {"pieces": n}), st.integers(-1, 4)),
+    st.builds(lambda n: ("sell", {"pieces": n}), st.sampled_from(["two", -20])),
+    st.builds(lambda n: ("take", {"pieces": n}), st.integers(1, 3)),
+)
+accounts = commands(
+    st.just(("open", {"owner": "ann", "balance": 5})),
+    st.just(("fail", {})),
+    st.just(("refuse_to_open", {})),
+    st.just(("unknown", {})),
+    st.builds(lambda n: ("withdraw", {"amount": n}), st.integers(0, 4)),
+    st.builds(lambda n: ("leave", {"value": n}), st.sampled_from(["rich", "set", "nothing"])),
+)
+
+
+@pytest.mark.parametrize(
+    ("entity", "made"),
+    [(Account, accounts), (Stock, stocks), (Person, people)],
+    ids=["plain", "last", "columns"],
+)
+def test_a_batch_of_n_is_n_batches_of_one(alias, entity, made):
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(made, st.sampled_from([2, 7, 1000]))
+    def check(commands, size):
+        assert run(entity, commands, size, alias) == run(entity, commands, 1, alias)
+
+    check()
+
+
+def test_the_rows_of_a_batch_are_written_by_few_statements(alias, account):
+    """Also where one of them fails, and one is rejected."""
+    commands = [Command("a", "withdraw", {"amount": 0}, command_id=f"c{n}") for n in range(200)]
+    commands[50:50] = [Command("a", "fail", command_id="f"), Command("a", "x", command_id="x")]
+    commands[99] = Command("a", "withdraw", {"amount": 99}, command_id="r")
+    with CaptureQueriesContext(
+        connections[alias],
+    ) as seen:
+        answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert sum(isinstance(answer, Exception) for answer in answers) == 2
+    assert answers[-1].version == 201
+    assert len(seen) <= 12
+
+
+@commits
+def test_one_that_the_database_refuses_costs_no_other_its_answer(alias, account, ask, rows):
+    """It is found by halves, not by running one after the other."""
+    sent = []
+
+    def refuse(sender, events, **kwargs):
+        sent.append(len(events))
+        if any(event.command_id == "c37" for event in events):
+            raise DataError("out of range")
+
+    commands = [Command("a", "withdraw", {"amount": 0}, command_id=f"c{n}") for n in range(64)]
+    events_published.connect(refuse, sender=AccountVersion)
+    try:
+        answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    finally:
+        events_published.disconnect(refuse, sender=AccountVersion)
+    assert [type(a).__name__ for a in answers] == ["Outcome"] * 37 + ["DataError"] + [
+        "Outcome"
+    ] * 26
+    assert [version for version, *_ in rows()] == list(range(1, 65))
+    assert len(sent) <= 2 * 6 + 1
+
+
+@commits
+def test_without_return_exceptions_the_first_error_is_raised_after_all_have_been_executed(
+    alias, account, rows
+):
+    commands = [
+        Command("a", "withdraw", {"amount": 1}, command_id="x"),
+        Command("a", "withdraw", {"amount": 2}, command_id="x"),
+        Command("", "withdraw", {"amount": 2}, command_id="y"),
+        Command("a", "withdraw", {"amount": 1}, command_id="z"),
+    ]
+    with pytest.raises(CommandIdConflict):
+        Account.execute_many(commands, using=alias)
+    assert len(rows()) == 3
+    answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert [plain(answer) for answer in answers] == [
+        ({"balance": 9}, 2, None, True),
+        "CommandIdConflict",
+        "InvalidCommand",
+        ({"balance": 8}, 3, None, True),
+    ]
+
+
+@commits
+def test_an_expected_version_is_that_of_its_turn(alias, account):
+    def withdraw(id, version):
+        return Command("a", "withdraw", {"amount": 1}, command_id=id, expected_version=version)
+
+    commands = [withdraw("x", 1), withdraw("y", 2), withdraw("z", 2)]
+    answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert [getattr(answer, "version", None) for answer in answers] == [2, 3, None]
+    assert isinstance(answers[2], VersionConflict)
+    assert answers[2].current == 3
+
+
+@commits
+def test_a_type_may_keep_the_last_state_of_each_transaction_only(alias):
+    commands = [Command("a", "fill", {"pieces": 9}, command_id="fill")]
+    commands += [Command("a", "sell", {"pieces": 2}, command_id=f"c{n}") for n in range(6)]
+    answers = Stock.execute_many(commands, using=alias)
+    assert [a.response for a in answers] == [None, 7, 5, 3, 1, None, None]
+    assert [a.rejected for a in answers[5:]] == [Rejection("sold_out", "Sold out.")] * 2
+    states = list(Stock.history("a", using=alias).values_list("state", flat=True))
+    assert states == [None] * 6 + [{"left": 1}]
+    assert Stock.at("a", version=7, using=alias) == {"left": 1}
+
+
+@commits
+def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(alias, monkeypatch):
+    from outbox_app.entities import command
+    from outbox_app.entities.handling import spec_of
+
+    calls = []
+
+    def sell(self, requests):
+        calls.append([each["pieces"] for each in requests])
+        return original(self, requests)
+
+    original = Stock.sell
+    monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
+    spec_of.cache_clear()
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    commands = [Command("a", "sell", {"pieces": n}, command_id=f"c{n}") for n in (1, 2, 3)]
+    commands.insert(2, Command("a", "take", {"pieces": 1}, command_id="take"))
+    commands.append(Command("a", "sell", {"pieces": 0}, command_id="c1"))  # a conflict
+    Stock.execute_many(commands, using=alias, return_exceptions=True)
+    assert calls == [[1, 2], [3]]
+    spec_of.cache_clear()
+
+
+@commits
+@pytest.mark.parametrize("left", [None, [1], "ab", [{1}, {2}]])
+def test_a_handler_of_batches_that_returns_something_else(alias, monkeypatch, left):
+    from outbox_app.entities import command
+    from outbox_app.entities.handling import spec_of
+
+    def sell(self, requests):
+        return left if len(requests) > 1 else None
+
+    monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
+    spec_of.cache_clear()
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    commands = [Command("a", "sell", {"pieces": 1}, command_id=f"c{n}") for n in (1, 2)]
+    answers = Stock.execute_many(commands, using=alias, return_exceptions=True)
+    assert all(isinstance(answer, InvalidCommand) for answer in answers)
+    assert "must return a list with an answer for each of 1 commands" in str(answers[0])
+    spec_of.cache_clear()

@@ -1,0 +1,115 @@
+"""Jobs and events that commands give: written with the command, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from outbox_app.entities import Command, Rejected
+from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, WrittenByCommands
+from outbox_app.models import Event, StagedJob
+from tests import tasks
+from tests.entities.models import Account, AccountVersion
+
+commits = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def one_database(settings, alias):
+    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+
+
+@pytest.fixture
+def add(make_app):
+    """A task of an app that stages by itself."""
+    return make_app().task(name="add")(tasks.add)
+
+
+@pytest.fixture
+def written(alias):
+    """``written()``: the arguments of the staged jobs, and the types of the events."""
+
+    def read():
+        jobs = StagedJob.objects.using(alias).order_by("id")
+        events = Event.objects.using(alias).order_by("id")
+        args = [Job.of(job).args for job in jobs]
+        return args, list(events.values_list("stream", "type"))
+
+    from outbox_app.testing import Job
+
+    return read
+
+
+@commits
+@pytest.mark.parametrize("atomic", [False, True])
+def test_jobs_and_events_are_committed_with_the_command(
+    alias, account, ask, declare, add, written, atomic
+):
+    def give(self, fate):
+        self.stage(add, [1, 2])
+        add.delay(3, 4)
+        self.publish("money.left", {"amount": 1})
+        self.publish("money.came", stream="b")
+        if fate == "reject":
+            raise Rejected("No.")
+        if fate == "fail":
+            raise ZeroDivisionError
+
+    declare(give, atomic=atomic)
+    assert ask("give", {"fate": "reject"}).rejected
+    with pytest.raises(ZeroDivisionError):
+        ask("give", {"fate": "fail"})
+    with transaction.atomic(using=alias):
+        ask("give", {"fate": ""})
+        transaction.set_rollback(True, using=alias)
+    assert written() == ([], [])
+    ask("give", {"fate": ""}, command_id="x")
+    expected = [[1, 2], [3, 4]], [("a", "money.left"), ("b", "money.came")]
+    assert written() == expected
+    assert ask("give", {"fate": ""}, command_id="x").replayed
+    assert written() == expected
+
+
+@commits
+def test_in_a_batch_they_are_those_of_the_commands_that_were_accepted(
+    alias, account, declare, add, written
+):
+    def give(self, number):
+        self.stage(add, [number, 0])
+        self.publish("given", stream=f"s{number}")
+        if number % 2:
+            raise Rejected("Odd.")
+
+    declare(give)
+    commands = [Command("a", "give", {"number": n}, command_id=f"c{n}") for n in range(6)]
+    Account.execute_many(commands, using=alias)
+    jobs, events = written()
+    assert jobs == [[0, 0], [2, 0], [4, 0]]
+    assert sorted(events) == [("s0", "given"), ("s2", "given"), ("s4", "given")]
+
+
+@commits
+def test_what_cannot_be_given_fails_its_own_command(alias, account, declare, add, written):
+    def give(self, number):
+        if number == 1:
+            self.stage(add, [object()])
+        if number == 2:
+            self.publish("")
+        if number == 3:
+            self.publish("x", log=AccountVersion)
+        if number == 4:
+            self.publish("x", {"a": float("nan")})
+        self.stage(add, [number, 0])
+
+    declare(give)
+    commands = [Command("a", "give", {"number": n}, command_id=f"c{n}") for n in range(6)]
+    answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    errors = [type(answer) for answer in answers if isinstance(answer, Exception)]
+    assert errors == [InvalidJob, InvalidEvent, WrittenByCommands, InvalidEvent]
+    assert written()[0] == [[0, 0], [5, 0]]
+
+
+def test_outside_of_commands_they_are_refused(account, add):
+    for give in (lambda: Account().publish("x"), lambda: Account().stage(add, [1, 2])):
+        with pytest.raises(InvalidCommand, match="belong into its commands"):
+            give()

@@ -1,0 +1,475 @@
+"""The queue of a hot entity: who leads, who waits, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connections, transaction
+from django.utils import translation
+
+from outbox_app.entities import queue
+from outbox_app.exceptions import (
+    CommandTimeout,
+    DamagedEntity,
+    InvalidCommand,
+    OutcomeUnknown,
+    Overloaded,
+)
+from outbox_app.failpoints import set_failpoint
+from tests.entities.models import Account
+from tests.patience import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Queues of the test's own, all of which are empty at its end."""
+    queues = queue.Queues()
+    monkeypatch.setattr(queue, "queues", queues)
+    monkeypatch.setattr(queue, "IDLE", 0.2)
+    yield queues
+    eventually(lambda: not queues.lines and not queues.threads)
+    assert queues.waiting == 0
+    assert not queues.to_lead
+
+
+@pytest.fixture
+def withdraw(alias):
+    """``withdraw("x")``: 1 from account a; closes its connection."""
+
+    def execute(command_id, amount=1, **options):
+        try:
+            return Account.execute(
+                "a", "withdraw", {"amount": amount}, command_id=command_id, using=alias, **options
+            )
+        finally:
+            connections.close_all()
+
+    return execute
+
+
+@pytest.fixture
+def held():
+    """``held.wait()``: the first batch stands at its first point, until ``held.go.set()``."""
+
+    class Held:
+        def __init__(self):
+            self.go, self.there = threading.Event(), threading.Event()
+
+        def wait(self):
+            assert self.there.wait(60)
+
+    held = Held()
+
+    def hold():
+        set_failpoint("entity_loaded", None)
+        held.there.set()
+        assert held.go.wait(60)
+
+    set_failpoint("entity_loaded", hold)
+    yield held
+    held.go.set()
+    set_failpoint("entity_loaded", None)
+
+
+@pytest.fixture
+def batches():
+    """The number of commands of each batch that was committed."""
+    sizes = []
+    original = queue.answer
+
+    def note(entity, calls, *, using):
+        sizes.append(len(calls))
+        return original(entity, calls, using=using)
+
+    queue.answer = note
+    yield sizes
+    queue.answer = original
+
+
+def waiting(fresh, count):
+    eventually(lambda: fresh.waiting == count)
+
+
+def test_those_that_gather_while_a_batch_is_written_are_the_next_one(
+    account, withdraw, held, fresh, batches, rows
+):
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(withdraw, "first")
+        held.wait()
+        others = [pool.submit(withdraw, f"c{number}", 0) for number in range(8)]
+        waiting(fresh, 8)
+        held.go.set()
+        assert first.result().version == 2
+        assert sorted(other.result().version for other in others) == list(range(3, 11))
+    assert batches == [1, 8]
+
+
+def test_an_idle_entity_is_led_by_its_caller(account, withdraw, fresh):
+    assert withdraw("x").version == 2
+    assert not fresh.threads
+
+
+def test_other_entities_go_on(account, alias, withdraw, held, ask):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        if connections[alias].vendor != "sqlite":  # one writer at a time
+            assert ask("open", {"owner": "bob"}, id="b").version == 1
+        held.go.set()
+        first.result()
+
+
+def test_one_that_times_out_in_the_queue_was_not_executed(account, withdraw, held, rows):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        with pytest.raises(CommandTimeout, match="was not begun"):
+            withdraw("y", timeout=0.05)
+        held.go.set()
+        first.result()
+    assert len(rows()) == 2
+
+
+def test_one_whose_batch_is_under_way_does_not_know(account, withdraw, held, fresh, rows):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        again, there = threading.Event(), threading.Event()
+
+        def hold():
+            set_failpoint("entity_loaded", None)
+            there.set()
+            assert again.wait(60)
+
+        leader = pool.submit(withdraw, "y")
+        waiting(fresh, 1)
+        set_failpoint("entity_loaded", hold)
+        late = threading.Thread(target=lambda: errors.append(error_of(withdraw, "z", timeout=1)))
+        errors: list[Exception | None] = []
+        late.start()
+        waiting(fresh, 2)
+        held.go.set()
+        first.result()
+        assert there.wait(60)
+        late.join()
+        again.set()
+        leader.result()
+    assert [type(error) for error in errors] == [OutcomeUnknown]
+    assert withdraw("z").replayed
+    assert len(rows()) == 4
+
+
+def error_of(call, *args, **options):
+    try:
+        call(*args, **options)
+    except Exception as error:
+        return error
+
+
+def test_too_many_wait(account, withdraw, held, fresh, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_QUEUE": 2}
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(withdraw, "x")]
+        held.wait()
+        futures += [pool.submit(withdraw, "y"), pool.submit(withdraw, "z")]
+        waiting(fresh, 2)
+        with pytest.raises(Overloaded, match="2 commands wait for Account 'a'") as caught:
+            withdraw("w")
+        assert caught.value.retry_after > 0
+        held.go.set()
+        assert {future.result().version for future in futures} == {2, 3, 4}
+
+
+@pytest.mark.parametrize("point", ["entity_loaded", "entity_written", "entity_committed"])
+@pytest.mark.parametrize("error", [SystemExit, ZeroDivisionError])
+def test_a_leader_that_ends_leaves_its_batch_to_the_next(
+    account, withdraw, held, fresh, rows, point, error
+):
+    """By a signal, or a greenlet's time-out. Ids tell what was committed."""
+    passed = [] if point == "entity_loaded" else [error]  # the first batch passes the others
+
+    def end():
+        if passed:
+            passed.clear()
+            return
+        set_failpoint(point, None)
+        raise error
+
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(withdraw, "first")
+        held.wait()
+        others = []
+        for number in range(5):
+            others.append(pool.submit(withdraw, f"c{number}"))
+            waiting(fresh, number + 1)
+        set_failpoint(point, end)
+        held.go.set()
+        assert first.result().version == 2
+        errors = [type(other.exception()) for other in others]
+    leader = SystemExit if error is SystemExit else type(None)
+    assert errors == [leader] + [type(None)] * 4
+    assert sorted(withdraw(f"c{number}").version for number in range(5)) == list(range(3, 8))
+    assert len(rows()) == 7
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_thread_is_its_callers_alone(
+    account, withdraw, held, fresh, alias, declare, rows, error
+):
+    def end(self):
+        raise error
+
+    def ask_end():
+        try:
+            return Account.execute("a", "end", command_id="end", using=alias)
+        finally:
+            connections.close_all()
+
+    declare(end)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(withdraw, "first")
+        held.wait()
+        calls = []
+        for each in (lambda: withdraw("x"), ask_end, lambda: withdraw("y")):
+            calls.append(pool.submit(each))
+            waiting(fresh, len(calls))
+        held.go.set()
+        first.result()
+        assert type(calls[1].exception()) is error
+        assert type(calls[0].exception()) in (error, type(None))
+        assert calls[2].result().version in (3, 4)
+    assert withdraw("x").version in (3, 4)
+    assert len(rows()) == 4
+
+
+def test_a_command_that_a_callback_executes_does_not_wait_for_itself(alias, account, ask, declare):
+    """Neither for the lead, which this thread has, nor for a lock, which is released."""
+    seen = []
+
+    def order(self):
+        transaction.on_commit(
+            lambda: seen.append(ask("withdraw", {"amount": 1}, timeout=5)), using=alias
+        )
+
+    declare(order)
+    assert ask("order").version == 2
+    assert [outcome.version for outcome in seen] == [3]
+
+
+user = contextvars.ContextVar("user", default="nobody")
+
+
+def tenant():
+    return user.get()
+
+
+def test_each_handler_and_callback_runs_in_the_context_of_its_caller(
+    alias, account, held, fresh, declare, withdraw
+):
+    seen = []
+
+    def note(self):
+        name = user.get(), translation.get_language()
+        user.set("a handler's own")
+        transaction.on_commit(lambda: seen.append((*name, user.get())), using=alias)
+        return list(name)
+
+    declare(note)
+
+    def execute(number):
+        user.set(f"user {number}")
+        try:
+            with translation.override(["de", "fr"][number % 2]):
+                return Account.execute("a", "note", command_id=f"c{number}", using=alias)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(7) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        calls = [pool.submit(execute, number) for number in range(6)]
+        waiting(fresh, 6)
+        held.go.set()
+        first.result()
+        answers = [call.result().response for call in calls]
+    expected = [[f"user {number}", ["de", "fr"][number % 2]] for number in range(6)]
+    assert answers == expected
+    assert sorted(seen) == sorted((*each, each[0]) for each in expected)
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_an_error_of_the_batch_reaches_each_caller_as_its_own(
+    account, withdraw, held, fresh, alias
+):
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        calls = [pool.submit(withdraw, f"c{number}") for number in range(3)]
+        waiting(fresh, 3)
+        with connections[alias].cursor() as cursor:
+            cursor.execute("UPDATE account SET version = 7 WHERE id = 'a'")
+        held.go.set()
+        errors = [call.exception() for call in [first, *calls]]
+    assert {type(error) for error in errors} == {DamagedEntity}
+    assert len({id(error) for error in errors}) == 4
+
+
+def test_a_type_without_batches_is_not_queued(account, withdraw, monkeypatch, fresh):
+    monkeypatch.setattr(Account, "batch_size", 1)
+    monkeypatch.setattr(queue, "queues", None)
+    assert withdraw("x").version == 2
+    monkeypatch.setattr(queue, "queues", fresh)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1", True, None])
+def test_a_timeout_is_a_number_above_zero(account, withdraw, timeout):
+    if timeout is None:
+        assert withdraw("x", timeout=timeout).version == 2
+        return
+    with pytest.raises(InvalidCommand, match="timeout must be"):
+        withdraw("x", timeout=timeout)
+
+
+def test_sessions_of_two_tenants_do_not_share_a_batch(
+    account, withdraw, held, fresh, batches, settings
+):
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_SCOPE": "tests.entities.test_queue.tenant"}
+
+    def execute(tenant, command_id):
+        user.set(tenant)
+        return withdraw(command_id)
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(execute, "one", "x")
+        held.wait()
+        second = pool.submit(execute, "one", "y")
+        waiting(fresh, 1)
+        other = pool.submit(execute, "two", "z")
+        eventually(lambda: len(fresh.lines) == 2)
+        held.go.set()
+        assert {future.result().version for future in (first, second, other)} == {2, 3, 4}
+    assert batches == [1, 1, 1]
+
+
+def test_coroutines_share_batches_and_threads_end(account, alias, fresh, batches, rows):
+    async def ask_all():
+        calls = [
+            Account.aexecute("a", "withdraw", {"amount": 0}, command_id=f"c{n}", using=alias)
+            for n in range(200)
+        ]
+        return await asyncio.gather(*calls)
+
+    outcomes = asyncio.run(ask_all())
+    assert [outcome.version for outcome in outcomes] == list(range(2, 202))
+    assert sum(batches) == 200
+    assert len(batches) <= 3
+    assert 1 <= fresh.threads <= 4
+
+
+def test_a_coroutine_that_is_cancelled_while_it_waits_is_dropped(
+    account, alias, held, fresh, rows, withdraw
+):
+    async def ask_and_cancel():
+        waits = asyncio.create_task(
+            Account.aexecute("a", "withdraw", {"amount": 1}, command_id="y", using=alias)
+        )
+        while not fresh.waiting:
+            await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        asyncio.run(ask_and_cancel())
+        held.go.set()
+        first.result()
+    assert len(rows()) == 2
+
+
+def test_coroutines_time_out(account, alias, held, rows, withdraw):
+    async def ask(command_id):
+        await Account.aexecute(
+            "a", "withdraw", {"amount": 1}, command_id=command_id, using=alias, timeout=0.05
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        with pytest.raises(CommandTimeout):
+            asyncio.run(ask("y"))
+        held.go.set()
+        first.result()
+    assert len(rows()) == 2
+
+
+def test_a_coroutine_whose_batch_is_under_way_does_not_know(account, alias, held, rows):
+    async def ask():
+        await Account.aexecute(
+            "a", "withdraw", {"amount": 1}, command_id="y", using=alias, timeout=0.05
+        )
+
+    with pytest.raises(OutcomeUnknown, match="was under way"):
+        asyncio.run(ask())
+    held.go.set()
+    eventually(lambda: len(rows()) == 2)
+
+
+def test_errors_reach_the_coroutine(account, alias):
+    async def ask():
+        return await asyncio.gather(
+            Account.aexecute("a", "fail", command_id="x", using=alias),
+            Account.aexecute("a", "withdraw", {"amount": 1}, command_id="y", using=alias),
+            return_exceptions=True,
+        )
+
+    failed, outcome = asyncio.run(ask())
+    assert isinstance(failed, ZeroDivisionError)
+    assert outcome.response == {"balance": 9}
+
+
+def test_at_the_end_of_the_process_what_waits_is_refused(account, withdraw, held, fresh):
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        second = pool.submit(withdraw, "y")
+        waiting(fresh, 1)
+        closing = pool.submit(fresh.close)
+        assert isinstance(second.exception(), Overloaded)
+        with pytest.raises(Overloaded, match="about to end"):
+            withdraw("z")
+        held.go.set()
+        assert first.result().version == 2
+        closing.result()
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_child_begins_with_empty_queues(alias, account, withdraw, held, fresh):
+    """It has none of its parent's threads: a line that the parent leads would stay for ever."""
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(withdraw, "x")
+        held.wait()
+        set_failpoint("entity_loaded", None)
+        child = os.fork()
+        if child == 0:
+            try:
+                for connection in connections.all():
+                    connection.connection = None  # the parent's
+                outcome = Account.execute(
+                    "a", "withdraw", {"amount": 1}, command_id="child", using=alias, timeout=20
+                )
+                os._exit(outcome.version)
+            except BaseException:
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 2
+        held.go.set()
+        assert first.result().version == 3

@@ -1,0 +1,143 @@
+"""Rules, and columns with constraints: whoever comes second is rejected, and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app.entities import Command
+from outbox_app.exceptions import InvalidCommand
+from tests.entities.models import Person
+
+commits = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def enter(alias):
+    """``enter("a", email="x")``"""
+
+    def execute(id, **state):
+        return Person.execute(id, "enter", state, command_id="enter", using=alias)
+
+    return execute
+
+
+@pytest.fixture
+def change(alias):
+    """``change("a", email="x")``"""
+    numbers = iter(range(10**6))
+
+    def execute(id, **state):
+        name = f"c{next(numbers)}"
+        return Person.execute(id, "change", state, command_id=name, using=alias)
+
+    return execute
+
+
+@commits
+def test_columns_are_taken_from_the_state(alias, enter, change):
+    enter("a", email="x", age=3)
+    change("a", row=1, seat=2)
+    row = Person.objects.using(alias).get(email="x")
+    assert (row.pk, row.row, row.seat, row.age) == ("a", 1, 2, 3)
+
+
+@commits
+def test_a_rule_that_is_broken_rejects_the_command(alias, enter, change):
+    enter("a", age=3)
+    outcome = change("a", age=-1)
+    assert (outcome.rejected.code, outcome.rejected.text) == (
+        "of_age",
+        "Nobody is younger than nothing.",
+    )
+    assert Person.objects.using(alias).get(pk="a").state == {"age": 3}
+    assert Person.execute("b", "enter", {"age": -1}, command_id="x", using=alias).rejected
+    assert not Person.objects.using(alias).filter(pk="b").exists()
+
+
+@commits
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        ({"email": "x"}, {"email": "x"}, "email"),
+        ({"row": 1, "seat": 1}, {"row": 1, "seat": 1}, "person_seat"),
+    ],
+)
+def test_an_index_that_is_violated_rejects_the_command(alias, enter, change, first, second, code):
+    assert enter("a", **first).rejected is None
+    refused = enter("b", **second)
+    assert refused.rejected.code == code
+    assert enter("b", **second).replayed
+    assert not Person.objects.using(alias).filter(pk="b").exists()
+    assert Person.execute("b", "enter", {}, command_id="again", using=alias).version == 2
+    outcome = change("b", **second)
+    assert (outcome.rejected.code, outcome.version) == (code, 3)
+    change("a", email=None, row=None)
+    assert change("b", **second).version == 4
+    assert Person.objects.using(alias).get(pk="b").state == second
+
+
+@commits
+def test_inside_a_batch_only_the_one_at_fault_is_rejected(alias, enter):
+    enter("a", email="x")
+    enter("b", email="y")
+    states = [{"age": 1}, {"email": "z"}, {"email": "x"}, {"age": 2}, {"email": "y"}]
+    commands = [Command("b", "change", s, command_id=f"c{n}") for n, s in enumerate(states)]
+    answers = Person.execute_many(commands, using=alias)
+    assert [answer.rejected and answer.rejected.code for answer in answers] == [
+        None,
+        None,
+        "email",
+        None,
+        None,
+    ]
+    assert Person.objects.using(alias).get(pk="b").state == {"email": "y", "age": 2}
+
+
+@commits
+def test_those_who_race_for_one_name(alias):
+    together = threading.Barrier(5)
+
+    def enter(number):
+        together.wait()
+        try:
+            return Person.execute(
+                f"p{number}", "enter", {"email": "x"}, command_id="x", using=alias
+            )
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(5) as pool:
+        outcomes = list(pool.map(enter, range(5)))
+    codes = sorted(outcome.rejected.code if outcome.rejected else "" for outcome in outcomes)
+    assert codes == ["", "email", "email", "email", "email"]
+
+
+def test_in_the_callers_transaction_too(alias, enter, change):
+    with transaction.atomic(using=alias):
+        enter("a", email="x")
+        assert enter("b", email="x").rejected.code == "email"
+        assert change("a", email="y").rejected is None
+    assert Person.objects.using(alias).get().email == "y"
+
+
+@commits
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({"email": "e" * 21}, "gives 'email' a value that does not fit"),
+        ({"age": "old"}, "gives 'age' a value that does not fit"),
+        ({"age": None}, "'age' a value that does not fit, None"),
+        ({"size": 1}, r"columns\(\) names 'size', which is no field"),
+        ({"version": 1}, "names 'version'"),
+    ],
+)
+def test_columns_that_do_not_fit(alias, enter, change, monkeypatch, state, expected):
+    enter("a", age=3)
+    monkeypatch.setattr(Person.of_age, "__code__", (lambda self: True).__code__)
+    with pytest.raises(InvalidCommand, match=expected):
+        change("a", **state)
+    assert Person.history("a", using=alias).count() == 1
