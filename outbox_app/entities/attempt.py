@@ -140,7 +140,7 @@ class Attempt:
             newer = rows.filter(version__in=hidden).select_for_update().values_list(*fields)
             found += [row for row in newer if row[0] in ids]
         for id, hash, command, response, version, rejected in found:
-            rejection = Rejection(**response) if rejected else None
+            rejection = Rejection(**response) if rejected and response else None  # erased
             outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
             self.answered[id] = hash, command, outcome
 

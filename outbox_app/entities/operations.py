@@ -25,9 +25,8 @@ from ..eventlog.heads import bump_versions
 from ..exceptions import EntityContended, InvalidArgument, OutcomeUnknown, UnknownEntity
 from ..models import EntityRow, EntityVersion, StreamHead
 from ..models.counting import LISTED, counted
-from ..process.lock_wait import atomic_with_lock_wait
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
-from .execution import is_conflict
 
 logger = get_logger("outbox_app.entities")
 

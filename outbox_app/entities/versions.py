@@ -1,4 +1,7 @@
-"""Writes the versions of a batch: one INSERT a thousand, from the JSON that is there already."""
+"""Writes the versions of a batch: one INSERT for a thousand, from the JSON that is there already.
+
+Receivers of ``events_published`` are given the rows, which are made only if one of them looks.
+"""
 
 from __future__ import annotations
 

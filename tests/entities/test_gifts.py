@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from outbox_app.entities import Command, Rejected
-from outbox_app.exceptions import InvalidCommand, InvalidEvent, InvalidJob, WrittenByCommands
+from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
 from outbox_app.models import Event, StagedJob
 from tests import tasks
 from tests.entities.models import Account, AccountVersion
@@ -105,7 +105,7 @@ def test_what_cannot_be_given_fails_its_own_command(alias, account, declare, add
     commands = [Command("a", "give", {"number": n}, command_id=f"c{n}") for n in range(6)]
     answers = Account.execute_many(commands, using=alias, return_exceptions=True)
     errors = [type(answer) for answer in answers if isinstance(answer, Exception)]
-    assert errors == [InvalidJob, InvalidEvent, WrittenByCommands, InvalidEvent]
+    assert errors == [TypeError, InvalidEvent, WrittenByCommands, InvalidEvent]
     assert written()[0] == [[0, 0], [5, 0]]
 
 
