@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .reader import LogReader
-from .record import COLUMNS, RecordedEvent
+from .record import RecordedEvent
 from .state import WindowState
 from .windows.time import TimeState
 
@@ -175,7 +175,7 @@ class Completeness:
 
     def _select(self, condition: str, params: list[Any], limit: int) -> list[RecordedEvent]:
         rows = self._run(
-            f"SELECT {', '.join(COLUMNS)} FROM {self._source} WHERE {condition} "
+            f"SELECT {', '.join(self.reader.columns)} FROM {self._source} WHERE {condition} "
             f"ORDER BY version LIMIT {limit}",
             params,
         )

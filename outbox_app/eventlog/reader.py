@@ -21,7 +21,7 @@ from ..exceptions import ForeignCursor
 from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
-from .record import COLUMNS, RecordedEvent
+from .record import COLUMNS, RecordedEvent, columns_of
 from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
@@ -74,6 +74,8 @@ class LogReader:
         self.only = only or EventFilter()
         self.by_time = by_time
         self.table = log._meta.db_table
+        #: What ``records`` takes.
+        self.columns = columns_of(log)
         self._dirty: Any = None
         #: A row that was there, by position and message id: a log that is emptied has it no more.
         self._known: tuple[Any, ...] | None = None
@@ -110,12 +112,12 @@ class LogReader:
 
     def read(self, state: WindowState, limit: int) -> Events:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
-        page = self.window.read(state, columns=COLUMNS, limit=limit, only=self.only)
+        page = self.window.read(state, columns=self.columns, limit=limit, only=self.only)
         self._require_known(state)
         return Events(self.records(page.rows), page)
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
-        """Return rows of ``COLUMNS`` as records, without tombstones."""
+        """Return rows of ``columns`` as records, without tombstones."""
         decode = self._decode
         return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
 
@@ -188,7 +190,7 @@ def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], Rec
     """Return what makes a record of a row, with the converters of Django for this database."""
     connection, table = connections[using], log._meta.db_table
     steps: list[tuple[int, Callable[..., Any], Col]] = []
-    for index, name in enumerate(COLUMNS):
+    for index, name in enumerate(columns_of(log)):
         field = log._meta.get_field(name)
         if isinstance(field, JSONField):
             continue
@@ -201,10 +203,12 @@ def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], Rec
             row = list(row)
             for index, convert, column in steps:
                 row[index] = convert(row[index], column, connection)
-        id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
+        id, topic, stream, version, type, data, metadata, message_id, at, *answer = row
         data, metadata = _json(data), _json(metadata)
+        if answer:
+            answer[2:] = [text and _json(text) for text in answer[2:]]  # NULL stays None
         return RecordedEvent(
-            id, topic, stream, version, type, data, metadata, message_id, recorded_at, table
+            id, topic, stream, version, type, data, metadata, message_id, at, table, *answer
         )
 
     return decode

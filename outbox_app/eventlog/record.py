@@ -6,11 +6,12 @@ events do not change. The order of ``COLUMNS`` is the order of the record's fiel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ..models import EventLog
+from ..models import EntityVersion, EventLog
 from ..models.cloudevent import cloudevent
 
 #: The columns of a record, in its order.
@@ -25,6 +26,8 @@ COLUMNS = (
     "message_id",
     "recorded_at",
 )
+#: What the log of an entity type has as well: the last fields of the record.
+ANSWER = ("command_id", "rejected", "response", "state")
 
 
 class RecordedEvent(NamedTuple):
@@ -44,11 +47,20 @@ class RecordedEvent(NamedTuple):
     recorded_at: datetime
     #: Table of the log.
     log: str
+    #: Of the command, where the log is that of an entity type; else None, as what follows.
+    command_id: str | None = None
+    #: Whether the answer was no.
+    rejected: bool = False
+    #: The answer; code and text, if it was no.
+    response: Any = None
+    #: The state after the command.
+    state: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON can hold it: ids and times as text."""
+        count = None if self.command_id else -len(ANSWER)
         return {
-            **self._asdict(),
+            **dict(zip(self._fields[:count], self, strict=False)),
             "message_id": str(self.message_id),
             "recorded_at": self.recorded_at.isoformat(),
         }
@@ -60,5 +72,16 @@ class RecordedEvent(NamedTuple):
 
 def recorded(event: EventLog) -> RecordedEvent:
     """Return the record of a model instance."""
-    values = [getattr(event, name) for name in COLUMNS]
-    return RecordedEvent._make([*values, event._meta.db_table])
+    values = [getattr(event, name) for name in columns_of(type(event))]
+    return record_of(values, event._meta.db_table)
+
+
+def columns_of(log: type[EventLog]) -> tuple[str, ...]:
+    """Return the columns of a log that its records are made of."""
+    return COLUMNS + ANSWER if issubclass(log, EntityVersion) else COLUMNS
+
+
+def record_of(values: Sequence[Any], log: str) -> RecordedEvent:
+    """Return the record of the values of ``columns_of`` its log."""
+    fields = [*values[: len(COLUMNS)], log, *values[len(COLUMNS) :]]
+    return RecordedEvent(*fields)

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
 from ..eventlog.reader import LogReader
-from ..eventlog.record import COLUMNS, RecordedEvent
+from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
@@ -137,7 +137,7 @@ class Parking:
         condition, params = reader.only.sql()
         quote = connections[self.using].ops.quote_name
         sql = (
-            f"SELECT {', '.join(COLUMNS)} FROM {quote(reader.table)} "
+            f"SELECT {', '.join(reader.columns)} FROM {quote(reader.table)} "
             f"WHERE stream = %s AND version >= %s AND NOT ({reader.window.unread(state)}) "
             f"{condition and f'AND {condition}'} ORDER BY version LIMIT {limit}"
         )

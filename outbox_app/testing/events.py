@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
-from ..eventlog.record import COLUMNS, RecordedEvent, recorded
+from ..eventlog.record import RecordedEvent, recorded
 from ..eventlog.state import SqliteState
 from ..models import Cursor, Event, EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
@@ -133,7 +133,7 @@ def _handle(subscriber: Subscriber, reader: LogReader) -> int:
     with transaction.atomic(using=using):
         with connections[using].cursor() as statement:
             statement.execute(
-                f"SELECT {', '.join(COLUMNS)} FROM {table} WHERE id > %s "
+                f"SELECT {', '.join(reader.columns)} FROM {table} WHERE id > %s "
                 f"{condition and f'AND {condition}'} ORDER BY id",
                 [cursor.position, *params],
             )
