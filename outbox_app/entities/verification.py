@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
@@ -29,6 +29,13 @@ BATCH_SIZE = 500
 LEFT = "left as it is"
 
 
+class Fault(NamedTuple):
+    """What differs: "head", "row" (whether there is one), its "version", or its "state"."""
+
+    kind: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is stored of an entity. A head that is absent is at 0."""
@@ -37,25 +44,29 @@ class Facts:
     row: Any
     newest: Any
 
-    def faults(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Fault]:
         row, newest = self.row, self.newest
         if newest is None:
             if row is not None and row.version != self.head:
-                yield f"the row is at version {row.version}, the head at {self.head}"
+                text = f"the row is at version {row.version}, the head at {self.head}"
+                yield Fault("version", text)
             return
-        if self.head != newest.version:
-            yield f"the head is at version {self.head}, the versions end at {newest.version}"
+        last = newest.version
+        if self.head != last:
+            yield Fault("head", f"the head is at version {self.head}, the versions end at {last}")
         if row is None:
             if newest.state is not None:
-                yield f"there is no row, and version {newest.version} has a state"
+                yield Fault("row", f"there is no row, and version {last} has a state")
         elif newest.state is None:
-            yield f"there is a row, and version {newest.version} has no state"
-        elif row.version != newest.version:
-            yield f"the row is at version {row.version}, the versions end at {newest.version}"
+            yield Fault("row", f"there is a row, and version {last} has no state")
+        elif row.version != last:
+            text = f"the row is at version {row.version}, the versions end at {last}"
+            yield Fault("version", text)
         elif row.state != newest.state:
-            yield f"the row has another state than version {newest.version}"
+            yield Fault("state", f"the row has another state than version {last}")
         elif stale := _stale(row):
-            yield f"columns of the row do not follow from its state: {', '.join(stale)}"
+            text = f"columns of the row do not follow from its state: {', '.join(stale)}"
+            yield Fault("state", text)
 
 
 def verify(
@@ -80,7 +91,8 @@ def verify(
             if found := _settle(entity, id, repair, using):
                 differences += 1
                 repaired += bool(found[1]) and not found[1].startswith(LEFT)
-                write(f"difference type={label} id={id!r}: {'; '.join(filter(None, found))}")
+                said = [*(fault.text for fault in found[0]), *filter(None, found[1:])]
+                write(f"difference type={label} id={id!r}: {'; '.join(said)}")
         if 0 < outbox_settings().PROGRESS_INTERVAL <= time.monotonic() - told:
             told = time.monotonic()
             write(f"verifying type={label} entities={entities} differences={differences}")
@@ -89,6 +101,14 @@ def verify(
         f"repaired={repaired} database={using} seconds={time.monotonic() - begun:.1f}"
     )
     return differences - repaired
+
+
+def differences(entity: Any, *, using: str) -> Iterator[tuple[str, Fault]]:
+    """Yield what differs, by id. Raises ``EntityContended`` as ``verify``."""
+    for _, suspects in _batches(entity, using):
+        for id in suspects:
+            found = _settle(entity, id, False, using)
+            yield from ((id, fault) for fault in (found[0] if found else ()))
 
 
 def _batches(entity: Any, using: str) -> Iterator[tuple[int, list[str]]]:
@@ -124,14 +144,14 @@ def _by_key(rows: QuerySet[Any, Any], key: str) -> Iterator[list[Any]]:
         batch = list(rows.filter(**{f"{key}__gt": batch[-1][0]})[:BATCH_SIZE])
 
 
-def _settle(entity: Any, id: str, repair: bool, using: str) -> tuple[str, str] | None:
+def _settle(entity: Any, id: str, repair: bool, using: str) -> tuple[list[Fault], str] | None:
     """Look again, with the head locked; return what differs, and what was done about it."""
     with locked(entity, id, using=using) as head:
         versions: Any = QuerySet(entity.versions, using=using).filter(stream=id)
         newest = versions.order_by("-version").first()
         row = QuerySet(entity, using=using).filter(pk=id).first()
         facts = Facts(head, row, newest)
-        faults = "; ".join(facts.faults())
+        faults = list(facts.faults())
         done = _repair(entity, id, facts, using) if faults and repair else ""
         if not done or done.startswith(LEFT):
             transaction.set_rollback(True, using=using)

@@ -6,9 +6,9 @@ strangers: characters that cannot be seen are shown as escapes. HTML is not esca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..text import shown
 
@@ -74,6 +74,17 @@ KINDS: Mapping[str, Kind] = {
         "outbox_stream to the last version of the log.",
     ),
 }
+_EDITED = (
+    "Somebody has written to a table by hand; commands end with DamagedEntity. Versions are the "
+    "truth: manage.py outbox_entities verify --repair writes the row from the newest one."
+)
+#: Of the log of an entity type, whose rows are compared with it.
+ENTITY_KINDS: Mapping[str, Kind] = {
+    "entity_row": Kind("Entities without their row, or with one too many", _EDITED),
+    "entity_version": Kind("Entities at another version than their log", _EDITED),
+    "entity_state": Kind("Entities in another state than their newest version", _EDITED),
+}
+ALL_KINDS: Mapping[str, Kind] = {**KINDS, **ENTITY_KINDS}
 #: Kinds that say which versions are not there: they become rows of ``outbox_gap``.
 MISSING = ("gap", "late_start", "tail")
 
@@ -149,7 +160,7 @@ def _event(defect: Defect) -> str:
     return f"{_name(defect.stream)} version {defect.first} (position {defect.position})"
 
 
-_SAYS = {
+_SAYS: Mapping[str, Callable[[Any], str]] = {
     "gap": lambda d: (
         f"{_name(d.stream)}: {versions(d.first, d.last)} missing (position {d.position} waits "
         f"behind {'it' if d.first == d.last else 'them'})"
@@ -173,4 +184,5 @@ _SAYS = {
     "order": lambda d: f"{_event(d)} has a lower position than the version before it",
     "invalid_version": lambda d: f"{_event(d)}: versions begin with 1",
     "low_head": _low_head,
+    **dict.fromkeys(ENTITY_KINDS, lambda d: f"{_name(d.stream)}: {_name(d.detail)}"),
 }

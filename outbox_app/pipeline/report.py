@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..text import shown
-from .defects import KINDS, Audit, Defect
+from .defects import ALL_KINDS, KINDS, Audit, Defect
 
 if TYPE_CHECKING:
     from .figures import Figures
@@ -123,13 +123,13 @@ def _defects(result: Audit) -> str:
         return ""
     listed: Sequence[Defect] = result.defects[:LISTED]
     rows = "".join(
-        f"<tr><td>{escape(KINDS[each.kind].title)}</td><td>{escape(each.line)}</td></tr>"
+        f"<tr><td>{escape(ALL_KINDS[each.kind].title)}</td><td>{escape(each.line)}</td></tr>"
         for each in listed
     )
     more = ""
     if result.total > len(listed):
         more = f'<p class="faint">Listed: {len(listed):,} of {result.total:,}.</p>'
-    found = [(KINDS[kind].title, number) for kind, number in result.counts.items()]
+    found = [(ALL_KINDS[kind].title, number) for kind, number in result.counts.items()]
     return (
         f"<h2>Defects</h2>{bars('Defects by kind', 'Kind', found)}"
         f"<table><thead><tr><th>Kind</th><th>Defect</th></tr></thead><tbody>{rows}</tbody></table>"
@@ -142,7 +142,7 @@ def _advice(result: Audit) -> str:
         return ""
     advice: dict[str, list[str]] = {}
     for kind in result.counts:
-        advice.setdefault(KINDS[kind].advice, []).append(KINDS[kind].title)
+        advice.setdefault(ALL_KINDS[kind].advice, []).append(ALL_KINDS[kind].title)
     items = "".join(
         f"<dt><strong>{escape('; '.join(titles))}</strong></dt><dd>{escape(what)}</dd>"
         for what, titles in advice.items()
@@ -166,7 +166,8 @@ def _checked(result: Audit) -> str:
         f"<tr><td>{escape(kind.title)}</td>"
         f"<td>{f'{result.counts.get(name, 0):,}' if name in result.checked else 'not checked'}</td>"
         "</tr>"
-        for name, kind in KINDS.items()
+        for name, kind in ALL_KINDS.items()
+        if name in KINDS or name in result.checked
     )
     return (
         "<h2>What was checked</h2><table><thead><tr><th>Check</th><th>Found</th></tr></thead>"

@@ -6,12 +6,16 @@ Each takes a running ``Pipeline`` and tells how it gets on; what Spark computes 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...entities.operations import entity_types
+from ...entities.verification import differences
 from ...eventlog.registry import own_columns
 from ...exceptions import InvalidOption
 from .audit_gaps import accepted_gaps, lines, record
@@ -81,14 +85,17 @@ def run_audit(
             accepted=accepted_gaps(run.log, using=run.using),
         )
     heads.unpersist()
+    # What the database has lost and the archive has is no missing version, and not there either.
+    whole = bool(archive) and not pruned and result.sound
+    for entity in entity_types():
+        if entity.versions is run.log:
+            result = _with_entities(result, entity, using=run.using)
     for line in lines(result.defects[:TOLD]):
         write(f"defect {line}")
     if result.total > TOLD:
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
         write("If events were pruned: --archive DIR looks for them there, --pruned does without.")
-    # What the database has lost and the archive has is no missing version, and not there either.
-    whole = bool(archive) and not pruned and result.sound
     noted = record(result.defects, log=run.log, using=run.using, whole=whole)
     write(
         f"audited log={result.log} events={result.events} streams={result.streams} "
@@ -99,6 +106,25 @@ def run_audit(
         write_report(report, result, figures=figures(rows))
         write(f"report={report}")
     return result
+
+
+def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
+    """Add what of the entities is not as their versions have it."""
+    from ..audit import LIMIT
+    from ..defects import ENTITY_KINDS, Defect
+
+    found = [
+        Defect(f"entity_{fault.kind}", id, None, None, None, fault.text)
+        for id, fault in differences(entity, using=using)
+        if fault.kind != "head"  # which is "tail" or "low_head"
+    ]
+    found.sort(key=lambda defect: [*ENTITY_KINDS].index(defect.kind))
+    return replace(
+        result,
+        counts={**result.counts, **Counter(each.kind for each in found)},
+        defects=[*result.defects, *found[:LIMIT]],
+        checked=[*result.checked, *ENTITY_KINDS],
+    )
 
 
 def run_statistics(
