@@ -20,6 +20,7 @@ from ..eventlog.scan import LogScan
 from ..eventlog.window import Window
 from ..exceptions import Unreachable
 from .options import Options
+from .schema import ANSWER_COLUMNS
 
 T = TypeVar("T")
 
@@ -61,8 +62,8 @@ class Database(ABC):
         """Return a value as SQL writes it: text, a number, or a time in UTC."""
 
     @abstractmethod
-    def has_table(self, name: str) -> bool:
-        """Say whether there is such a table."""
+    def columns(self, table: str) -> set[str]:
+        """Return the names of a table's columns; none where there is no such table."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,6 +72,16 @@ class Database(ABC):
     def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a statement at READ UNCOMMITTED, where the vendor's window needs it."""
         raise NotImplementedError
+
+    def relation(self) -> str:
+        """Return which of ``SCHEMAS`` is read: that of versions, for the log of an entity type.
+
+        Archives have no more than the columns of every log.
+        """
+        options = self.options
+        more = options.read == "events" and not options.archive
+        more = more and self.columns(options.log) >= ANSWER_COLUMNS
+        return "versions" if more else options.read
 
     def identity(self) -> str:
         """Return what tells this database from others, as far as the vendor has that."""

@@ -28,7 +28,7 @@ from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
 from .schema import COLUMNS as ALL
-from .schema import SCHEMA, arrow_types
+from .schema import arrow_types, some
 from .source import batches
 
 if TYPE_CHECKING:
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
 #: What a fold is given of an event, in this order.
 COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
+#: And of a version of an entity, behind these.
+ANSWER = ("command_id", "rejected", "response", "state")
 _TOPIC, _TYPE = COLUMNS.index("topic"), COLUMNS.index("type")
-_ARROW = pa.schema([arrow_types(SCHEMA).field(name) for name in COLUMNS])
+_ARROW = arrow_types(some(*COLUMNS))
+_VERSIONS = arrow_types(some(*COLUMNS, *ANSWER))
 _ALL = EventFilter()
 
 Row = tuple[Any, ...]
@@ -65,12 +68,13 @@ class FoldPart:
     #: A condition on all of them, in SQL, and the same in Python.
     wanted: str = ""
     only: EventFilter = _ALL
+    schema: pa.Schema = _ARROW
 
     def rows(self) -> Iterator[Row]:
         if self.files:
-            found = file_batches(self.files, _ARROW, self.options)
+            found = file_batches(self.files, self.schema, self.options)
         else:
-            found = batches(self.options, self.conditions, _ARROW, self.wanted)
+            found = batches(self.options, self.conditions, self.schema, self.wanted)
         matches: dict[tuple[str, str], bool] = {}
         for batch in found:
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -109,11 +113,9 @@ class Plan:
             ranges = [] if end == start else offsets.parts(start, end, options.partitions)
             wanted, params = only.sql()
             wanted = wanted and wanted % tuple(map(database.literal, params))
+            schema = _VERSIONS if database.relation() == "versions" else _ARROW
             parts = [FoldPart(options, files=tuple(files), only=only) for files in shares]
-            parts += [
-                FoldPart(options, conditions=tuple(each), wanted=wanted, only=only)
-                for each in ranges
-            ]
+            parts += [FoldPart(options, (), tuple(each), wanted, only, schema) for each in ranges]
             return cls(options, tuple(parts), end, _lowest(database, ranges))
 
     def pruned(self) -> bool:

@@ -65,7 +65,7 @@ class Offsets(LogScan[Offset]):
 
     def __init__(self, database: Database) -> None:
         options = database.options
-        if not database.has_table(options.log):
+        if not database.columns(options.log):
             raise UnknownLog(
                 f"There is no table {options.log!r} in {options.url}. The option log is the table "
                 "of a log, outbox_event by default."

@@ -20,6 +20,9 @@ from ..exceptions import InvalidOption, Unreachable
 #: What can be read: the log, the latest versions of its streams, or the executed jobs.
 Relation = Literal["events", "heads", "inbox"]
 
+#: The log of every project.
+EVENTS = "outbox_event"
+
 _VENDORS = {
     "postgres": "postgresql",
     "postgresql": "postgresql",
@@ -36,7 +39,7 @@ class Options:
     #: postgresql://USER@HOST:PORT/NAME?PARAMETER=VALUE, mysql://…, or sqlite:///FILE.
     url: str
     #: Table of the log.
-    log: str = "outbox_event"
+    log: str = EVENTS
     #: "events", "heads" (latest version of each stream), "inbox" (executed jobs).
     read: Relation = "events"
     #: File that holds the password, on every machine that connects.

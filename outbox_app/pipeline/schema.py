@@ -1,4 +1,4 @@
-"""The columns of a log as Spark and Parquet see them.
+"""The columns of a log as Spark and Parquet see them; of an entity type's log there are more.
 
 The same on every database: JSON is its text, ids of messages are written with hyphens, times are in
 UTC. A reader of some columns names them in a schema of its own, with these types.
@@ -22,9 +22,16 @@ SCHEMA = (
 )
 #: All columns of a log, in order.
 COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
+#: What the log of an entity type has besides.
+ANSWERS = (
+    "command_id string, command string, request_hash string, rejected boolean, response string, "
+    "state string"
+)
+ANSWER_COLUMNS = {column.split()[0] for column in ANSWERS.split(", ")}
 #: What can be read, and its schema.
 SCHEMAS = {
     "events": SCHEMA,
+    "versions": f"{SCHEMA}, {ANSWERS}",
     "heads": "log string, stream string, version bigint",
     "inbox": "job_id string, task string, handled_at timestamp",
 }
@@ -32,13 +39,14 @@ SCHEMAS = {
 _ARROW = {
     "bigint": pa.int64(),
     "int": pa.int32(),
+    "boolean": pa.bool_(),
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
 
 
 def some(*names: str) -> str:
-    kinds = dict(column.split() for column in SCHEMA.split(", "))
+    kinds = dict(column.split() for column in SCHEMAS["versions"].split(", "))
     return ", ".join(f"{name} {kinds[name]}" for name in names)
 
 

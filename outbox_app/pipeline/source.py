@@ -32,7 +32,7 @@ from .archive_reader import archive_parts, file_batches
 from .database import Database, connect
 from .manifest import File
 from .offset import Offset, Offsets
-from .options import Options
+from .options import EVENTS, Options
 from .pushdown import condition
 from .schema import SCHEMAS, arrow_schema
 
@@ -76,7 +76,7 @@ class OutboxDataSource(DataSource):
         return "outbox"
 
     def schema(self) -> str:
-        return SCHEMAS[Options.of(self.options).read]
+        return SCHEMAS[_relation(Options.of(self.options))]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options.of(self.options)
@@ -97,7 +97,7 @@ class Reader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, options.read)
+        self.schema = arrow_schema(schema, _relation(options))
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -145,7 +145,7 @@ class FilteringReader(Reader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, options.read)
+        self.schema = arrow_schema(schema, _relation(options))
         self._database: Database | None = None
         self._offsets: Offsets | None = None
         self._verified = False
@@ -221,6 +221,14 @@ def batches(
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
+
+
+def _relation(options: Options) -> str:
+    """Return which of ``SCHEMAS`` is read. Asks the database, but for the log of every project."""
+    if options.read != "events" or options.archive or options.log == EVENTS:
+        return options.read
+    with closing(connect(options)) as database:
+        return database.relation()
 
 
 def _whole(options: Options, database: Database) -> str:

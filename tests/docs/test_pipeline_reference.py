@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from outbox_app.pipeline.archiver import MAX_ROWS
-from outbox_app.pipeline.defects import KINDS
+from outbox_app.pipeline.defects import ENTITY_KINDS, KINDS
 from outbox_app.pipeline.manifest import Entry, File
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options, _spelled
-from outbox_app.pipeline.schema import SCHEMAS, arrow_types
+from outbox_app.pipeline.schema import ANSWERS, SCHEMAS, arrow_types
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -79,6 +80,11 @@ def test_columns_of_a_log_are_documented_with_their_types() -> None:
     assert [row[:3] for row in rows("Columns")] == expected
 
 
+def test_columns_of_versions_are_documented_with_their_types() -> None:
+    documented = [f"{row[0]} {row[1]}".replace("`", "") for row in rows("Columns of versions")]
+    assert ", ".join(documented) == ANSWERS
+
+
 @pytest.mark.parametrize("read", ["heads", "inbox"])
 def test_columns_of_what_else_can_be_read_are_documented(read: str) -> None:
     assert f"`{SCHEMAS[read]}`" in " ".join(PAGE.split())
@@ -92,9 +98,12 @@ def test_keys_of_offsets_entries_and_files_are_documented() -> None:
     assert file == [each.name for each in fields(File)]
 
 
-def test_kinds_of_defects_are_documented_with_their_titles() -> None:
-    assert [row[:2] for row in rows("Defects")] == [
-        [f"`{name}`", kind.title] for name, kind in KINDS.items()
+@pytest.mark.parametrize(
+    ("heading", "kinds"), [("Defects", KINDS), ("Defects of entities", ENTITY_KINDS)]
+)
+def test_kinds_of_defects_are_documented_with_their_titles(heading: str, kinds: Any) -> None:
+    assert [row[:2] for row in rows(heading)] == [
+        [f"`{name}`", kind.title] for name, kind in kinds.items()
     ]
 
 

@@ -18,6 +18,7 @@ from django.db import transaction
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import EqualTo, StringStartsWith
 from pyspark.sql.types import (
+    BooleanType,
     IntegerType,
     LongType,
     StringType,
@@ -81,6 +82,7 @@ def history(alias):
 TYPES = {
     "bigint": LongType(),
     "int": IntegerType(),
+    "boolean": BooleanType(),
     "string": StringType(),
     "timestamp": TimestampType(),
     "timestamp_ntz": TimestampNTZType(),

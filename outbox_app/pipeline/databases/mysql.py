@@ -66,14 +66,13 @@ class Mysql(Database):
         literal = self._connection("READ COMMITTED").literal(value)
         return literal.decode() if isinstance(literal, bytes) else str(literal)
 
-    def has_table(self, name: str) -> bool:
-        return bool(
-            self.run(
-                "SELECT 1 FROM information_schema.tables "
-                "WHERE table_schema = DATABASE() AND table_name = %s",
-                [name],
-            )
+    def columns(self, table: str) -> set[str]:
+        found = self.run(
+            "SELECT column_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            [table],
         )
+        return {name for (name,) in found}
 
     def close(self) -> None:
         for connection in self._open.values():

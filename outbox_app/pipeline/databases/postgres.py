@@ -23,7 +23,7 @@ from ..options import Options
 BATCH_BYTES = 4_000_000
 _BYTES = "adbc.postgresql.batch_size_hint_bytes"
 
-_CASTS = {"data": "data::text", "metadata": "metadata::text", "message_id": "message_id::text"}
+_CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id", "response", "state")}
 
 
 #: What libpq says of a wrong password, role, database or parameter.
@@ -61,9 +61,13 @@ class Postgres(Database):
             return f" E'{escaped}'"
         return str(int(value))
 
-    def has_table(self, name: str) -> bool:
-        found = self.run(f"SELECT to_regclass({self.literal(self.quoted(name))})::text", [])
-        return found[0][0] is not None
+    def columns(self, table: str) -> set[str]:
+        found = self.run(
+            "SELECT attname::text FROM pg_attribute "
+            f"WHERE attrelid = to_regclass({self.literal(self.quoted(table))}) AND attnum > 0",
+            [],
+        )
+        return {name for (name,) in found}
 
     def identity(self) -> str:
         """See ``Database``. The cluster is in the cursor; this is the database in it."""

@@ -47,9 +47,8 @@ class Sqlite(Database):
             return "'{}'".format(value.replace("'", "''"))
         return str(int(value))
 
-    def has_table(self, name: str) -> bool:
-        sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = %s"
-        return bool(self.run(sql, [name]))
+    def columns(self, table: str) -> set[str]:
+        return {name for (name,) in self.run("SELECT name FROM pragma_table_info(%s)", [table])}
 
     def close(self) -> None:
         self._connection.close()

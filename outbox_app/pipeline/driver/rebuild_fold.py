@@ -69,11 +69,11 @@ class ViewFold:
         from django.conf import settings
         from django.db import connections
 
-        from ...eventlog.record import RecordedEvent
+        from ...eventlog.record import record_of
         from ...projections.projection import Projection
         from ...projections.rows import PendingEvent
 
-        self.record, self.turn = RecordedEvent, PendingEvent
+        self.record, self.turn = record_of, PendingEvent
         #: Else the stream is the key, which can be told without reading the data.
         self.own_key = type(view.projection).key is not Projection.key
         self.view = view
@@ -87,7 +87,7 @@ class ViewFold:
         self.naive = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
 
     def key(self, row: Row) -> Any:
-        event = self._event(row) if self.own_key else self.record._make((*row, self.log))
+        event = self._event(row) if self.own_key else self.record(row, self.log)
         try:
             return self.view.key(event)
         except Exception as error:
@@ -112,20 +112,13 @@ class ViewFold:
         yield events
 
     def _event(self, row: Row) -> RecordedEvent:
-        id, topic, stream, version, type, data, metadata, message_id, recorded_at = row
+        *names, data, metadata, message_id, recorded_at = row[:9]
         at = recorded_at.astimezone(self.naive or self.zone)
-        return self.record(
-            id,
-            topic,
-            stream,
-            version,
-            type,
-            _json(data),
-            _json(metadata),
-            UUID(message_id),
-            at.replace(tzinfo=None) if self.naive else at,
-            self.log,
-        )
+        at = at.replace(tzinfo=None) if self.naive else at
+        answer = list(row[9:])
+        answer[2:] = [text and _json(text) for text in answer[2:]]
+        values = [*names, _json(data), _json(metadata), UUID(message_id), at, *answer]
+        return self.record(values, self.log)
 
     def _failed(self, what: str, event: RecordedEvent, error: Exception) -> PipelineError:
         # In one line: it is looked for among the traces of Spark.

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ...eventlog.filter import EventFilter
 from ...exceptions import PipelineError, RebuildRefused
-from ...models import EventLog
+from ...models import EntityVersion, EventLog
 from ...projections.projection import Projection
 from ...projections.rebuild import require_whole
 from .rebuild_fold import ProjectionFold
@@ -38,6 +38,11 @@ class Source:
         from ..folding import Plan, beginning_missing
 
         subscriber = self.projection.subscriber
+        if self.options.archive and issubclass(subscriber.logs[0], EntityVersion):
+            raise RebuildRefused(
+                f"An archive holds no answers and no states of {self.options.log}, which its "
+                "events carry. Leave --archive out; the log must have all its versions."
+            )
         plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
         # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
         if not self.options.archive:

@@ -1,0 +1,144 @@
+"""The log of an entity type on Spark: all its columns, its audit, and projections made of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from io import StringIO
+
+import pyarrow as pa
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from outbox_app.exceptions import InvalidSchema, RebuildRefused
+from outbox_app.pipeline.driver.pipeline import log_options
+from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
+from outbox_app.pipeline.schema import COLUMNS, SCHEMA
+from outbox_app.pipeline.source import OutboxDataSource
+from outbox_app.projections.rebuild import rebuild
+from tests.entities.models import Account, AccountVersion
+from tests.entities.projected import StateOf
+from tests.eventlog.own_log.models import Ledger
+from tests.faults.tools import on
+from tests.projections.declared import declare
+from tests.projections.models import Status
+
+from .harness import archive
+from .here import Here
+from .test_source import struct
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ANSWERS = ("command_id", "command", "request_hash", "rejected", "response", "state")
+
+
+@pytest.fixture
+def accounts(alias):
+    """Two accounts; one of five versions is a rejection, and one entity was never created."""
+    for n, (id, command, arguments) in enumerate(
+        [
+            ("a", "open", {"owner": "äñ' %s", "balance": 5}),
+            ("b", "open", {"owner": "bob"}),
+            ("a", "withdraw", {"amount": 3}),
+            ("a", "withdraw", {"amount": 3}),
+            ("c", "refuse_to_open", {}),
+        ]
+    ):
+        Account.execute(id, command, arguments, command_id=f"c{n}", using=alias)
+
+
+def read(options, schema=None):
+    source = OutboxDataSource(options)
+    reader = source.reader(struct(schema or source.schema()))
+    away = pickle.loads(pickle.dumps(reader))
+    batches = [batch for part in reader.partitions() for batch in away.read(part)]
+    return pa.Table.from_batches(batches, schema=reader.schema).to_pylist()
+
+
+def test_the_columns_of_versions_are_there(alias, accounts, source_options):
+    found = sorted(read(source_options(alias, model=AccountVersion)), key=lambda row: row["id"])
+    names = (*COLUMNS, *ANSWERS)
+    assert [tuple(row) for row in found] == [names] * 5
+    for row, version in zip(found, AccountVersion.objects.using(alias).order_by("pk"), strict=True):
+        for name in ("data", "response", "state"):
+            value = row[name] and json.loads(row[name])
+            assert value == getattr(version, name)
+        for name in ("id", "stream", "command_id", "command", "request_hash", "rejected"):
+            assert row[name] == getattr(version, name)
+    assert [row["rejected"] for row in found] == [False, False, False, True, True]
+    assert found[4]["state"] is None
+    some = read(source_options(alias, model=AccountVersion), "rejected boolean, stream string")
+    assert some[3] == {"rejected": True, "stream": "a"}
+
+
+def test_other_logs_are_as_they_were(alias, source_options):
+    for options in (source_options(alias), source_options(alias, model=Ledger)):
+        assert OutboxDataSource(options).schema() == SCHEMA
+        with pytest.raises(InvalidSchema, match="no column 'state' in events"):
+            OutboxDataSource(options).reader(struct("state string"))
+
+
+def test_an_archive_has_the_columns_of_every_log(alias, accounts, source_options, tmp_path):
+    archive(alias, tmp_path, log=AccountVersion)
+    options = source_options(alias, model=AccountVersion, archive=tmp_path)
+    assert OutboxDataSource(options).schema() == SCHEMA
+    assert len(read(options)) == 5
+    declare(StateOf, "states")
+    with pytest.raises(RebuildRefused, match="no answers and no states"):
+        rebuilt(alias, archive=str(tmp_path))
+
+
+def rebuilt(alias, **given):
+    password = connections[alias].settings_dict.get("PASSWORD") or ""
+    options = log_options(AccountVersion, using=alias, password=password, partitions="2")
+    return rebuild_on_spark(Here(), options, "states", write=lambda line: None, **given)
+
+
+def test_a_projection_is_rebuilt_from_versions(alias, accounts):
+    declare(StateOf, "states")
+    rebuilt(alias)
+    rows = Status.objects.using(alias).order_by("pk")
+    by_spark = list(rows.values())
+    assert list(rows.values_list("stream", "status", "path")) == [
+        ("a", "c3 refused: balance", '{"balance": 2, "owner": "äñ\' %s"}'),
+        ("b", "c1 None", '{"balance": 0, "owner": "bob"}'),
+        ("c", "c4 refused: ", "null"),
+    ]
+    rebuild("states")
+    assert list(rows.values()) == by_spark
+
+
+@pytest.mark.timeout(300)
+@on("postgres", "mariadb")
+def test_an_audit_compares_rows_heads_and_versions(alias, accounts, spark, tmp_path):
+    password = tmp_path / "password"
+    password.write_text(str(connections[alias].settings_dict.get("PASSWORD") or ""))
+    for id in ("row", "head", "state"):
+        Account.execute(id, "open", {"owner": id}, command_id="x", using=alias)
+    report = tmp_path / "report.html"
+
+    def audit():
+        output = StringIO()
+        call_command(
+            *("outbox_pipeline", "audit", "--log=account_version", "--database", alias),
+            *("--password-file", str(password), "--report", str(report)),
+            stdout=output,
+        )
+        return output.getvalue()
+
+    assert "events=8 streams=6 defects=0" in audit()
+    damage(alias)
+    with pytest.raises(CommandError, match="has found 3 defects"):
+        audit()
+    text = report.read_text()
+    assert "row: there is no row, and version 1 has a state" in text
+    assert "head: the row is at version 7, the versions end at 1" in text
+    assert "state: the row has another state than version 1" in text
+
+
+def damage(alias):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DELETE FROM account WHERE id = 'row'")
+        cursor.execute("UPDATE account SET version = 7 WHERE id = 'head'")
+        cursor.execute("UPDATE account SET state = '{}' WHERE id = 'state'")
