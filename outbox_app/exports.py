@@ -6,22 +6,23 @@ So that importing the package imports neither Django nor models: setup tools, Sp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 
 def lazy(
-    package: str, modules: dict[str, str]
+    package: str, modules: dict[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from each name's module."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its modules' names."""
+    homes = {name: module for module, names in modules.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        if name not in modules:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name]), name)
+        return getattr(import_module(homes[name], package), name)
 
     def __dir__() -> list[str]:
-        return sorted({*vars(import_module(package)), *modules})
+        return sorted({*vars(import_module(package)), *homes})
 
-    return __getattr__, __dir__, sorted(modules)
+    return __getattr__, __dir__, sorted(homes)

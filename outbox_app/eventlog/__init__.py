@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Window": "outbox_app.eventlog.window",
+        ".window": ["Window"],
     },
 )

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Drain": "outbox_app.jobs.drain.drain",
-        "DrainStats": "outbox_app.jobs.drain.drain",
-        "backlog": "outbox_app.jobs.drain.status",
-        "discard_dead": "outbox_app.jobs.dead",
-        "drain_outbox": "outbox_app.jobs.drain.run",
-        "drainers": "outbox_app.jobs.drain.status",
-        "find_dead": "outbox_app.jobs.dead",
-        "held": "outbox_app.jobs.drain.status",
-        "requeue_dead": "outbox_app.jobs.dead",
+        ".dead": ["discard_dead", "find_dead", "requeue_dead"],
+        ".drain.drain": ["Drain", "DrainStats"],
+        ".drain.run": ["drain_outbox"],
+        ".drain.status": ["backlog", "drainers", "held"],
     },
 )

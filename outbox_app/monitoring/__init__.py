@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Limits": "outbox_app.monitoring.diagnosis",
-        "OutboxStatus": "outbox_app.monitoring.status",
-        "Problem": "outbox_app.monitoring.diagnosis",
-        "outbox_status": "outbox_app.monitoring.status",
-        "problems": "outbox_app.monitoring.diagnosis",
+        ".diagnosis": ["Limits", "Problem", "problems"],
+        ".status": ["OutboxStatus", "outbox_status"],
     },
 )

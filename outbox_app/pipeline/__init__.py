@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "Archiver": "outbox_app.pipeline.archiver",
-        "Manifest": "outbox_app.pipeline.manifest",
-        "Pipeline": "outbox_app.pipeline.driver.pipeline",
-        "Store": "outbox_app.pipeline.store",
-        "pipeline": "outbox_app.pipeline.driver.pipeline",
-        "read_checked": "outbox_app.pipeline.parquet",
-        "register": "outbox_app.pipeline.source",
-        "spark_session": "outbox_app.pipeline.session",
+        ".archiver": ["Archiver"],
+        ".driver.pipeline": ["Pipeline", "pipeline"],
+        ".manifest": ["Manifest"],
+        ".parquet": ["read_checked"],
+        ".session": ["spark_session"],
+        ".source": ["register"],
+        ".store": ["Store"],
     },
 )

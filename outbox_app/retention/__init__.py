@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "holds": "outbox_app.retention.events",
-        "needed": "outbox_app.retention.events",
-        "prune_events": "outbox_app.retention.events",
-        "prune_inbox": "outbox_app.retention.prune",
-        "prune_incidents": "outbox_app.retention.prune",
+        ".events": ["holds", "needed", "prune_events"],
+        ".prune": ["prune_inbox", "prune_incidents"],
     },
 )

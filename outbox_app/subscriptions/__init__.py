@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "count_events": "outbox_app.subscriptions.counting",
-        "discard_stream": "outbox_app.subscriptions.skips",
-        "list_gaps": "outbox_app.subscriptions.skips",
-        "rebase_outbox": "outbox_app.subscriptions.rebase",
-        "skip_event": "outbox_app.subscriptions.skips",
-        "skip_gap": "outbox_app.subscriptions.skips",
+        ".counting": ["count_events"],
+        ".rebase": ["rebase_outbox"],
+        ".skips": ["discard_stream", "list_gaps", "skip_event", "skip_gap"],
     },
 )
