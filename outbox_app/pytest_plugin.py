@@ -6,6 +6,7 @@ pytest. Whether a test may touch the database is left to its marks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
@@ -13,6 +14,8 @@ import pytest
 
 
 @pytest.fixture
-def outbox() -> ModuleType:
+def outbox() -> Iterator[ModuleType]:
     """``outbox.assert_staged(…)``, ``outbox.run_staged()``: see ``outbox_app.testing``."""
-    return import_module("outbox_app.testing")
+    testing = import_module("outbox_app.testing")
+    with testing.in_one_thread():
+        yield testing

@@ -3,7 +3,8 @@
 Works in a plain ``TestCase``, whose transaction never commits, and in a ``TransactionTestCase``.
 ``assert_staged()`` and its kin look into the table; ``run_staged()`` plays the worker in this
 process; ``drain_inline()`` plays the drainer and hands the jobs to the broker of the test settings.
-``assert_published()`` and ``run_subscribers()`` do the same for events.
+``assert_published()`` and ``run_subscribers()`` do the same for events, ``assert_executed()`` and
+``assert_rejected()`` for commands of entities.
 No broker, no worker and no drainer is needed but for the last. What was sent past the outbox (by a
 call outside any transaction, say) is not seen. With pytest the fixture ``outbox`` is this module.
 """
@@ -24,6 +25,7 @@ from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_staged
 from ..transactions import is_atomic
+from .entities import assert_executed, assert_rejected, at_once, commands, in_one_thread
 from .events import assert_published, published_events, run_subscribers
 from .job import Job
 
@@ -32,10 +34,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job",
+    "assert_executed",
     "assert_not_staged",
     "assert_published",
+    "assert_rejected",
     "assert_staged",
+    "at_once",
+    "commands",
     "drain_inline",
+    "in_one_thread",
     "published_events",
     "run_staged",
     "run_subscribers",

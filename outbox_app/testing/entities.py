@@ -1,0 +1,120 @@
+"""Entities in tests: what they were asked and answered, and callers that ask at one moment.
+
+``execute()`` and ``execute_many()`` work in a plain ``TestCase``: its transaction counts as the
+caller's. So does ``aexecute()`` inside ``in_one_thread()``, which the fixture ``outbox`` opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+from typing import Any
+
+from django.db import connections
+
+from ..aliases import outbox_alias
+from ..entities import Entity, queue
+from ..models import EntityVersion
+from .events import LISTED
+
+
+def commands(entity: type[Entity], id: str, *, using: str | None = None) -> list[EntityVersion]:
+    """Return what an entity was asked and answered, the oldest first: its versions."""
+    return list(entity.history(id, using=using))
+
+
+def assert_executed(
+    entity: type[Entity],
+    id: str,
+    command: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    count: int = 1,
+    using: str | None = None,
+) -> list[EntityVersion]:
+    """Assert that an entity has executed a command, ``count`` times exactly, and not rejected it.
+
+    Args:
+        arguments: All of them, as JSON holds them. Default: any.
+        count: How many of these; 0: none.
+        using: Database alias. Default: the one of the type's versions.
+
+    Returns:
+        The versions: ``response``, ``state``, ``version``, ``command_id``; ``data``, the arguments.
+    """
+    __tracebackhide__ = True  # pytest shows the test's line, not this one
+    asked = commands(entity, id, using=using)
+    found = [v for v in asked if v.command == command and not v.rejected]
+    found = [v for v in found if arguments in (None, v.data)]
+    return _counted(found, asked, count, f"executed {command}")
+
+
+def assert_rejected(
+    entity: type[Entity],
+    id: str,
+    command: str,
+    *,
+    code: str | None = None,
+    count: int = 1,
+    using: str | None = None,
+) -> list[EntityVersion]:
+    """As ``assert_executed``, for a command that was rejected; with this code. Default: any."""
+    __tracebackhide__ = True
+    asked = commands(entity, id, using=using)
+    found = [v for v in asked if v.command == command and v.rejected]
+    found = [v for v in found if code in (None, (v.response or {}).get("code"))]
+    return _counted(found, asked, count, f"rejected {command} {code or ''}")
+
+
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Let ``aexecute()`` run where Django's own asynchronous ORM does, without batches.
+
+    In an asynchronous test of ``TestCase`` that is the thread with the transaction of the test.
+    """
+    before, queue.in_one_thread = queue.in_one_thread, True
+    try:
+        yield
+    finally:
+        queue.in_one_thread = before
+
+
+def at_once(*callers: Callable[[], Any], using: str | None = None) -> list[Any]:
+    """Call functions at one moment, each in a thread with a connection of its own.
+
+    They see what is committed: for a ``TransactionTestCase``, on a server or a file. ``using`` is
+    the alias that they connect to before. Default: the outbox's.
+
+    Returns:
+        What each returned, or the exception that it raised, in their order.
+    """
+    using = using or outbox_alias()
+    assert not connections[using].in_atomic_block, "Its callers cannot see this transaction."
+    barrier = Barrier(len(callers), timeout=60)
+
+    def run(caller: Callable[[], Any]) -> Any:
+        try:
+            connections[using].ensure_connection()
+            barrier.wait()
+            return caller()
+        except Exception as error:
+            return error
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(callers)) as pool:
+        return list(pool.map(run, callers))
+
+
+def _counted(
+    found: list[EntityVersion], asked: list[EntityVersion], count: int, what: str
+) -> list[EntityVersion]:
+    __tracebackhide__ = True
+    if len(found) != count:
+        listed = "".join(f"\n  {v} {v.data!r} {v.response!r}"[:200] for v in asked[:LISTED])
+        raise AssertionError(
+            f"Expected {count} {what}; found {len(found)}. It was asked:{listed or ' nothing'}"
+        )
+    return found
