@@ -1,12 +1,13 @@
 """The Django app.
 
 When Django is ready it registers the system checks, connects the log lines, and imports the modules
-named ``subscribers`` of the installed apps. It reads no database and contacts no broker.
+named ``subscribers`` of the installed apps, and, where Django's admin is installed, those named
+``admin``. It reads no database and contacts no broker.
 """
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -27,3 +28,18 @@ class OutboxAppConfig(AppConfig):
         checks.register()
         log_lines.connect()
         autodiscover_modules("subscribers")
+        self._register_entities()
+
+    def _register_entities(self) -> None:
+        """Give entity types their pages, after the project's own: it may register them itself."""
+        if not apps.is_installed("django.contrib.admin"):
+            return
+        # Not at the top: Django would take the imported class for the one of this app.
+        from django.contrib.admin import apps as of_the_admin
+        from django.contrib.admin import autodiscover
+
+        if isinstance(apps.get_app_config("admin"), of_the_admin.AdminConfig):
+            from .admin.entity import register_entities
+
+            autodiscover()  # the admin may be ready after this app
+            register_entities()

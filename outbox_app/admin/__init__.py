@@ -2,7 +2,8 @@
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
 requeue and discard dead jobs; cancel, release and bury staged ones; pause, resume and replay
-subscriptions, release parked streams, skip gaps.
+subscriptions, release parked streams, skip gaps. Entity types are registered when Django is ready:
+see ``entity``.
 """
 
 from django.contrib import admin
@@ -19,15 +20,16 @@ from ..models import (
     Subscription,
 )
 from .dead import DeadJobAdmin
-from .drainer import IncidentAdmin, ProcessAdmin
+from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
+from .process import IncidentAdmin, ProcessAdmin, StatisticAdmin
 from .staged import StagedJobAdmin
-from .statistic import StatisticAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
 __all__ = [
     "DeadJobAdmin",
+    "EntityAdmin",
     "EventAdmin",
     "GapAdmin",
     "IncidentAdmin",
@@ -36,6 +38,7 @@ __all__ = [
     "StagedJobAdmin",
     "StatisticAdmin",
     "SubscriptionAdmin",
+    "VersionAdmin",
 ]
 
 admin.site.register(StagedJob, StagedJobAdmin)

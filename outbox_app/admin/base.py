@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.functional import cached_property
 
 from ..aliases import log_alias, outbox_alias
@@ -69,7 +71,13 @@ class EscapedChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         rows = super().get_queryset(request, *args, **kwargs)
         names = {field.name for field in self.opts.fields}
-        return rows.defer(*names.intersection(MESSAGE))
+        model_admin: Any = self.model_admin
+        return rows.defer(*names.intersection(model_admin.not_listed))
+
+    def url_for_result(self, result: Any) -> str:
+        """Return the address of a row by its own id, not by the one that is shown."""
+        model_admin: Any = self.model_admin
+        return str(model_admin.address("change", quote(given(result, self.pk_attname))))
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Sort by the columns of ``sortable_by`` only, also if the address asks for another."""
@@ -111,6 +119,8 @@ class OutboxAdmin(ModelAdmin):
     ordering: ClassVar[Any] = ("-id",)
     #: Where to look a row up by a column's whole value, for example by ``task_id``.
     searched_column = ""
+    #: Columns that a list does not fetch.
+    not_listed: ClassVar[tuple[str, ...]] = MESSAGE
     #: Whether the rows are on the alias of the log, not on that of the jobs.
     of_the_log: ClassVar[bool] = False
     #: Codename of the permission to see what the rows carry. Empty: they carry nothing.
@@ -120,8 +130,14 @@ class OutboxAdmin(ModelAdmin):
         css = {"all": ["outbox_app/admin.css"]}
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        alias = log_alias(Event) if self.of_the_log else outbox_alias()
-        return super().get_queryset(request).using(alias)
+        return super().get_queryset(request).using(self.alias())
+
+    def alias(self) -> str:
+        return log_alias(Event) if self.of_the_log else outbox_alias()
+
+    def address(self, page: str, *args: Any) -> str:
+        """Return the address of a page of this model: ``changelist``, ``change`` …"""
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return what a list looks at; None where that is bounded anyway."""

@@ -15,13 +15,13 @@ from uuid import UUID
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Event
+from ..aliases import log_alias
+from ..models import EventLog
 from ..text import one_line
 from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
@@ -37,7 +37,6 @@ class EventAdmin(OutboxAdmin):
         column_filter("topic", _("topic")),
         column_filter("stream", _("stream")),
     ]
-    of_the_log = True
     payload_permission = "view_payload_event"
     actions = None
     searched_column = "stream"
@@ -50,6 +49,9 @@ class EventAdmin(OutboxAdmin):
     readonly_fields = ["linked_stream", "neighbours", "shown_data", "shown_metadata"]
     shown_data = carried_column(_("data"), lambda event: data_of(event.data))
     shown_metadata = carried_column(_("metadata"), lambda event: data_of(event.metadata))
+
+    def alias(self) -> str:
+        return log_alias(self.model)
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return ("-id",) if _asked_stream(request) is None else ("-version",)
@@ -73,26 +75,30 @@ class EventAdmin(OutboxAdmin):
         return super().get_search_results(request, queryset, search_term)
 
     @admin.display(description=_("stream"))
-    def linked_stream(self, event: Event) -> SafeString:
-        url = reverse("admin:outbox_app_event_changelist")
+    def linked_stream(self, event: EventLog) -> SafeString:
         return format_html(
             '<a href="{}?{}">{}</a>',
-            url,
+            self.address("changelist"),
             urlencode({"stream": given(event, "stream")}),
             one_line(event.stream, 100),
         )
 
     @admin.display(description=_("in its stream"))
-    def neighbours(self, event: Event) -> SafeString:
-        rows = Event.objects.using(event._state.db).filter(stream=given(event, "stream"))
+    def neighbours(self, event: EventLog) -> SafeString:
+        rows = stream_of(event)
         before = rows.filter(version__lt=event.version).order_by("-version")
         after = rows.filter(version__gt=event.version).order_by("version")
         links = [
-            (reverse("admin:outbox_app_event_change", args=[id]), words, version)
+            (self.address("change", id), words, version)
             for words, found in ((gettext("before"), before), (gettext("after"), after))
             for id, version in found.values_list("id", "version")[:1]
         ]
         return format_html_join(" | ", '<a href="{}">{}: {}</a>', links) or SafeString("-")
+
+
+def stream_of(event: EventLog) -> QuerySet[Any]:
+    """Return the events of the stream of a row that is shown."""
+    return QuerySet(type(event), using=event._state.db).filter(stream=given(event, "stream"))
 
 
 def _asked_stream(request: HttpRequest) -> str | None:

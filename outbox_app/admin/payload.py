@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
+from difflib import unified_diff
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -78,6 +79,17 @@ def payload(job: JobMessage) -> Payload:
 
 def data_of(value: Any) -> Part:
     return _json(value, "")
+
+
+def difference_of(before: Any, after: Any) -> Part:
+    """Return how one document differs from another, masked, in the order of their keys."""
+    texts = [data_of(json.loads(json.dumps(each, sort_keys=True))).text for each in (before, after)]
+    old, new = (str(text).split("\n") for text in texts)
+    lines = list(unified_diff(old, new, lineterm=""))[2:]
+    if lines:
+        return Part("", "\n".join(lines))
+    same = _("No difference.")
+    return Part(same if before == after else _("They differ in what is masked or not shown."))
 
 
 def _body(body: bytes, envelope: dict[str, Any], headers: dict[str, Any]) -> Part:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, transaction
+from django.db import OperationalError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.window import TOMBSTONE
 from ..models import StreamHead
+from .handling import spec_of
 from .operations import locked, logger
 
 #: Entities compared at once.
@@ -177,28 +179,33 @@ def _repair(entity: Any, id: str, facts: Facts, using: str) -> str:
         rows: Any = QuerySet(entity, using=using)
         changed = row.changed_at if row and row.state == newest.state else newest.recorded_at
         values = {"version": newest.version, "state": newest.state, "changed_at": changed}
-        values |= _columns(entity(pk=id, **values))
         try:
+            values |= _columns(entity(pk=id, **values))
             with transaction.atomic(using=using):
                 if not rows.filter(pk=id).update(**values):
                     rows.bulk_create([entity(pk=id, **values)])
-        except IntegrityError as error:
-            return f"{LEFT}: the row cannot be written: {error}"
+        except OperationalError:
+            raise
+        except Exception as error:  # the type's own code, or an index
+            return f"{LEFT}: the row cannot be written: {error!r}"
         done.append("the row was written")
     return ", ".join(done)
 
 
 def _columns(row: Any) -> dict[str, Any]:
-    """Return what the type takes from a state into columns of its own."""
-    found: dict[str, Any] = row.columns() if hasattr(row, "columns") else {}
-    return found
+    """Return what the type takes from the row's state into columns of its own."""
+    entity: Any = type(row)
+    types = spec_of(entity)
+    if not types.derives_columns:
+        return {}
+    made = entity(pk=row.pk, version=row.version, state=deepcopy(row.state)).columns()
+    fields = {name: types.fields[name] for name in made if name in types.fields}
+    return {field.attname: field.to_python(made[name]) for name, field in fields.items()}
 
 
 def _stale(row: Any) -> list[str]:
-    fields = {name: row._meta.get_field(name) for name in _columns(row)}
-    made = type(row)(**_columns(row))
-    return [
-        name
-        for name, field in fields.items()
-        if field.to_python(getattr(made, field.attname)) != getattr(row, field.attname)
-    ]
+    try:
+        made = _columns(row)
+    except Exception as error:  # the type's own code
+        return [f"columns() raises {error!r}"]
+    return [name for name, value in made.items() if value != getattr(row, name)]

@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 
 from outbox_app import subscriber
-from outbox_app.entities import erasure, verification
+from outbox_app.entities import Command, erasure, verification
 from outbox_app.entities.erasure import erase
 from outbox_app.exceptions import (
     CommandIdConflict,
@@ -25,7 +25,7 @@ from outbox_app.exceptions import (
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
 from outbox_app.testing import run_subscribers
-from tests.entities.models import Account, AccountVersion
+from tests.entities.models import Account, AccountVersion, Person, Stock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -154,6 +154,53 @@ def test_a_difference_is_found_and_repaired(alias, command, account, ask, rows, 
         before[0][name] for name in ("id", "version", "state")
     ]
     assert ask("withdraw", {"amount": 1}).version == 4
+
+
+@pytest.fixture
+def people(alias):
+    """Ann and Bob, with columns of their own."""
+    for id in ("ann", "bob"):
+        Person.execute(id, "enter", {"email": id, "age": 7}, command_id="x", using=alias)
+
+
+def test_columns_are_compared_and_written(alias, command, people, by_hand):
+    before = list(QuerySet(Person, using=alias).order_by("pk").values())
+    assert command("verify")[0] == 0
+    by_hand("UPDATE person SET email = 'else', seat = 3 WHERE id = 'ann'")
+    by_hand("DELETE FROM person WHERE id = 'bob'")
+    code, out = command("verify", "person")
+    assert (code, "do not follow from its state: email, seat" in out) == (1, True), out
+    code, out = command("verify", "person", "--repair")
+    assert (code, "differences=2 repaired=2" in out) == (0, True), out
+    after = list(QuerySet(Person, using=alias).order_by("pk").values())
+    assert [{**row, "changed_at": None} for row in after] == [
+        {**row, "changed_at": None} for row in before
+    ]
+    assert after[0]["changed_at"] == before[0]["changed_at"]
+
+
+def test_a_row_that_cannot_be_written_is_left(alias, command, people, by_hand, monkeypatch):
+    by_hand("DELETE FROM person WHERE id = 'ann'")
+    by_hand("UPDATE person SET email = 'ann' WHERE id = 'bob'")
+    code, out = command("verify", "person", "--repair")
+    assert (code, "differences=2 repaired=1" in out) == (1, True), out
+    assert "the row cannot be written: IntegrityError" in out  # then ann's address comes free
+    assert command("verify", "person", "--repair")[0] == 0
+    monkeypatch.setattr(Person, "columns", lambda self: {"email": self.state["mail"]})
+    code, out = command("verify", "person", "--repair")
+    assert (code, "columns() raises KeyError('mail')" in out) == (1, True), out
+    assert "left as it is" in out
+
+
+def test_a_batch_that_keeps_its_last_state_only_is_sound(alias, command):
+    commands = [Command("a", "take", {"pieces": 1}, command_id=str(n)) for n in range(3)]
+    Stock.execute("a", "fill", {"pieces": 5}, command_id="fill", using=alias)
+    Stock.execute_many(
+        [*commands, Command("b", "fill", {"pieces": 1}, command_id="b")], using=alias
+    )
+    assert command("verify")[0] == 0
+    assert erase(Stock, "a", reason="why", using=alias) == 4
+    assert command("verify")[0] == 0
 
 
 def test_a_head_and_a_row_that_are_both_gone(alias, command, many, ask, by_hand):

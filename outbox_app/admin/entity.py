@@ -1,0 +1,128 @@
+"""Entities by type, read-only: the state, the versions with their answers, how two states differ.
+
+Every type of the project gets these pages, when Django is ready and the project's own admin has
+been imported; a type or its versions that the project has registered itself are left alone. States,
+arguments and answers are shown as what events contain, to those who may see it. Lists follow the
+index on the id, and those of versions are lists of events.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..aliases import log_alias
+from ..entities.operations import entity_types
+from ..models import EntityRow, EntityVersion
+from .base import OutboxAdmin, column, given
+from .event import EventAdmin, stream_of
+from .job import carried, carried_column
+from .payload import data_of, difference_of
+from .row_range import number
+
+#: Versions that a page leads to.
+LAST = 10
+TEMPLATES = "admin/outbox_app"
+
+
+class EntityAdmin(OutboxAdmin):
+    change_form_template = f"{TEMPLATES}/change_form.html"
+    change_list_template = f"{TEMPLATES}/change_list.html"
+    list_display = ["id", "version", "changed_at"]
+    ordering = sortable_by = ("id",)
+    not_listed = ("state",)
+    actions = None
+    searched_column = "id"
+    search_help_text = _("The whole id.")
+    payload_permission = "view_payload_event"
+    fieldsets = [
+        (None, {"fields": ["id", "version", "changed_at", "last_versions"]}),
+        (_("Content"), {"fields": ["shown_state"]}),
+    ]
+    readonly_fields = ["last_versions", "shown_state"]
+    shown_state = carried_column(_("state"), lambda entity: data_of(entity.state))
+
+    def alias(self) -> str:
+        return log_alias(self.model.versions)
+
+    @admin.display(description=_("versions"))
+    def last_versions(self, entity: EntityRow) -> SafeString:
+        log = self.model.versions
+        pages = self.admin_site._registry.get(log)
+        if not isinstance(pages, VersionAdmin):
+            return SafeString("-")
+        rows: Any = QuerySet(log, using=entity._state.db).filter(stream=given(entity, "id"))
+        links = [
+            (pages.address("change", row.pk), row.version, row.command or row.type, answer(row))
+            for row in rows.order_by("-version").defer(*pages.not_listed)[:LAST]
+        ]
+        every = f"{pages.address('changelist')}?{urlencode({'stream': given(entity, 'id')})}"
+        last = format_html_join("", '<li><a href="{}">{}: {}</a> {}</li>', links)
+        words = gettext("All versions")
+        return format_html('<ul>{}</ul><a href="{}">{}</a>', last, every, words)
+
+
+def answer(version: EntityVersion) -> str:
+    return gettext("rejected") if version.rejected else gettext("accepted")
+
+
+class VersionAdmin(EventAdmin):
+    change_form_template = f"{TEMPLATES}/change_form.html"
+    change_list_template = f"{TEMPLATES}/change_list.html"
+    list_display = ["id", "linked_stream", "version", "type", "answer", "recorded_at", "command_id"]
+    not_listed = ("data", "metadata", "response", "state")
+    fieldsets = [
+        (None, {"fields": ["type", "linked_stream", "version", "neighbours", "command",
+                           "command_id", "answer", "recorded_at", "message_id", "id", "txid",
+                           "slice"]}),
+        (_("Content"), {"fields": ["shown_data", "shown_response", "shown_state", "difference",
+                                   "shown_metadata"]}),
+    ]  # fmt: skip
+    readonly_fields = [*EventAdmin.readonly_fields, "answer", "shown_response", "shown_state",
+                       "difference"]  # fmt: skip
+    answer = column(_("answer"), answer)
+    shown_data = carried_column(_("arguments"), lambda version: data_of(version.data))
+    shown_response = carried_column(_("response"), lambda version: data_of(version.response))
+    # A copy: what is masked would differ from the state before.
+    shown_state = carried_column(_("state"), lambda version: data_of(deepcopy(version.state)))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the version, with the one that the address asks to compare it with."""
+        row = super().get_object(request, object_id, from_field)
+        if row:
+            row.against = number(request.GET.get("against", "")) or row.version - 1
+        return row
+
+    @admin.display(description=_("difference"))
+    def difference(self, version: Any) -> SafeString:
+        rows = stream_of(version)
+        earlier = rows.filter(version__lt=version.version).order_by("-version")
+        numbers = list(earlier.values_list("version", flat=True)[:LAST])
+        before = rows.filter(version=version.against).values_list("state", flat=True)[:1]
+        if not before:
+            part = data_of(None)
+            words = gettext("There is no version %(number)s, or none any more.")
+        else:
+            part = difference_of(before[0], version.state)
+            words = gettext("Compared with version %(number)s.")
+        links = format_html_join(" ", '<a href="?against={}">{}</a>', [(n, n) for n in numbers])
+        shown = carried(self, version, part) if before else ""
+        note = words % {"number": version.against}
+        return format_html("<div><p>{} {}</p>{}</div>", note, links, shown)
+
+
+def register_entities() -> None:
+    """Register what the project has not registered itself."""
+    for entity in entity_types():
+        for model, made in ((entity, EntityAdmin), (entity.versions, VersionAdmin)):
+            if not admin.site.is_registered(model):
+                admin.site.register(model, made)
