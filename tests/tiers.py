@@ -12,9 +12,11 @@ stronger: ``@pytest.mark.system``.
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 
@@ -23,12 +25,6 @@ TIERS = ("unit", "database", "system")
 OUTWARDS = {"chromium", "environment", "java", "rabbitmq_url", "redis_url", "spark"}
 #: Modules that start processes: a test module that imports one, or from one, does.
 STARTERS = ("multiprocessing", "subprocess", "tests.servers")
-
-_unit_test: list[str] = []
-
-
-def pytest_configure() -> None:
-    sys.addaudithook(_refuse)
 
 
 def tier(item: Any) -> str:
@@ -63,14 +59,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
-    if item.get_closest_marker("unit"):
-        _unit_test.append(item.nodeid)
-    try:
+    if not item.get_closest_marker("unit"):
         return (yield)
-    finally:
-        _unit_test.clear()
 
+    def refuse(process: Any, command: Any, *args: Any, **options: Any) -> NoReturn:
+        raise AssertionError(f"{item.nodeid} starts {command!r}: mark it system")
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if _unit_test and event == "subprocess.Popen":
-        raise AssertionError(f"{_unit_test[0]} starts {arguments[0]!r}: mark it system")
+    with mock.patch.object(subprocess.Popen, "__init__", refuse):
+        return (yield)
