@@ -95,20 +95,8 @@ class OutboxSettings:
     MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.
     SENSITIVE_KEYS: tuple[str, ...] = (
-        "password",
-        "passwd",
-        "secret",
-        "token",
-        "api_key",
-        "apikey",
-        "authorization",
-        "cookie",
-        "credential",
-        "private_key",
-        "card",
-        "cvv",
-        "iban",
-        "ssn",
+        *("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie"),
+        *("credential", "private_key", "card", "cvv", "iban", "ssn"),
     )
 
 
@@ -117,14 +105,7 @@ NAMES = tuple(each.name for each in fields(OutboxSettings))
 
 @lru_cache(maxsize=1)
 def outbox_settings() -> OutboxSettings:
-    """Return the settings in force.
-
-    Returns:
-        The values of ``django.conf.settings.OUTBOX`` over the defaults.
-
-    Raises:
-        ImproperlyConfigured: ``OUTBOX`` is not a dictionary or has an unknown key.
-    """
+    """Return the values of ``django.conf.settings.OUTBOX`` over the defaults."""
     given: Any = getattr(settings, "OUTBOX", {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(

@@ -65,11 +65,9 @@ def refusing(what: str, *, using: str) -> Iterator[None]:
 def enclosed(what: str, *, using: str) -> Iterator[None]:
     """Run code of the project inside the open transaction, which it cannot end unnoticed.
 
-    Raises:
-        StatementRefused: In the code's own line. The statement was not executed.
-        TransactionEnded: The transaction was ended all the same: what was written before that may
-            be committed, without what was to be committed with it.
-        SwallowedError: The code caught an error that had undone the transaction.
+    ``StatementRefused`` is raised in the code's own line, ``TransactionEnded`` where it was ended
+    all the same: what was written before that may be committed, without what was to be committed
+    with it. ``SwallowedError``: the code caught an error that had undone the transaction.
     """
     connection = connections[using]
     savepoint = connection.savepoint()

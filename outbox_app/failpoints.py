@@ -18,10 +18,8 @@ _actions: dict[str, Callable[[], None]] = {}
 
 def failpoint(name: str) -> None:
     """Do what a test asked for at this point."""
-    if _actions:
-        action = _actions.get(name)
-        if action:
-            action()
+    if action := _actions.get(name):
+        action()
 
 
 def set_failpoint(name: str, action: Callable[[], None] | None) -> None:

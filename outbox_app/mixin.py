@@ -162,9 +162,6 @@ def ordering_key_of(instance: OutboxMixin) -> str:
 
     Proxies count as their model, children in multi-table inheritance as the uppermost parent that
     has the mixin.
-
-    Raises:
-        InvalidJob: The instance has no primary key yet.
     """
     family = _family(type(instance))
     meta = next((m for m in reversed(family) if issubclass(m, OutboxMixin)), family[0])._meta

@@ -15,7 +15,7 @@ from celery import Celery
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..exceptions import UnsafeBroker
-from ..jobs.drain.brokers import eviction, refuse_unsafe, transport_options
+from ..jobs.drain.brokers import eviction, redis_info, refuse_unsafe, transport_options
 from ..jobs.staging.sending import staging_apps
 from .brokers import unasked
 
@@ -55,38 +55,30 @@ def _ask(app: Celery) -> list[CheckMessage]:
 
 
 def _ask_redis(app: Celery, connection: Any, channel: Any) -> Iterator[CheckMessage]:
-    policy = _info(connection, channel, "memory", "maxmemory_policy")
-    append_only = _info(connection, channel, "persistence", "aof_enabled")
-    unknown = {"maxmemory-policy": policy, "appendonly": append_only}
-    for name in (name for name, value in unknown.items() if value is None):
-        yield Warning(
-            f"Redis of Celery app {app.main!r} does not tell its {name}: INFO is forbidden or cut.",
-            hint="Allow its user the command INFO, or look yourself and silence this.",
-            id="outbox.W016",
-        )
-    if effect := eviction(policy or ""):
-        message = f"Redis of Celery app {app.main!r} {effect}"
-        advised = "Set maxmemory-policy to noeviction."
-        if policy.startswith("allkeys-"):
-            yield Error(message, hint=f"{advised} No drainer starts before.", id="outbox.E030")
-        else:
-            yield Warning(message, hint=advised, id="outbox.W017")
+    redis = f"Redis of Celery app {app.main!r}"
+    policy = redis_info(connection, channel, "memory", "maxmemory_policy")
+    append_only = redis_info(connection, channel, "persistence", "aof_enabled")
+    for name, value in (("maxmemory-policy", policy), ("appendonly", append_only)):
+        if value is None:
+            yield Warning(
+                f"{redis} does not tell its {name}: INFO is forbidden or cut.",
+                hint="Allow its user the command INFO, or look yourself and silence this.",
+                id="outbox.W016",
+            )
+    effect, is_unsafe = eviction(policy or "")
+    advised = "Set maxmemory-policy to noeviction."
+    if is_unsafe:
+        hint = f"{advised} No drainer starts before."
+        yield Error(f"{redis} {effect}", hint=hint, id="outbox.E030")
+    elif effect:
+        yield Warning(f"{redis} {effect}", hint=advised, id="outbox.W017")
     if append_only == 0:
         yield Warning(
-            f"Redis of Celery app {app.main!r} has no append-only file: a restart loses the jobs "
-            "in its queues, which the outbox has forgotten by then.",
+            f"{redis} has no append-only file: a restart loses the jobs in its queues, which the "
+            "outbox has forgotten by then.",
             hint="Set appendonly to yes.",
             id="outbox.W018",
         )
-
-
-def _info(connection: Any, channel: Any, section: str, name: str) -> Any:
-    try:
-        return channel.client.info(section).get(name)
-    except connection.connection_errors:
-        raise  # it does not answer
-    except Exception:  # INFO may be forbidden, or renamed away
-        return None
 
 
 def _ask_rabbitmq(app: Celery, connection: Any, channel: Any) -> Iterator[CheckMessage]:

@@ -56,18 +56,11 @@ def run_for(
     batch_size: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> BulkResult:
-    """Decide on rows until the time is over.
+    """Decide on rows of a table of jobs, in the order of an indexed column, for so many seconds.
 
-    Args:
-        rows: Which ones, of a table of jobs, on their alias.
-        act: Decides on the rows with these ids in one transaction; returns how many it were.
-        order: The integer column in whose order they are taken. It has an index.
-        until: The highest id that belongs to the decision.
-        after: Where the run before has ended.
-        seconds: After so long it ends.
-        whole: The rows are few, and found by an index: look at all of them at once.
-        batch_size: Rows of one transaction. Default: BATCH_SIZE.
-        clock: Seconds, for tests.
+    ``act`` decides on the rows with these ids in one transaction, and returns how many it were.
+    ``until`` is the highest id that belongs to the decision, ``after`` the place where the run
+    before has ended. ``whole``: the rows are few, and found by an index: look at all at once.
     """
     end = clock() + seconds
     done = 0

@@ -141,17 +141,13 @@ def discard_for(
 
 
 def _to_the_end(decide: Callable[..., BulkResult], jobs: QuerySet[DeadJob], **options: Any) -> int:
-    until, asked = _newest(jobs.db)
+    newest = DeadJob.objects.using(jobs.db).order_by("-id").annotate(now=DatabaseNow())
+    until, asked = newest.values_list("id", "now").first() or (0, DatabaseNow())
     few = jobs.order_by()[: bulk.STEP + 1].count() <= bulk.STEP
     found = decide(jobs, until=until, asked=asked, whole=few, **options)
     if found.error:
         raise found.error
     return found.done
-
-
-def _newest(using: str) -> tuple[int, Moment]:
-    newest = DeadJob.objects.using(using).order_by("-id").annotate(now=DatabaseNow())
-    return newest.values_list("id", "now").first() or (0, DatabaseNow())
 
 
 def _requeue_batch(
@@ -172,14 +168,12 @@ def _requeue_batch(
         for job in staged:
             rows.add(job, using=using)
         rows.write()  # wakes the drainers after the commit
-        first_id, last_id = _written(staged, using=using)
         incident = record_requeue(
-            using=using,
-            shards=sorted({job.shard for job in staged}),
-            first_id=first_id,
-            last_id=last_id,
+            shards={job.shard for job in staged},
+            ids=_written(staged, using=using),
             by=by,
             same_as=incidents[-1] if incidents else None,
+            using=using,
         )
     incidents.append(incident)  # not before it is committed
     return len(staged)
@@ -218,13 +212,12 @@ def _delete(ids: list[int], *, using: str) -> int:
     return DeadJob.objects.using(using).filter(pk__in=ids).delete()[0]
 
 
-def _written(staged: list[StagedJob], *, using: str) -> tuple[int, int]:
-    """Return the first and the last id of rows that this transaction wrote."""
+def _written(staged: list[StagedJob], *, using: str) -> list[int]:
+    """Return ids of rows that this transaction wrote, the first and the last among them."""
     ids = [job.pk for job in staged]
     if None in ids:  # MySQL, unlike MariaDB, does not return them
         rows = StagedJob.objects.using(using).filter(
             shard__in={job.shard for job in staged}, task_id__in=[job.task_id for job in staged]
         )
-        found = rows.aggregate(first=Min("id"), last=Max("id"))
-        return found["first"], found["last"]
-    return min(ids), max(ids)
+        ids = list(rows.aggregate(first=Min("id"), last=Max("id")).values())
+    return ids

@@ -117,7 +117,8 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
             noted = True
             if not first:
                 logger.info("Job was handled already task=%s task_id=%s", task.name, job_id)
-                return _first_result(job_id, using=using)
+                kept = _entry(job_id, using=using).values_list("result", flat=True).first()
+                return json.loads(kept) if kept else None
             with _progress(job_id), enclosed(f"{task.name}[{job_id}]", using=using):
                 result = function()
                 if transaction.get_rollback(using=using):
@@ -132,9 +133,7 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
         raise InboxError(str(error)) from error
     except TransactionEnded as error:
         # Or another delivery would take for done what may be there in part.
-        from ..models import InboxEntry
-
-        InboxEntry.objects.using(using).filter(pk=job_id).delete()
+        _entry(job_id, using=using).delete()
         error.add_note("Its job id was deleted from the inbox: run again, it does all of it again.")
         raise
     except OperationalError as error:
@@ -159,9 +158,13 @@ def _note(job_id: str, task: str, *, using: str) -> bool:
     return insert_if_missing(InboxEntry, entry, using=using)
 
 
-def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
+def _entry(job_id: str, *, using: str) -> Any:
     from ..models import InboxEntry
 
+    return InboxEntry.objects.using(using).filter(pk=job_id)
+
+
+def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
     try:
         text = json.dumps(result)
     except (TypeError, ValueError) as error:
@@ -169,15 +172,7 @@ def _keep(result: Any, task: Any, job_id: str, *, using: str) -> None:
             f"The result of {task.name}[{job_id}] cannot be kept for a second delivery: {error}. "
             "Return what JSON can hold, or declare the task with ignore_result=True."
         ) from error
-    InboxEntry.objects.using(using).filter(pk=job_id).update(result=text)
-
-
-def _first_result(job_id: str, *, using: str) -> Any:
-    from ..models import InboxEntry
-
-    results = InboxEntry.objects.using(using).filter(pk=job_id).values_list("result", flat=True)
-    text = results.first()
-    return json.loads(text) if text else None
+    _entry(job_id, using=using).update(result=text)
 
 
 def _is_asked_for(task: Any) -> bool:

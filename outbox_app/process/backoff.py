@@ -20,12 +20,7 @@ logger = get_logger("outbox_app.drain")
 
 
 class Backoff:
-    """The failures in a row of one thing, and the pause after the last one.
-
-    Args:
-        of: The thing, for the log.
-        logger: Default: the drain's.
-    """
+    """The failures in a row of one thing, and the pause after the last one."""
 
     def __init__(self, of: object, logger: logging.Logger = logger) -> None:
         self.of = of

@@ -42,17 +42,8 @@ NEWEST_POSITION, LOG = "newest_position", "log"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
-    PUBLISHED,
-    DEAD,
-    DELAY,
-    READ_ID,
-    READY,
-    HELD,
-    OLDEST,
-    HANDLED,
-    FAILED,
-    NEWEST_ID,
-    NEWEST_POSITION,
+    *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
+    *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.
@@ -184,13 +175,9 @@ def prune_if_worth_it(now: datetime, *, using: str) -> int:
 def pruned(
     before: datetime, *, using: str, batch_size: int, dry_run: bool = False
 ) -> Iterator[int]:
-    """Delete counters of minutes before a time; yield how many, batch by batch.
+    """Delete counters of minutes before a time (as Django stores times); yield how many, by batch.
 
-    Args:
-        before: The time, as Django stores times: with a time zone where ``USE_TZ`` is on.
-        using: Database alias.
-        batch_size: Rows of one DELETE.
-        dry_run: Delete nothing: count them.
+    With ``dry_run`` they are only counted.
     """
     rows = Statistic.objects.using(using)
     # The samples last: while some of them are old, there may be more of the others.

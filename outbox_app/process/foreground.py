@@ -20,6 +20,7 @@ from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
 from .loop import ProcessLoop
 from .preflight import require_alias, require_migrated, require_sessions
+from .waiting import StopFlag
 
 #: Exit code where a process died that nothing had stopped.
 EXIT_DIED = 1
@@ -30,10 +31,8 @@ Write = Callable[[str], Any]
 class Progress:
     """Writes a line every PROGRESS_INTERVAL seconds in which there was work or trouble.
 
-    Args:
-        write: Takes the line.
-        line: Makes it, of the loop and what was done per second.
-        parent: The process whose end stops the loop; None where there is none.
+    ``line`` makes it, of the loop and what was done per second. The end of the process ``parent``
+    stops the loop.
     """
 
     def __init__(
@@ -84,28 +83,17 @@ def run_workers(
 ) -> int:
     """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
 
-    Args:
-        work: Returns an exit code.
-        count: How many processes.
-        restart: Start a new one for each that dies.
-        write: Takes lines for people.
-        final: An exit code that no restart will change; it becomes the result.
-
-    Returns:
-        The exit code; of several processes 0, ``final``, or 1 where one died and was not replaced.
+    With ``restart`` a new process is started for each that dies, but not where the exit code of
+    ``work`` is ``final``. Returns the exit code; of several processes 0, ``final``, or 1 where one
+    died and was not replaced.
     """
     if count == 1:
         return work()
     connections.close_all()  # a forked child must not share a connection
     context = multiprocessing.get_context("fork")
-    stopping = False
-
-    def stop() -> None:
-        nonlocal stopping
-        stopping = True
-
+    stopping = StopFlag()
     # Before the first fork: a signal that comes too early must not leave orphans behind.
-    stop_on_signals(stop)
+    stop_on_signals(stopping.set)
 
     def start() -> Any:
         child = context.Process(target=_child, args=(work, os.getpid()))
@@ -118,13 +106,13 @@ def run_workers(
         for child in list(children):
             child.join(timeout=0.1)
             if child.exitcode is None:
-                if stopping:  # again and again: a new child may not listen yet
+                if stopping.is_set():  # again and again: a new child may not listen yet
                     child.terminate()
                 continue
             children.remove(child)
             if final is not None and child.exitcode == final:
                 code = final
-            elif child.exitcode and not stopping:
+            elif child.exitcode and not stopping.is_set():
                 write(f"process died pid={child.pid} exit_code={child.exitcode}")
                 if not restart:
                     code = code or EXIT_DIED

@@ -39,16 +39,10 @@ def elapsed() -> float:
 
 
 class LeaseHolder:
-    """A drainer's place among the others, and the shards it owns.
+    """A drainer's place among the others, and the parts of a resource (the shards) that it owns.
 
-    Args:
-        using: Database alias.
-        lease_seconds: Silence after which others may take the shards.
-        resource: What is shared.
-        parts: Number of parts of the resource.
-        clock: Monotonic clock, in seconds.
-        on_takeover: Called with the id of a drainer that died and parts that were its own, inside
-            the transaction that takes them: there is no takeover without its record.
+    ``on_takeover`` is called with the id of a drainer that died and parts that were its own, inside
+    the transaction that takes them: there is no takeover without its record.
     """
 
     def __init__(
@@ -110,8 +104,7 @@ class LeaseHolder:
     def beat(self, **columns: object) -> None:
         """Renew the lease, and write ``columns`` of the drainer's row with it.
 
-        Raises:
-            LeaseLost: The row is gone: others have taken the parts.
+        Raises ``LeaseLost`` where the row is gone: others have taken the parts.
         """
         started = self.clock()
         row = Process.objects.using(self.using).filter(id=self.id)
@@ -185,7 +178,7 @@ class LeaseHolder:
             before, since = seen_before.get(id, (None, answered))
             # Since the answer that showed it first, and until this question: it had that long.
             since = since if before == heartbeat_at else answered
-            silence = max(_age(heartbeat_at, now), asked - since)
+            silence = max((now - heartbeat_at).total_seconds(), asked - since)
             if id != self.id and silence > lease_seconds:
                 # Only if it has not come back since: then its own heartbeat wins, also one on a
                 # clock that was set back. The milliseconds are for SQLite, which compares texts:
@@ -222,7 +215,3 @@ class LeaseHolder:
     def _leases(self) -> QuerySet[Lease]:
         leases = Lease.objects.using(self.using)
         return leases.filter(resource=self.resource, part__lt=self.parts)
-
-
-def _age(then: datetime, now: datetime) -> float:
-    return (now - then).total_seconds()

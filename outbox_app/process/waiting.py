@@ -96,6 +96,8 @@ class NotifyWaiter(PollWaiter):
 
     def wait(self, seconds: float) -> bool:
         """Wait for a wake-up, for at most so many seconds. Says whether one came."""
+        from psycopg import Error as DriverError
+
         until = time.monotonic() + seconds
         try:
             if time.monotonic() >= self._test_at:
@@ -107,7 +109,7 @@ class NotifyWaiter(PollWaiter):
                     return False
                 if self._is_woken(min(left, SLICE)):
                     return True
-        except (django.db.Error, self._driver_error()) as error:
+        except (django.db.Error, DriverError) as error:
             self._give_up(repr(error))
         return super().wait(until - time.monotonic())
 
@@ -157,12 +159,6 @@ class NotifyWaiter(PollWaiter):
         )
         self._token = ""
         self.close()
-
-    @staticmethod
-    def _driver_error() -> type[Exception]:
-        from psycopg import Error
-
-        return Error
 
 
 def poll_interval(chosen: float | None, *, using: str) -> float:

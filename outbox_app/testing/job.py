@@ -57,11 +57,7 @@ class Job:
 
     @classmethod
     def of(cls, row: StagedJob) -> Job:
-        """Decode a row, as a worker of its Celery app would.
-
-        Raises:
-            kombu.exceptions.ContentDisallowed: That worker would not accept it, either.
-        """
+        """Decode a row, as a worker of its Celery app would; what that refuses is refused here."""
         app = celery_app(row.app)
         accept = app.conf.accept_content if app else ["json"]
         message = Message.loads(row.envelope)
@@ -112,14 +108,10 @@ class Job:
         )
 
     def execute(self) -> Job | None:
-        """Execute the job in this process. What ``replace()`` asks for is sent, as Celery does.
+        """Execute the job in this process, and raise what the task raises.
 
-        Returns:
-            What ``retry()`` asks for: the job, to be executed again.
-
-        Raises:
-            Exception: What the task raised.
-            AssertionError: A worker would not know the task.
+        What ``replace()`` asks for is sent, as Celery does. Returns what ``retry()`` asks for: the
+        job, to be executed again.
         """
         app = celery_app(self.row.app)
         if app is None:

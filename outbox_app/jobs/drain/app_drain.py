@@ -56,12 +56,10 @@ class AppDrain:
             f"{', '.join(map(repr, loaded)) or 'none'}. Import its module in the project's "
             "__init__.py, then requeue the job."
         )
-        # Where no app is loaded at all, the deployment is wrong and no job is: they wait.
-        return (
-            PublishResult(refused=[(row, error) for row in rows])
-            if loaded
-            else PublishResult(error=error)
-        )
+        # Where no app is loaded at all, the deployment is wrong, and no job is at fault: all wait.
+        if loaded:
+            return PublishResult(refused=[(row, error) for row in rows])
+        return PublishResult(error=error)
 
     def close(self) -> None:
         if self._publisher is not None:

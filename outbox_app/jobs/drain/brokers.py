@@ -22,26 +22,13 @@ logger = get_logger("outbox_app.drain")
 #: Redis' own refusals, by redis-py's classes or Redis' words: it has not taken the message. Other
 #: answers, a proxy's for example, leave it open.
 _REFUSING_CLASSES = {
-    "OutOfMemoryError",
-    "ReadOnlyError",
-    "NoPermissionError",
-    "ClusterDownError",
-    "MasterDownError",
-    "TryAgainError",
-    "MovedError",
-    "AskError",
-    "ExecAbortError",
-    "ClusterCrossSlotError",
+    *("OutOfMemoryError", "ReadOnlyError", "NoPermissionError", "ExecAbortError"),
+    *("ClusterDownError", "MasterDownError", "ClusterCrossSlotError"),
+    *("TryAgainError", "MovedError", "AskError"),
 }
 _REFUSING_WORDS = (
-    "OOM",
-    "READONLY",
-    "MASTERDOWN",
-    "NOREPLICAS",
-    "MISCONF",
-    "BUSY",
-    "NOPERM",
-    "CROSSSLOT",
+    *("OOM", "READONLY", "NOPERM", "MISCONF", "BUSY"),
+    *("MASTERDOWN", "NOREPLICAS", "CROSSSLOT"),
 )
 #: All that Redis says of a message: its queue is no list, or it is larger than proto-max-bulk-len.
 #: Any other answer, known or not, speaks of the broker's state, or of a proxy's.
@@ -75,7 +62,14 @@ def refuse_unsafe(connection: Any, channel: Any) -> None:
     """Refuse a broker that is set up to lose messages, and warn of one that may be."""
     driver_type = connection.transport.driver_type
     if driver_type == "redis":
-        _check_eviction(channel.client, connection.connection_errors)
+        policy = redis_info(connection, channel, "memory", "maxmemory_policy")
+        effect, is_unsafe = eviction(policy or "")
+        if is_unsafe:
+            raise UnsafeBroker(f"Redis {effect} Set maxmemory-policy to noeviction.")
+        if policy is None:
+            logger.warning("Redis does not tell its eviction policy")
+        elif effect:
+            logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
     elif driver_type == "amqp":
         capabilities = connection.connection.server_properties.get("capabilities", {})
         if not capabilities.get("publisher_confirms"):
@@ -85,56 +79,41 @@ def refuse_unsafe(connection: Any, channel: Any) -> None:
             )
 
 
-def _check_eviction(client: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
+def redis_info(connection: Any, channel: Any, section: str, name: str) -> Any:
+    """Return what Redis says of itself; None where it does not."""
     try:
-        policy = client.info("memory").get("maxmemory_policy")
-    except connection_errors:
+        return channel.client.info(section).get(name)
+    except connection.connection_errors:
         raise  # it does not answer: what was sent now might be taken much later
     except Exception as error:  # INFO may be forbidden, or renamed away
-        logger.warning("Redis does not tell its eviction policy error=%r", error)
-        return
-    if policy is None:
-        logger.warning("Redis does not tell its eviction policy")
-    elif policy.startswith("allkeys-"):
-        raise UnsafeBroker(f"Redis {eviction(policy)} Set maxmemory-policy to noeviction.")
-    elif eviction(policy):
-        logger.warning("Redis may evict keys with a TTL policy=%s hint=noeviction", policy)
+        logger.warning("Redis refuses INFO section=%s error=%r", section, error)
 
 
-def eviction(policy: str) -> str:
-    """Return what Redis does under a policy when its memory is full; empty: it refuses writes."""
-    for prefix, effect in (
-        ("allkeys-", "evicts queues when its memory is full"),
-        ("volatile-", "may evict keys that have a TTL"),
-    ):
-        if policy.startswith(prefix):
-            return f"{effect}: maxmemory-policy is {policy!r}."
-    return ""
+def eviction(policy: str) -> tuple[str, bool]:
+    """Return what Redis evicts when its memory is full (empty: nothing), and if it is queues."""
+    effects = {
+        "allkeys": "evicts queues when its memory is full",
+        "volatile": "may evict keys that have a TTL",
+    }
+    kind = policy.partition("-")[0]
+    effect = f"{effects[kind]}: maxmemory-policy is {policy!r}." if kind in effects else ""
+    return effect, kind == "allkeys"
 
 
 def probe(connection: Any, channel: Any, *, timeout: float) -> bool:
     """See whether the broker takes messages, by one that leaves nothing behind.
 
     Under an alarm RabbitMQ reads no message, but one that waits in the socket is taken when the
-    alarm is over, however long ago its sender has given up. Each attempt would leave a copy.
-
-    Returns:
-        Whether it took one; False where it cannot be asked.
-
-    Raises:
-        Exception: It does not take messages.
+    alarm is over, however long ago its sender has given up. Each attempt would leave a copy. Raises
+    where it takes none; returns False where it cannot be asked.
     """
     driver_type = connection.transport.driver_type
     if driver_type == "amqp":
         # On a channel of its own: a refusal closes it. Not empty: that is confirmed under an alarm.
         producer = Producer(connection.channel(), auto_declare=False)
-        options: dict[str, Any] = {
-            "routing_key": "outbox.probe",
-            "timeout": timeout,
-            "confirm_timeout": timeout,
-        }
+        bounds: dict[str, Any] = {"timeout": timeout, "confirm_timeout": timeout}
         try:
-            producer.publish(b"?", **options)
+            producer.publish(b"?", routing_key="outbox.probe", **bounds)
         except AccessRefused:  # it reads; the user may write to some exchanges only
             return False
     elif driver_type == "redis":

@@ -287,8 +287,8 @@ class Drain(ProcessLoop):
         return left
 
     def _now(self) -> Any:
-        now = self.holder.now()
-        return timezone.now() if now is None else _aware(now)
+        now = self.holder.now() or timezone.now()
+        return now if timezone.is_aware(now) else timezone.make_aware(now)
 
     def _pause(self) -> float:
         if away := self._backoff.remaining:
@@ -331,7 +331,3 @@ class Drain(ProcessLoop):
             self._unsettled.note_heartbeat()
         self._settle_all()
         self._counters.write()
-
-
-def _aware(moment: Any) -> Any:
-    return moment if timezone.is_aware(moment) else timezone.make_aware(moment)

@@ -12,7 +12,7 @@ since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -27,11 +27,7 @@ from .batch import Row, delete
 
 
 def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
-    """Move a row to the dead table, with the exception's own words.
-
-    Returns:
-        The dead job, or None where the row was gone: another process has moved or published it.
-    """
+    """Move a row to the dead table, unless another process has moved or published it."""
     with transaction.atomic(using=using):
         # By its task id as well: see ``batch.delete``.
         staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
@@ -78,79 +74,52 @@ def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -
     """Write down that shards were taken from a drainer whose lease had run out.
 
     It may have published any row of theirs that is there now, and may yet do so with those in its
-    hand. If it lives and publishes one that commits later, it records that itself: see ``debts``.
+    hand. If it lives and publishes one that commits later, it records that itself: ``record_loss``.
     """
-    ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
-    if ids["first"] is None:
-        return
-    record_incident(
-        Incident.Kind.TAKEOVER,
-        using=using,
-        shards=shards,
-        first_id=ids["first"],
-        last_id=ids["last"],
-        drainer=owner,
-        detail=f"Taken over by {by} after the lease of drainer {owner} had run out.",
-    )
+    ids = StagedJob.objects.using(using).aggregate(first=Min("id"), last=Max("id")).values()
+    if None not in ids:
+        detail = f"Taken over by {by} after the lease of drainer {owner} had run out."
+        kind = Incident.Kind.TAKEOVER
+        record_incident(kind, shards=shards, ids=ids, drainer=owner, detail=detail, using=using)
 
 
 def record_requeue(
-    *,
-    using: str,
-    shards: Sequence[int],
-    first_id: int,
-    last_id: int,
-    by: str,
-    same_as: int | None = None,
+    *, shards: set[int], ids: Collection[int], by: str, same_as: int | None = None, using: str
 ) -> int:
     """Write down that a person has requeued jobs, in the transaction that does it.
 
-    Args:
-        using: Database alias.
-        shards, first_id, last_id: Of the new rows.
-        by: Who decided.
-        same_as: The incident of the batch before, where both are one call: it is widened.
-
-    Returns:
-        The id of the incident.
+    ``same_as``: the incident of the batch before, where both are one call: it is widened. Returns
+    the id of the incident.
     """
     detail = "Dead jobs requeued" + (f" by {by}." if by else ".")
     same = Incident.objects.using(using).filter(kind="requeue", detail=storable(detail))
     before = same.filter(pk=same_as).first() if same_as else None
-    if before:
-        before.first_id = min(first_id, before.first_id)
-        before.last_id = max(last_id, before.last_id)
-        before.shards = sorted({*shards, *before.shards})
-        before.save(using=using, update_fields=["first_id", "last_id", "shards"])
-        return before.pk
-    incident = record_incident(
-        Incident.Kind.REQUEUE,
-        using=using,
-        shards=shards,
-        first_id=first_id,
-        last_id=last_id,
-        detail=detail,
-    )
-    return incident.pk
+    if not before:
+        kind = Incident.Kind.REQUEUE
+        return record_incident(kind, shards=shards, ids=ids, detail=detail, using=using).pk
+    before.first_id = min(*ids, before.first_id)
+    before.last_id = max(*ids, before.last_id)
+    before.shards = sorted({*shards, *before.shards})
+    before.save(using=using, update_fields=["first_id", "last_id", "shards"])
+    return before.pk
 
 
 def record_incident(
     kind: str,
     *,
-    using: str,
-    shards: Sequence[int],
-    first_id: int,
-    last_id: int,
+    shards: Iterable[int],
+    ids: Collection[int],
     drainer: str = "",
-    detail: str = "",
+    detail: str,
+    using: str,
 ) -> Incident:
     """Write down a cause of extra publishes, with the shards and the ids it may concern."""
     incident = Incident.objects.using(using).create(
         kind=kind,
         drainer=drainer[:300],
         shards=sorted(shards),
-        first_id=first_id,
-        last_id=last_id,
+        first_id=min(ids),
+        last_id=max(ids),
         detail=storable(detail),
     )
     incident_recorded.send_robust(Incident, using=using, incident=incident)
@@ -191,24 +160,18 @@ class Unsettled:
 
     def record_loss(self, *, drainer: str) -> None:
         """Record that the shards are lost, and that their next owner may have sent the same."""
-        if self._span:
-            detail = (
-                "Sent after its last heartbeat by a drainer that had lost its shards and lived."
-            )
-            kind = Incident.Kind.TAKEOVER
-            self._record(kind, self._shards, self._span, drainer=drainer, detail=detail)
-            self.note_heartbeat()
+        if not self._span:
+            return
+        detail = "Sent after its last heartbeat by a drainer that had lost its shards and lived."
+        kind = Incident.Kind.TAKEOVER
+        self._record(kind, self._shards, self._span, drainer=drainer, detail=detail)
+        self.note_heartbeat()
 
     def _record(self, kind: str, shards: set[int], ids: list[int], **words: str) -> None:
-        span = {"first_id": min(ids), "last_id": max(ids)}
-        self._incidents.append({"kind": kind, "shards": sorted(shards), **span, **words})
+        self._incidents.append({"kind": kind, "shards": shards, "ids": ids, **words})
 
     def flush(self) -> None:
-        """Write the incidents, then delete.
-
-        Raises:
-            django.db.Error: The rest is kept for the next flush.
-        """
+        """Write the incidents, then delete. After a ``django.db.Error`` the rest is kept."""
         while self._incidents:
             record_incident(**self._incidents[0], using=self.using)
             del self._incidents[0]

@@ -123,15 +123,8 @@ def _check_types(message: Message) -> None:
 
 
 def _options(message: Message) -> dict[str, Any]:
-    return {
-        **message.properties,
-        "exchange": message.exchange,
-        "routing_key": message.routing_key,
-        "headers": message.headers,
-        "priority": message.priority,
-        "content_type": message.content_type,
-        "content_encoding": message.content_encoding,
-    }
+    names = ("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding")
+    return {**message.properties, **{name: getattr(message, name) for name in names}}
 
 
 def _decoded(item: PreparedMessage) -> Any:

@@ -26,20 +26,8 @@ from ...conf import outbox_settings
 from ...exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
+from . import brokers
 from .batch import Row
-from .brokers import (
-    broker_at_fault,
-    check_frame,
-    check_route,
-    declare_broadcasts,
-    lacks_command,
-    probe,
-    refuse_unsafe,
-    refused_for_certain,
-    row_at_fault,
-    spans_slots,
-    transport_options,
-)
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outcome import PreparedMessage, PublishResult, announce, prepare
 from .redis_batch import RedisBatch, Transactions
@@ -78,8 +66,9 @@ class Publisher:
             return
         app, timeout = self.app, self.timeout
         driver_type = find_transport(app).driver_type
+        options = brokers.transport_options(driver_type, timeout)
         self.connection = connection = app.connection_for_write(
-            connect_timeout=timeout, transport_options=transport_options(driver_type, timeout)
+            connect_timeout=timeout, transport_options=options
         )
         try:
             connection.ensure_connection(
@@ -89,20 +78,20 @@ class Publisher:
                 interval_step=0,
             )
             channel = connection.channel()
-            refuse_unsafe(connection, channel)
-            if self._doubtful and probe(connection, channel, timeout=timeout):
+            brokers.refuse_unsafe(connection, channel)
+            if self._doubtful and brokers.probe(connection, channel, timeout=timeout):
                 self._wire.has_probed()
             self._doubtful = False
             if driver_type == "redis":
                 # A declaration would ask for it, in a MULTI, which may be refused.
                 channel._size = lambda queue: 0  # type: ignore[attr-defined]
         except BaseException as error:
-            unavailable = self._is_lost(error) or broker_at_fault(error)
+            unavailable = self._is_lost(error) or brokers.broker_at_fault(error)
             self.close()
             if unavailable or isinstance(error, WRONG_OPTION):
                 raise unreachable(app, error) from error
             raise
-        self._broadcasts = declare_broadcasts(app, channel)
+        self._broadcasts = brokers.declare_broadcasts(app, channel)
         on_return = self._on_return if hasattr(channel, "events") else None
         self.producer = Producer(
             channel,
@@ -123,17 +112,11 @@ class Publisher:
     def publish(
         self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = _unbounded
     ) -> PublishResult:
-        """Publish rows in the given order.
+        """Publish rows of the app in the given order. They expire by ``now``.
 
-        Args:
-            rows: Rows of this publisher's app.
-            now: Time by which rows expire.
-            may_send: Called before each send with the seconds that it would like to have; returns
-                those that it may take, or raises what then ends up in ``PublishResult.error``.
-
-        Returns:
-            The result of every row that was sent. An error is in there, never raised: what the
-            broker has taken by then has to be settled.
+        ``may_send`` is called before each send with the seconds that it would like to have; it
+        returns those that it may take, or raises. An error ends up in the result and is never
+        raised: what the broker has taken by then has to be settled.
         """
         outcome = PublishResult(began=time.time_ns())
         try:
@@ -168,16 +151,16 @@ class Publisher:
                 for name, declaration in item.declare.items():
                     self._declare_once(name, declaration)
                 self.open()
-                check_frame(self.connection, item.row.envelope)
+                brokers.check_frame(self.connection, item.row.envelope)
                 if route not in checked:
-                    check_route(self.producer.channel, *route)
+                    brokers.check_route(self.producer.channel, *route)
                     checked.add(route)
             except UnsafeBroker:
                 raise
             except Exception as error:
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
-                    if row_at_fault(error):
+                    if brokers.row_at_fault(error):
                         self.close()
                     continue
                 self.close()
@@ -192,8 +175,9 @@ class Publisher:
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except self.connection.channel_errors as error:
-            known = hasattr(error, "reply_code") or lacks_command(error)  # kombu binds in a MULTI
-            if broker_at_fault(error) and not known:
+            # kombu binds in a MULTI.
+            known = hasattr(error, "reply_code") or brokers.lacks_command(error)
+            if brokers.broker_at_fault(error) and not known:
                 raise
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
@@ -281,16 +265,16 @@ class Publisher:
             else:
                 failure = failure or errors[0]
                 # Of several queues one may have taken it.
-                if len(errors) < len(answers) or not all(map(refused_for_certain, errors)):
+                if len(errors) < len(answers) or not all(map(brokers.refused_for_certain, errors)):
                     outcome.unknown.append(item.row)
         if batch.refusal is not None:
             self._transactions.were_refused(batch.refusal)
         if failure is None:
             self._wire.has_taken(sent, seconds=time.monotonic() - began)
             return
-        if batch.begun and not refused_for_certain(failure):
+        if batch.begun and not brokers.refused_for_certain(failure):
             outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
-        if atomic and spans_slots(failure):
+        if atomic and brokers.spans_slots(failure):
             self._transactions.were_refused(failure)
         self._fail(failure, sent if batch.begun else [])
 
@@ -316,7 +300,7 @@ class Publisher:
                     continue
                 # Of several queues one may have taken it.
                 fanned_out = item.message.exchange and not isinstance(error, AccessRefused)
-                if fanned_out or not refused_for_certain(error):
+                if fanned_out or not brokers.refused_for_certain(error):
                     outcome.unknown.append(item.row)
                 self._fail(error, [item])
             outcome.accepted.append(item.row)
@@ -366,21 +350,17 @@ class Publisher:
     def _unavailable(self, error: BaseException) -> BrokerUnavailable:
         if isinstance(error, BrokerUnavailable):
             return error
-        return BrokerUnavailable(
-            f"The broker of Celery app {self.app.main!r} failed: {_words(error)}"
-        )
+        # Not its repr: that of redis-py leaves the words out.
+        words = f"{type(error).__name__}: {error}"
+        return BrokerUnavailable(f"The broker of Celery app {self.app.main!r} failed: {words}")
 
     def _is_row_error(self, error: BaseException) -> bool:
         """Say whether the row is to blame: the broker is there, and in a state to take others."""
-        return row_at_fault(error) or not (self._is_lost(error) or broker_at_fault(error))
+        is_brokers = self._is_lost(error) or brokers.broker_at_fault(error)
+        return brokers.row_at_fault(error) or not is_brokers
 
     def _is_lost(self, error: BaseException) -> bool:
         connection = self.connection or self.app.connection_for_write()
         # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
         lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
         return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))
-
-
-def _words(error: BaseException) -> str:
-    # Not its repr: that of redis-py leaves the words out.
-    return f"{type(error).__name__}: {error}"

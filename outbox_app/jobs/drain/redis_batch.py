@@ -87,11 +87,7 @@ class RedisBatch:
         self._collected.append((name, packed))
 
     def flush(self) -> None:
-        """Send it and read the answers.
-
-        Raises:
-            Exception: The connection was lost, or the transaction was refused as a whole.
-        """
+        """Send it and read the answers. Raises where Redis is lost, or refuses all as a whole."""
         connection = self._client.connection
         commands = self._packed
         if self.atomic:

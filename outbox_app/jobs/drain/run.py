@@ -65,12 +65,7 @@ def drain_outbox(
     )
     using = using or outbox_alias()
     prepare(using, write=write)
-    options: dict[str, Any] = {
-        "using": using,
-        "interval": interval,
-        "batch_size": batch_size,
-        "max_jobs": max_jobs,
-    }
+    options = {"using": using, "interval": interval, "batch_size": batch_size, "max_jobs": max_jobs}
     return run_workers(
         partial(_drain_here, options, once=once, write=write),
         count=processes,

@@ -48,7 +48,7 @@ class Wire:
         batch: list[PreparedMessage] = []
         size = 0
         for item in items:
-            alone = item.row.task_id in self._failed or (batch and self._is_alone(batch))
+            alone = any(each.row.task_id in self._failed for each in (item, *batch[:1]))
             if batch and (alone or size + item.size > self._limit):
                 yield batch
                 batch, size = [], 0
@@ -96,17 +96,12 @@ class Wire:
             del self._failed[item.row.task_id]  # it may be requeued
         return too_often
 
-    def _is_alone(self, batch: list[PreparedMessage]) -> bool:
-        return batch[0].row.task_id in self._failed
-
 
 def rounds(items: Iterable[PreparedMessage], *, atomic: bool) -> list[list[PreparedMessage]]:
-    """Deal messages out so that no two in one round have the same ordering key.
+    """Deal messages out, in their order, so that no two in one round have the same ordering key.
 
-    Args:
-        items: In their order.
-        atomic: A round goes as one transaction, and may hold several of a key that go to one
-            queue: Redis then refuses all of them or none.
+    ``atomic``: a round goes as one transaction, and may hold several of a key that go to one queue:
+    Redis then refuses all of them or none.
     """
     dealt: list[list[PreparedMessage]] = []
     newest: dict[str, tuple[int, object]] = {}

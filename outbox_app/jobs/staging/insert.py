@@ -38,9 +38,8 @@ ASK_BYTES = 256 * 1024
 class StagedBatch:
     """Rows that one call stages, not written yet.
 
-    Args:
-        streaming: Write as soon as a chunk is full. The caller then holds a savepoint, so that all
-            of it can still be undone.
+    With ``streaming`` they are written as soon as a chunk is full. The caller then holds a
+    savepoint, so that all of it can still be undone.
     """
 
     def __init__(self, *, streaming: bool = False) -> None:

@@ -56,9 +56,8 @@ class StagingProducer(Producer):
         try:
             validation.check_priority(options.get("priority"), self.app)
             super().publish(body, **options)
-        except (
-            BaseException
-        ):  # Celery fires it for what was published; a span has to end all the same
+        except BaseException:
+            # Celery fires it for what was published; a span has to end all the same.
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
             after_task_publish.send(sender=self.task, body=body, **message)
             raise

@@ -36,9 +36,7 @@ def defer_result_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any
     deferred = WeakValueDictionary[int, Any]()
     reply_queue = hasattr(backend, "binding")
     on_task_call = backend.on_task_call
-    subscribe: Any = getattr(
-        backend, "add_pending_result", None
-    )  # no part of Celery's class Backend
+    subscribe: Any = getattr(backend, "add_pending_result", None)  # not of Celery's class Backend
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
         if not staging():

@@ -196,10 +196,10 @@ def test_a_batch_that_fails_leaves_its_jobs_dead_and_the_others_requeued(alias, 
     dead_jobs(2, using=alias)
     [last] = dead_jobs(using=alias)
 
-    def refuse(*, first_id, last_id, **kwargs):
-        if first_id == last_id:
+    def refuse(*, ids, **kwargs):
+        if min(ids) == max(ids):
             raise InvalidJob("too large for the packet")
-        return record(first_id=first_id, last_id=last_id, **kwargs)
+        return record(ids=ids, **kwargs)
 
     record = dead.record_requeue
     monkeypatch.setattr(dead, "record_requeue", refuse)
