@@ -20,6 +20,7 @@ from ..eventlog.registry import all_logs
 from ..mixin import OutboxMixin
 from ..models import StagedJob
 from .messages import listed
+from .models import models_with_the_mixin
 
 #: Servers that take no writes, by vendor.
 STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_only"}
@@ -46,13 +47,8 @@ def check_aliases(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Say which models with the mixin stage where no drainer looks, or cannot stage."""
-    return [
-        message
-        for model in apps.get_models()
-        if issubclass(model, OutboxMixin)
-        and (app_configs is None or model._meta.app_config in app_configs)
-        for message in _check_alias(model)
-    ]
+    models = models_with_the_mixin(app_configs)
+    return [message for model in models for message in _check_alias(model)]
 
 
 def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
@@ -81,13 +77,9 @@ def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
 
 def check_business(**kwargs: Any) -> list[CheckMessage]:
     """Say that nothing is written where jobs are staged: no job would be atomic with anything."""
-    written = sorted(
-        {
-            router.db_for_write(model)
-            for model in apps.get_models()
-            if model._meta.managed and not _is_foreign(model._meta.app_config)
-        }
-    )
+    models = [each for each in apps.get_models() if each._meta.managed]
+    own = [each for each in models if not _is_foreign(each._meta.app_config)]
+    written = sorted(set(map(router.db_for_write, own)))
     try:
         outbox = outbox_alias()
     except ImproperlyConfigured:  # said by the check of the settings

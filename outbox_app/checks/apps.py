@@ -36,48 +36,36 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
                 id="outbox.W001",
             )
         ]
-    found = _check_names([app.main or "" for app in apps])
+    found = [*_check_names([app.main or "" for app in apps])]
     for app in apps:
-        found += _check_configuration(app) or [*_check_modules(app), *_check_content(app)]
+        found += [*_check_configuration(app)] or [*_check_modules(app), *_check_content(app)]
     return [*found, *_check_tasks()]
 
 
-def _check_names(names: list[str]) -> list[CheckMessage]:
+def _check_names(names: list[str]) -> Iterator[CheckMessage]:
     """A row names its app, and a drainer finds the broker by that name."""
-    found: list[CheckMessage] = [
-        Error(
-            f"Several Celery apps that stage are named {name!r}: a drainer cannot tell whose "
-            "broker a job is for.",
-            hint='Give each a name of its own: OutboxCelery("shop").',
-            id="outbox.E010",
-        )
-        for name, count in Counter(names).items()
-        if count > 1
-    ]
-    if "" in names:
-        found.append(
-            Warning(
-                "A Celery app that stages has no name; its jobs name none either.",
-                hint='Give it one before jobs are staged: OutboxCelery("shop").',
-                id="outbox.W012",
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield Error(
+                f"Several Celery apps that stage are named {name!r}: a drainer cannot tell whose "
+                "broker a job is for.",
+                hint='Give each a name of its own: OutboxCelery("shop").',
+                id="outbox.E010",
             )
-        )
-    return found
+    if "" in names:
+        text = "A Celery app that stages has no name; its jobs name none either."
+        hint = 'Give it one before jobs are staged: OutboxCelery("shop").'
+        yield Warning(text, hint=hint, id="outbox.W012")
 
 
-def _check_configuration(app: Celery) -> list[CheckMessage]:
+def _check_configuration(app: Celery) -> Iterator[CheckMessage]:
     """One of several apps may be another service's, configured on its hosts only."""
     try:
         app.conf.task_serializer  # noqa: B018  # loads it
     except Exception as error:  # the project's configuration may raise anything
-        return [
-            Warning(
-                f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}.",
-                hint="Nothing else of the app was checked. Silence this where it is not used.",
-                id="outbox.W031",
-            )
-        ]
-    return []
+        text = f"The configuration of Celery app {app.main!r} cannot be loaded here: {error!r}."
+        hint = "Nothing else of the app was checked. Silence this where it is not used."
+        yield Warning(text, hint=hint, id="outbox.W031")
 
 
 def _check_tasks() -> Iterator[CheckMessage]:
@@ -107,46 +95,35 @@ def _check_tasks() -> Iterator[CheckMessage]:
             )
 
 
-def _check_modules(app: Celery) -> list[CheckMessage]:
+def _check_modules(app: Celery) -> Iterator[CheckMessage]:
     try:
         load_tasks(app)
     except Exception as error:  # the project's modules may raise anything
-        return [
-            Warning(
-                f"The task modules of Celery app {app.main!r} cannot be imported: {error!r}.",
-                hint="A worker would not start, either. Silence this where only workers have what "
-                "the modules need; tasks are then staged by name.",
-                id="outbox.W002",
-            )
-        ]
-    return []
+        yield Warning(
+            f"The task modules of Celery app {app.main!r} cannot be imported: {error!r}.",
+            hint="A worker would not start, either. Silence this where only workers have what "
+            "the modules need; tasks are then staged by name.",
+            id="outbox.W002",
+        )
 
 
-def _check_content(app: Celery) -> list[CheckMessage]:
-    found: list[CheckMessage] = []
+def _check_content(app: Celery) -> Iterator[CheckMessage]:
     accepted = {_short(name) for name in app.conf.accept_content}
     used = {app.conf.task_serializer, *(task.serializer for task in app.tasks.values())}
-    refused = sorted({_short(name) for name in used if name} - accepted)
-    if refused:
-        found.append(
-            Warning(
-                f"Tasks of Celery app {app.main!r} are staged in {_listed(refused)}, which its "
-                f"workers refuse: accept_content is {_listed(sorted(accepted))}.",
-                hint="Change the serializer, or accept_content of the workers.",
-                id="outbox.W003",
-            )
+    if refused := {_short(name) for name in used if name} - accepted:
+        yield Warning(
+            f"Tasks of Celery app {app.main!r} are staged in {_listed(refused)}, which its "
+            f"workers refuse: accept_content is {_listed(accepted)}.",
+            hint="Change the serializer, or accept_content of the workers.",
+            id="outbox.W003",
         )
-    if accepted & INSECURE:
-        found.append(
-            Warning(
-                f"The workers of Celery app {app.main!r} accept "
-                f"{_listed(sorted(accepted & INSECURE))}: whoever can write to the broker or to "
-                "the outbox tables may run code in them.",
-                hint="Take it out of accept_content, and use json.",
-                id="outbox.W004",
-            )
+    if insecure := accepted & INSECURE:
+        yield Warning(
+            f"The workers of Celery app {app.main!r} accept {_listed(insecure)}: whoever can write "
+            "to the broker or to the outbox tables may run code in them.",
+            hint="Take it out of accept_content, and use json.",
+            id="outbox.W004",
         )
-    return found
 
 
 def _short(name: str) -> str:
@@ -154,5 +131,5 @@ def _short(name: str) -> str:
     return str(serialization.registry.type_to_name.get(name, name))  # type: ignore[attr-defined]
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names))
+def _listed(names: set[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))

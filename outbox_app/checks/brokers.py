@@ -74,11 +74,9 @@ def _is_configured(app: Celery) -> bool:
 
 
 def unasked(app: Celery, why: str) -> CheckMessage:
-    return Warning(
-        f"The broker of Celery app {app.main!r} could not be asked: {why}.",
-        hint="Correct broker_url, or run this where the drainers run.",
-        id="outbox.W015",
-    )
+    text = f"The broker of Celery app {app.main!r} could not be asked: {why}."
+    hint = "Correct broker_url, or run this where the drainers run."
+    return Warning(text, hint=hint, id="outbox.W015")
 
 
 def _check_timeouts(app: Celery, transport: Any) -> Iterator[CheckMessage]:

@@ -68,14 +68,13 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
         (sql_mode,) = cursor.fetchone()
     logs = {log._meta.db_table for log in all_logs()}  # those have checks of their own
     for table, engine in engines:
-        if table in logs:
-            continue
-        yield Error(
-            f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job would "
-            "stay when its transaction is rolled back.",
-            hint=f"ALTER TABLE {table} ENGINE = InnoDB",
-            id="outbox.E008",
-        )
+        if table not in logs:
+            yield Error(
+                f"Table {table} on {connection.alias!r} has engine {engine}, not InnoDB: a job "
+                "would stay when its transaction is rolled back.",
+                hint=f"ALTER TABLE {table} ENGINE = InnoDB",
+                id="outbox.E008",
+            )
     for table in sorted({table for table, *_ in columns}):
         named = [f"{name} ({found})" for other, name, found in columns if other == table]
         yield Error(
@@ -85,11 +84,9 @@ def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
             id="outbox.E009",
         )
     for fault in session_faults(connection.alias):
-        yield Error(
-            f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts.",
-            hint="DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings.",
-            id="outbox.E031",
-        )
+        text = f"Session of {connection.alias!r}: {fault}. No drainer and no subscription starts."
+        hint = "DATABASES[…]['OPTIONS']['init_command'] = \"SET …\", or the server's settings."
+        yield Error(text, hint=hint, id="outbox.E031")
     if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(sql_mode.split(",")):
         yield Error(
             f"sql_mode of {connection.alias!r} is not strict: the server cuts what does not "
@@ -111,15 +108,12 @@ def check_sqlite(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
 
 
 def _is_ours(connection: Any) -> bool:
-    return (
-        connection.vendor == "sqlite"
-        and StagedJob._meta.db_table in connection.introspection.table_names()
-    )
+    if connection.vendor != "sqlite" or connection.is_in_memory_db():
+        return False
+    return StagedJob._meta.db_table in connection.introspection.table_names()
 
 
 def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
-    if connection.is_in_memory_db():
-        return
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode")
         (mode,) = cursor.fetchone()

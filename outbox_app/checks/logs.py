@@ -31,16 +31,11 @@ def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) ->
         message
         for log in all_logs()
         if app_configs is None or log._meta.app_config in app_configs
-        for message in (
-            *_check_parents(log),
-            *_check_meta(log),
-            *_check_fields(log),
-            *_check_relations(log),
-        )
+        for message in (*_check_meta(log), *_check_fields(log), *_check_relations(log))
     ]
 
 
-def _check_parents(log: type[EventLog]) -> Iterator[CheckMessage]:
+def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
     if log._meta.parents:
         yield Error(
             "A log is derived from a model that has a table of its own: an event would be rows of "
@@ -49,10 +44,6 @@ def _check_parents(log: type[EventLog]) -> Iterator[CheckMessage]:
             obj=log,
             id="outbox.E019",
         )
-
-
-def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
-    if log._meta.parents:
         return
     missing = []
     if not any(index.fields[:2] == ["txid", "id"] for index in log._meta.indexes):
@@ -73,16 +64,11 @@ def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
 
 def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
     own = {field.name for field in EventLog._meta.local_fields}
+    hint = "Put it into the event's data or metadata; or give it a default, or null."
     for field in log._meta.local_fields:
-        if field.name in own or field.name.endswith("_ptr"):
-            continue
-        if not _is_filled(field):
-            yield Error(
-                f"publish() does not know the field {field.name!r}, which has to be given.",
-                hint="Put it into the event's data or metadata; or give it a default, or null.",
-                obj=log,
-                id="outbox.E021",
-            )
+        if not (field.name in own or field.name.endswith("_ptr") or _is_filled(field)):
+            text = f"publish() does not know the field {field.name!r}, which has to be given."
+            yield Error(text, hint=hint, obj=log, id="outbox.E021")
 
 
 def _is_filled(field: Field[Any, Any]) -> bool:
@@ -97,19 +83,18 @@ def _is_filled(field: Field[Any, Any]) -> bool:
 
 
 def _check_relations(log: type[EventLog]) -> Iterator[CheckMessage]:
-    relations = [
-        (model, field)
-        for model in apps.get_models(include_auto_created=True)
-        for field in model._meta.local_fields
-        if isinstance(field, ForeignKey)
-        and not field.remote_field.parent_link
-        and field.db_constraint  # type: ignore[attr-defined]
-        and log in (model, field.related_model)
-    ]
-    for model, field in relations:
+    every = apps.get_models(include_auto_created=True)
+    for field in (field for model in every for field in model._meta.local_fields):
+        if (
+            not isinstance(field, ForeignKey)
+            or field.remote_field.parent_link
+            or not field.db_constraint  # type: ignore[attr-defined]
+            or log not in (field.model, field.related_model)
+        ):
+            continue
         yield Error(
-            f"The foreign key {model.__name__}.{field.name} ties a log to another table: writers "
-            "of the one wait for the other, and events could not be pruned.",
+            f"The foreign key {field.model.__name__}.{field.name} ties a log to another table: "
+            "writers of the one wait for the other, and events could not be pruned.",
             hint="Keep the event's message_id, or the key of the object, as a plain value; or "
             "write db_constraint=False.",
             obj=log,

@@ -28,21 +28,21 @@ def check_models(
 ) -> list[CheckMessage]:
     return [
         message
-        for model in apps.get_models()
-        if issubclass(model, OutboxMixin)
-        and (app_configs is None or model._meta.app_config in app_configs)
+        for model in models_with_the_mixin(app_configs)
         for message in (*_check_names(model), *_check_declarations(model))
     ]
 
 
+def models_with_the_mixin(app_configs: Sequence[AppConfig] | None) -> list[type[OutboxMixin]]:
+    found = [model for model in apps.get_models() if issubclass(model, OutboxMixin)]
+    return [m for m in found if app_configs is None or m._meta.app_config in app_configs]
+
+
 def _check_names(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
+    hint = "Rename the field, or leave the mixin out and call outbox_app.stage(…, using=…)."
     for name in sorted({field.name for field in model._meta.get_fields()}.intersection(NAMES)):
-        yield Error(
-            f"The field {name!r} hides what OutboxMixin calls so.",
-            hint="Rename the field, or leave the mixin out and call outbox_app.stage(…, using=…).",
-            obj=model,
-            id="outbox.E005",
-        )
+        text = f"The field {name!r} hides what OutboxMixin calls so."
+        yield Error(text, hint=hint, obj=model, id="outbox.E005")
 
 
 def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
@@ -64,12 +64,9 @@ def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
                 id="outbox.E006",
             )
         elif item.when is not None and not callable(item.when):
-            yield Error(
-                f"on_{item.change}() has when={item.when!r}.",
-                hint="Give a callable that takes the instance, such as lambda order: order.paid.",
-                obj=model,
-                id="outbox.E006",
-            )
+            text = f"on_{item.change}() has when={item.when!r}."
+            advised = "Give a callable that takes the instance, such as lambda order: order.paid."
+            yield Error(text, hint=advised, obj=model, id="outbox.E006")
         elif isinstance(item.task, str):
             yield from _check_task(model, item.task, item.options.get("app"))
 
@@ -77,9 +74,6 @@ def _check_declarations(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
 def _check_task(model: type[OutboxMixin], name: str, app: Any) -> Iterator[CheckMessage]:
     app = app or current_app._get_current_object()  # type: ignore[attr-defined]
     if isinstance(app, StagingMixin) and named(name, app) == name:  # type: ignore[arg-type]
-        yield Warning(
-            f"The Celery app {app.main!r} has no task {name!r}.",  # type: ignore[attr-defined]
-            hint="Correct the name. Silence this if only workers of another project know the task.",
-            obj=model,
-            id="outbox.W005",
-        )
+        text = f"The Celery app {app.main!r} has no task {name!r}."  # type: ignore[attr-defined]
+        hint = "Correct the name. Silence this if only workers of another project know the task."
+        yield Warning(text, hint=hint, obj=model, id="outbox.W005")

@@ -85,8 +85,5 @@ def _ask_rabbitmq(app: Celery, connection: Any, channel: Any) -> Iterator[CheckM
     try:
         refuse_unsafe(connection, channel)
     except UnsafeBroker as error:
-        yield Error(
-            f"Celery app {app.main!r}: {error}",
-            hint="No drainer starts with this broker.",
-            id="outbox.E029",
-        )
+        hint = "No drainer starts with this broker."
+        yield Error(f"Celery app {app.main!r}: {error}", hint=hint, id="outbox.E029")

@@ -24,16 +24,9 @@ def check_declared_logs(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Name the subscriptions that cannot run. A warning, so that the others are started."""
-    return [
-        Warning(
-            each.fault,
-            hint="Correct its logs=[…]: models derived from EventLog on one database.",
-            obj=each.name,
-            id="outbox.W030",
-        )
-        for each in all_subscribers()
-        if each.fault
-    ]
+    hint = "Correct its logs=[…]: models derived from EventLog on one database."
+    wrong = [each for each in all_subscribers() if each.fault]
+    return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
 
 
 def check_time_readers(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ..models import EntityVersion, EventLog
-from ..models.cloudevent import cloudevent
+from ..models.event import cloudevent
 
 #: The columns of a record, in its order.
 COLUMNS = (
@@ -66,7 +66,7 @@ class RecordedEvent(NamedTuple):
         }
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
-        """Return the event in the JSON format of CloudEvents. See ``models.cloudevent``."""
+        """Return the event in the JSON format of CloudEvents."""
         return cloudevent(self, log=self.log, source=source)
 
 

@@ -5,9 +5,7 @@ from .collation import compare_bytes
 from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
-from .inbox import InboxEntry
-from .incident import Incident
-from .job import DeadJob, StagedJob
+from .job import DeadJob, InboxEntry, Incident, StagedJob
 from .process import Lease, Process
 from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription

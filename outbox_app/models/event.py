@@ -16,7 +16,6 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .clock import DatabaseNow
-from .cloudevent import cloudevent
 from .transaction import CurrentTransaction
 
 
@@ -56,8 +55,32 @@ class EventLog(models.Model):
         return f"{self.type} {self.stream}@{self.version}"
 
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
-        """Return the event in the JSON format of CloudEvents. See ``models.cloudevent``."""
+        """Return the event in the JSON format of CloudEvents."""
         return cloudevent(self, log=self._meta.db_table, source=source)
+
+
+def cloudevent(event: Any, *, log: str, source: str = "") -> dict[str, Any]:
+    """Return a row of a log, or its record, in the JSON format of CloudEvents 1.0.
+
+    By hand: it is one dictionary, and the SDK would bring dependencies of its own. The stream is
+    the ``subject``; version, position and topic are the extension attributes ``streamversion``,
+    ``position`` and ``topic``, as strings, because CloudEvents' integers have 32 bits. ``source``
+    is the URI reference of the publishing system; by default it is the log's table.
+    """
+    time = event.recorded_at.isoformat()
+    return {
+        "specversion": "1.0",
+        "id": str(event.message_id),
+        "source": source or log,
+        "type": event.type,
+        "subject": event.stream,
+        "time": time if event.recorded_at.tzinfo else f"{time}Z",
+        "datacontenttype": "application/json",
+        "streamversion": str(event.version),
+        "position": str(event.id),
+        **({"topic": event.topic} if event.topic else {}),
+        "data": event.data,
+    }
 
 
 class Event(EventLog):

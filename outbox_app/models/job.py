@@ -1,9 +1,8 @@
-"""Jobs: ``StagedJob`` waits for the broker, ``DeadJob`` waits for a person.
+"""Jobs: ``StagedJob`` waits for the broker, ``DeadJob`` for a person; what was done, and why twice.
 
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
-has
-not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the finished
-message as bytes; nothing here decodes it. Order, leases and publishing live in ``jobs``.
+has not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the
+finished message as bytes; nothing here decodes it. Order, leases and publishing live in ``jobs``.
 """
 
 from __future__ import annotations
@@ -134,3 +133,59 @@ class DeadJob(JobMessage):
             models.Index(fields=["staged_id"], name="outbox_dead_staged"),
             models.Index(fields=["task_id"], name="outbox_dead_task_id"),
         ]
+
+
+class InboxEntry(models.Model):
+    """A job that was executed, once.
+
+    A worker inserts the id in the same transaction as the effects, so the id is there if and only
+    if they are. The primary key makes two deliveries at the same moment wait for one another.
+    """
+
+    job_id = models.CharField(_("job id"), max_length=255, primary_key=True)
+    task = models.CharField(_("task"), max_length=255)
+    handled_at = models.DateTimeField(_("handled at"), db_default=DatabaseNow(), db_index=True)
+    #: What the task returned, in kombu's JSON, where it may be asked for; empty for None.
+    result = models.TextField(_("result"), blank=True, default="")
+
+    class Meta:
+        db_table = "outbox_inbox"
+        verbose_name = _("inbox entry")
+        verbose_name_plural = _("inbox entries")
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.job_id}]"
+
+
+class Incident(models.Model):
+    """One cause for which jobs may have been published more than once (promise P5).
+
+    After a kill it is unknown which rows the broker had taken already. So the cause is recorded,
+    with its shards and the range of ids that it may concern. A job published twice outside every
+    incident is a bug.
+    """
+
+    class Kind(models.TextChoices):
+        """Why jobs may go twice."""
+
+        TAKEOVER = "takeover", _("shards taken over from a dead drainer")
+        UNKNOWN = "unknown", _("outcome of a publish unknown")
+        REQUEUE = "requeue", _("requeued by a person")
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("kind"), max_length=20, choices=Kind.choices)
+    created_at = models.DateTimeField(_("recorded at"), db_default=DatabaseNow(), db_index=True)
+    drainer = models.CharField(_("drainer"), max_length=300, blank=True, default="")
+    shards = models.JSONField(_("shards"), default=list)
+    #: Ids of staged jobs that may be concerned, both ends included.
+    first_id = models.BigIntegerField(_("first id"))
+    last_id = models.BigIntegerField(_("last id"))
+    detail = models.TextField(_("detail"), blank=True, default="")
+
+    class Meta:
+        db_table = "outbox_incident"
+        verbose_name = _("incident")
+        verbose_name_plural = _("incidents")
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
