@@ -13,15 +13,12 @@ from django.utils.translation import gettext_lazy as _
 
 
 class OutboxAppConfig(AppConfig):
-    """Configuration of the app ``outbox_app``."""
-
     name = "outbox_app"
     label = "outbox_app"
     verbose_name = _("Outbox")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect system checks and log lines."""
         from . import checks
         from .monitoring import log_lines
 

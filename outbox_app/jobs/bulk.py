@@ -10,9 +10,11 @@ look. A run that is stopped in between leaves whole batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from django.db import OperationalError
@@ -22,6 +24,7 @@ from django.db.models.functions import Length
 from ..exceptions import OutboxError
 from ..models import DatabaseNow
 from .drain.batch import BUDGET_BYTES
+from .staging.insert import chunks
 
 #: Rows of one transaction, at most. One that holds large messages ends earlier.
 BATCH_SIZE = 500
@@ -67,14 +70,16 @@ def run_for(
     while True:
         edge = None if whole else _edge(rows, order, after)
         found = _look(rows, order, after, edge, until)
-        for ids, following in _batches(found, batch_size or BATCH_SIZE):
+        rows_at_once = batch_size or BATCH_SIZE
+        batches = [*chunks(found, rows=rows_at_once, bytes=BUDGET_BYTES, size=itemgetter(2))]
+        for batch, following in zip_longest(batches, batches[1:]):
             try:
-                done += act(ids)
+                done += act([id for _, id, _ in batch])
             except (OutboxError, OperationalError) as error:
                 return BulkResult(done, after, error)
-            if following is not None:
+            if following:
                 # Not past rows with the same value; those that are done do not match any more.
-                after = following - 1
+                after = following[0][0] - 1
                 if clock() >= end:
                     return BulkResult(done, after)
         if edge is None:
@@ -103,24 +108,9 @@ def _edge(rows: QuerySet[Any], order: str, after: int) -> int | None:
 def _look(
     rows: QuerySet[Any], order: str, after: int, edge: int | None, until: int
 ) -> list[tuple[int, int, int]]:
+    """Return of each row its value in the order, its id and its size."""
     part = up_to(until, rows, order).filter(**{f"{order}__gt": after})
     if edge is not None:
         part = part.filter(**{f"{order}__lte": edge})
     sizes = part.annotate(bytes=Length("body") + Length("envelope"))
     return list(sizes.order_by(order, "id").values_list(order, "id", "bytes"))
-
-
-def _batches(
-    found: list[tuple[int, int, int]], batch_size: int
-) -> Iterator[tuple[list[int], int | None]]:
-    """Yield the ids of each batch, and the value of the row after it."""
-    ids: list[int] = []
-    weight = 0
-    for value, id, size in found:
-        if ids and (len(ids) >= batch_size or weight + size > BUDGET_BYTES):
-            yield ids, value
-            ids, weight = [], 0
-        ids.append(id)
-        weight += size
-    if ids:
-        yield ids, None

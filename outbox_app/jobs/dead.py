@@ -72,7 +72,6 @@ def find_dead(
 
 
 def decided(by: str, reason: str) -> str:
-    """Return who decided, and why, in one text."""
     return f"{by} (reason: {reason})" if reason else by
 
 

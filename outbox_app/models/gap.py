@@ -62,15 +62,11 @@ class Gap(models.Model):
     """A range of positions or versions that a reader has missed."""
 
     class Kind(models.TextChoices):
-        """What is missing."""
-
         ID = "id", _("positions of a log")
         VERSION = "version", _("versions of a stream")
         EVENT = "event", _("events that a subscription was told to skip")
 
     class State(models.TextChoices):
-        """What has become of it."""
-
         OPEN = "open", _("open")
         FILLED = "filled", _("filled: the rows came")
         CLOSED = "closed", _("closed: never written, or rolled back")

@@ -96,8 +96,6 @@ class StagedJob(JobMessage):
 
 
 class DeadJobQuerySet(models.QuerySet["DeadJob"]):
-    """States of dead jobs."""
-
     def since(self, age: timedelta) -> DeadJobQuerySet:
         """Jobs that died at most ``age`` ago."""
         return self.filter(died_at__gte=DatabaseNow() - age)
@@ -166,8 +164,6 @@ class Incident(models.Model):
     """
 
     class Kind(models.TextChoices):
-        """Why jobs may go twice."""
-
         TAKEOVER = "takeover", _("shards taken over from a dead drainer")
         UNKNOWN = "unknown", _("outcome of a publish unknown")
         REQUEUE = "requeue", _("requeued by a person")

@@ -29,8 +29,6 @@ def label_of(text: str) -> str:
 
 
 class Statistic(models.Model):
-    """One figure about one minute."""
-
     id = models.BigAutoField(primary_key=True)
     #: Of what: the table of a log.
     source = models.CharField(_("source"), max_length=128)

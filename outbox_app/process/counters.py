@@ -74,8 +74,6 @@ Key = tuple[str, str, str]
 
 
 class Minute:
-    """The counters of one process in one minute."""
-
     def __init__(self, begins: datetime) -> None:
         self.begins = begins
         self.values: dict[Key, float] = {}
@@ -96,8 +94,6 @@ class Minute:
 
 
 class Counters:
-    """The counters of one process, on their way to the table."""
-
     def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.using = using
         self.clock = clock

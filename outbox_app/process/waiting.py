@@ -64,8 +64,6 @@ class StopFlag:
 
 
 class PollWaiter:
-    """Waits by the clock."""
-
     def __init__(self, stop: StopFlag) -> None:
         self.stop = stop
 

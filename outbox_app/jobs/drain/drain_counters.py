@@ -36,8 +36,6 @@ logger = get_logger("outbox_app.counters")
 
 
 class DrainCounters:
-    """The counters of one drainer."""
-
     def __init__(
         self, holder: LeaseHolder, done: DrainStats, *, clock: Callable[[], float] = time.monotonic
     ) -> None:

@@ -138,7 +138,6 @@ class Unsettled:
         self._span: list[int] = []
 
     def delete(self, rows: Iterable[Row]) -> None:
-        """Delete rows with the next flush."""
         self._published += [(row.id, row.task_id) for row in rows]
 
     def record_unknown(self, rows: Sequence[Row], *, drainer: str, detail: str) -> None:

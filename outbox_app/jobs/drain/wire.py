@@ -21,8 +21,6 @@ ATTEMPTS = 3
 
 
 class Wire:
-    """The way to one broker."""
-
     def __init__(self, *, timeout: float) -> None:
         self.timeout = timeout
         self._limit = timeout * BYTES_PER_SECOND

@@ -9,10 +9,10 @@ row cannot be committed without the job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from django.db import connections, transaction
@@ -121,7 +121,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
             ]
             table._insert(jobs, fields=given, using=using)  # type: ignore[attr-defined]
         else:
-            for chunk in _chunks(jobs, limit):
+            for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=lambda job: job.size):
                 table.bulk_create(chunk)
         wake_after_commit(using, JOBS)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
@@ -132,15 +132,18 @@ def shard_of(ordering_key: str, task_id: str) -> int:
     return crc32((ordering_key or task_id).encode()) % SHARDS
 
 
-def _chunks(jobs: list[StagedJob], limit: int) -> Iterator[list[StagedJob]]:
-    chunk: list[StagedJob] = []
-    size = 0
-    for job in jobs:
-        if chunk and (len(chunk) >= CHUNK_ROWS or size + job.size > limit):
+def chunks(
+    items: Iterable[Any], *, rows: int, bytes: int, size: Callable[[Any], int]
+) -> Iterator[list[Any]]:
+    """Cut items into chunks of so many rows and bytes at most; a larger item is one by itself."""
+    chunk: list[Any] = []
+    total = 0
+    for item in items:
+        if chunk and (len(chunk) >= rows or total + size(item) > bytes):
             yield chunk
-            chunk, size = [], 0
-        chunk.append(job)
-        size += job.size
+            chunk, total = [], 0
+        chunk.append(item)
+        total += size(item)
     if chunk:
         yield chunk
 
