@@ -130,12 +130,11 @@ def exposition(accept: str, *, using: str | None = None) -> tuple[bytes, str]:
 
 
 def _families() -> dict[str, Any]:
-    return {
-        name: (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
-            name, text, labels=("database", *labels)
-        )
-        for name, (text, labels) in METRICS.items()
-    }
+    found: dict[str, Any] = {}
+    for name, (text, labels) in METRICS.items():
+        family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        found[name] = family(name, text, labels=("database", *labels))
+    return found
 
 
 def _samples(facts: OutboxStatus) -> Iterator[Sample]:

@@ -15,12 +15,11 @@ from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sqlite, check_sqlite_settings
 from .entities import check_entities
-from .logs import check_log_tables, check_logs
+from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
 from .servers import check_servers
 from .sessions import check_sessions
-from .subscribers import check_declared_logs, check_time_readers
 from .values import check_settings
 
 #: Settings, models and routers.

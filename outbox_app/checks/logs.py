@@ -1,8 +1,9 @@
-"""Event logs: models that could not be read exactly, and databases on which they are not.
+"""Event logs: models and databases that cannot be read exactly, and subscriptions that read them.
 
-Models are checked without a database. The tables of logs, their servers and the cursors in them are
-looked at for the aliases that ``--database`` names; ``eventlog.requirements`` knows what has to
-hold. (That two models have one table is said by Django's own ``models.E028``.)
+Models and subscriptions are checked without a database. The tables of logs, their servers and the
+cursors in them are looked at for the aliases that ``--database`` names; ``eventlog.requirements``
+knows what has to hold. (That two models have one table is said by Django's own ``models.E028``.) An
+index that was made by hand and is not in the model's ``Meta`` is not seen: silence the warning.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.apps import AppConfig, apps
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.db.models import Field, ForeignKey, UniqueConstraint
 
@@ -20,10 +21,12 @@ from ..eventlog.registry import all_logs
 from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
+from ..subscriptions.subscriber import Subscriber, all_subscribers
 from .aliases import written_aliases
+from .messages import LISTED
 
-#: How many refused cursors of a log are listed.
-LISTED = 5
+#: What a reader by time sorts by.
+COLUMNS = ["recorded_at", "id"]
 
 
 def check_logs(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -142,3 +145,53 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
             obj=log,
             id="outbox.E012",
         )
+
+
+def check_declared_logs(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Name the subscriptions that cannot run. A warning, so that the others are started."""
+    hint = "Correct its logs=[…]: models derived from EventLog on one database."
+    wrong = [each for each in all_subscribers() if each.fault]
+    return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
+
+
+def check_time_readers(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    return [
+        message
+        for subscriber in all_subscribers()
+        if subscriber.by_time and not subscriber.fault
+        for message in (*_check_source(subscriber), *_check_index(subscriber))
+    ]
+
+
+def _check_source(subscriber: Subscriber) -> Iterator[CheckMessage]:
+    if subscriber.read_from is not None and subscriber.read_from not in connections:
+        yield Warning(
+            f"Subscription {subscriber.name!r} reads from the database {subscriber.read_from!r}, "
+            "which does not exist.",
+            hint=f"Name one of DATABASES: {', '.join(connections)}.",
+            id="outbox.W014",
+        )
+
+
+def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
+    for log in subscriber.logs:
+        if not _is_indexed(log):
+            yield Warning(
+                f"Subscription {subscriber.name!r} reads the log by time, and the log has no index "
+                "on recorded_at and id: each page would sort the whole table.",
+                hint='Add models.Index(fields=["recorded_at", "id"]) to the indexes of its Meta, '
+                "and migrate. outbox_event has none: its own window serves it better.",
+                obj=log,
+                id="outbox.W013",
+            )
+
+
+def _is_indexed(log: type[EventLog]) -> bool:
+    unique = (c for c in log._meta.constraints if isinstance(c, UniqueConstraint))
+    fields = [*(list(i.fields) for i in log._meta.indexes), *(list(c.fields) for c in unique)]
+    names = [["id" if name == "pk" else name for name in each] for each in fields]
+    return any(each[:2] == COLUMNS for each in names)

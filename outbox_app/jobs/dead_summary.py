@@ -75,19 +75,13 @@ class DeadGroups:
 
 def dead_matrix(*, using: str) -> DeadMatrix:
     dead, cut = counting.newest(DeadJob.objects.using(using))
-    pairs = list(
-        dead.order_by()
-        .values_list("task", "error")
-        .annotate(
-            total=Count("id"),
-            newest=Max("id"),
-            **{
-                f"within_{name}": Count("id", filter=Q(died_at__gte=DatabaseNow() - age))
-                for name, age in WINDOWS.items()
-            },
-        )
-        .order_by("-total", "task", "error")[: PAIRS + 1]
-    )
+    within = {
+        f"within_{name}": Count("id", filter=Q(died_at__gte=DatabaseNow() - age))
+        for name, age in WINDOWS.items()
+    }
+    groups = dead.order_by().values_list("task", "error")
+    counts = groups.annotate(total=Count("id"), newest=Max("id"), **within)
+    pairs = list(counts.order_by("-total", "task", "error")[: PAIRS + 1])
     more = len(pairs) > PAIRS
     tasks, errors = (_summed(pairs[:PAIRS], place) for place in (0, 1))
     reasons = _reasons({row.newest for row in (*tasks, *errors)}, using=using)

@@ -129,16 +129,11 @@ def _move_to_dead(ids: list[int], *, asked: Moment, using: str, reason: str) -> 
     with transaction.atomic(using=using):
         found = _rows(ids, asked=asked, using=using)
         taken = _taken([job.pk for job in found], asked=asked, using=using)
+        why = {"error": MOVED, "reason": reason}
+        moved = [job for job in found if job.pk in taken]
         dead = [
-            DeadJob(
-                **job.copied(),
-                staged_id=job.pk,
-                staged_at=job.staged_at,
-                error=MOVED,
-                reason=reason,
-            )
-            for job in found
-            if job.pk in taken
+            DeadJob(**job.copied(), staged_id=job.pk, staged_at=job.staged_at, **why)
+            for job in moved
         ]
         DeadJob.objects.using(using).bulk_create(dead)
     for job in dead:

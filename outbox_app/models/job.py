@@ -89,9 +89,7 @@ class StagedJob(JobMessage):
         ]
         constraints = [
             # No drainer owns a shard beyond the last: such a row would wait for ever, unseen.
-            models.CheckConstraint(
-                condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard"
-            ),
+            models.CheckConstraint(condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard")
         ]
 
 

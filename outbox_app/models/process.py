@@ -35,9 +35,7 @@ class Process(models.Model):
         db_table = "outbox_process"
         verbose_name = _("process")
         verbose_name_plural = _("processes")
-        permissions = [
-            ("view_query_process", _("Can see the queries of sessions that block work")),
-        ]
+        permissions = [("view_query_process", _("Can see the queries of sessions that block work"))]
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"

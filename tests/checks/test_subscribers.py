@@ -6,7 +6,7 @@ from django.db import models
 from django.test.utils import isolate_apps
 
 from outbox_app import subscriber
-from outbox_app.checks.subscribers import check_time_readers
+from outbox_app.checks.logs import check_time_readers
 from outbox_app.models import Event, EventLog
 from outbox_app.subscriptions.subscriber import Subscriber
 

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app import subscriber
-from outbox_app.checks.subscribers import check_declared_logs, check_time_readers
+from outbox_app.checks.logs import check_declared_logs, check_time_readers
 from outbox_app.exceptions import InvalidSubscriber, UnknownLog, UnknownSubscription
 from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems

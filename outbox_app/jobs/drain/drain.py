@@ -263,13 +263,9 @@ class Drain(ProcessLoop):
             self.tally.dead += move_to_dead(row, error, using=self.using) is not None
 
     def _announce(self, result: PublishResult, seconds: float) -> None:
-        if result.accepted:
+        if jobs := result.accepted:
             jobs_published.send_robust(
-                Drain,
-                using=self.using,
-                count=len(result.accepted),
-                seconds=seconds,
-                jobs=result.accepted,
+                Drain, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
             )
         with self._watchdog.elsewhere():
             trace_batch(result)
@@ -316,7 +312,7 @@ class Drain(ProcessLoop):
         return time.monotonic() - self._idle_since > self.holder.lease_seconds * 1.5
 
     def _record_takeover(self, owner: UUID, shards: list[int]) -> None:
-        record_takeover(str(owner), shards, using=self.using, by=str(self))
+        record_takeover(str(owner), set(shards), using=self.using, by=str(self))
 
     def _leave(self) -> None:
         for app in self._apps.values():

@@ -70,7 +70,7 @@ def dead_letter_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
     return free
 
 
-def record_takeover(owner: str, shards: Sequence[int], *, using: str, by: str) -> None:
+def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> None:
     """Write down that shards were taken from a drainer whose lease had run out.
 
     It may have published any row of theirs that is there now, and may yet do so with those in its
@@ -105,13 +105,7 @@ def record_requeue(
 
 
 def record_incident(
-    kind: str,
-    *,
-    shards: Iterable[int],
-    ids: Collection[int],
-    drainer: str = "",
-    detail: str,
-    using: str,
+    kind: str, *, shards: set[int], ids: Collection[int], detail: str, drainer: str = "", using: str
 ) -> Incident:
     """Write down a cause of extra publishes, with the shards and the ids it may concern."""
     incident = Incident.objects.using(using).create(

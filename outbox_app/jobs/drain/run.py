@@ -12,13 +12,7 @@ from typing import Any
 
 from ...aliases import outbox_alias
 from ...exceptions import UnsafeBroker
-from ...process.foreground import (
-    Progress,
-    prepare,
-    require_at_least,
-    run_workers,
-    stop_on_signals,
-)
+from ...process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
 from ...text import get_logger
 from .drain import Drain
 from .status import backlog, held

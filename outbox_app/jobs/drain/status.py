@@ -94,19 +94,15 @@ def drainers(*, using: str) -> list[DrainerStatus]:
     leases = Lease.objects.using(using).filter(resource="jobs", owner__isnull=False)
     for owner, part in leases.order_by("part").values_list("owner", "part"):
         owned.setdefault(owner, []).append(part)
-    rows = (
-        Process.objects.using(using)
-        .filter(resource="jobs")
-        .annotate(now=DatabaseNow())
-        .order_by("host", "pid", "id")
-    )
+    rows = Process.objects.using(using).filter(resource="jobs").order_by("host", "pid", "id")
     return [
         DrainerStatus(
             drainer=row,
             owned=owned.get(row.id, []),
             silent_seconds=max(0.0, (row.now - row.heartbeat_at).total_seconds()),
         )
-        for row in rows[: 2 * SHARDS]  # more than SHARDS have nothing to do
+        # More than SHARDS have nothing to do.
+        for row in rows.annotate(now=DatabaseNow())[: 2 * SHARDS]
     ]
 
 
@@ -136,13 +132,8 @@ def by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:
 def oldest_seconds(apps: list[str], *, using: str) -> float:
     """Return the age of the oldest ready row of these Celery apps in seconds; 0: there is none."""
     ready = StagedJob.objects.using(using).filter(available_at=None)
-    oldest = (
-        ready.filter(id__in=_first_of_each_shard(ready, apps))
-        .order_by("id")
-        .annotate(now=DatabaseNow())
-        .values_list("staged_at", "now")
-        .first()
-    )
+    first = ready.filter(id__in=_first_of_each_shard(ready, apps)).order_by("id")
+    oldest = first.annotate(now=DatabaseNow()).values_list("staged_at", "now").first()
     if oldest is None or oldest[0] is None:  # None: edited by hand
         return 0.0
     return max(0.0, (oldest[1] - oldest[0]).total_seconds())

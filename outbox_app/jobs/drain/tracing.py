@@ -83,11 +83,8 @@ def _traced(
 
     fields = get_global_textmap().fields
     for item in prepared:
-        headers = {
-            name: value
-            for name in fields
-            if isinstance(value := item.message.headers.get(name), str)
-        }
+        given = {name: item.message.headers.get(name) for name in fields}
+        headers = {name: value for name, value in given.items() if isinstance(value, str)}
         if not headers:
             continue
         context = extract(headers, context=Context())

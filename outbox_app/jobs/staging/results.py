@@ -99,7 +99,6 @@ def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
             )
         return wait(result, *args, **kwargs)
 
-    wait_unless_staged.refuses = True  # type: ignore[attr-defined]
     return wait_unless_staged
 
 
