@@ -192,8 +192,7 @@ def _connect(sender: type[models.Model], **kwargs: Any) -> None:
 
 def _saved(instance: Any, created: bool, raw: bool, using: str, **kwargs: Any) -> None:
     if not raw:
-        change: Change = "create" if created else "update"
-        _stage(instance, declared(type(instance), change), using=using)
+        _stage(instance, declared(type(instance), "create" if created else "update"), using=using)
 
 
 def _deleted(sender: type[models.Model], instance: Any, using: str, **kwargs: Any) -> None:

@@ -1,9 +1,8 @@
 """Signals of the package. Logs and metrics hang off them; the core imports no vendor.
 
 A receiver that raises is logged by Django (``send_robust``) and disturbs nothing. Receivers run in
-the
-process in which the thing happened: ``jobs_staged`` in the caller's transaction, before its commit,
-all others in the drainer.
+the process in which the thing happened: ``jobs_staged`` in the caller's transaction, before its
+commit, all others in the drainer.
 """
 
 from __future__ import annotations

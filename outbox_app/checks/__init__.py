@@ -13,13 +13,12 @@ from django.core import checks
 from .aliases import check_aliases, check_autocommit, check_business, check_connections
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
-from .databases import check_databases, check_sqlite, check_sqlite_settings
+from .databases import check_databases, check_sessions, check_sqlite, check_sqlite_settings
 from .entities import check_entities
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
 from .servers import check_servers
-from .sessions import check_sessions
 from .values import check_settings
 
 #: Settings, models and routers.

@@ -1,14 +1,20 @@
 """Databases that hold an outbox: what their configuration would break or slow down.
 
 Runs for the aliases that ``--database`` names, and there only where the tables exist: ``migrate``
-checks before it makes them. Reads catalogues, and the first rows of the job table.
+checks before it makes them. Reads catalogues, and the first rows of the job table. With
+``--deploy`` LISTEN is tried on PostgreSQL as a drainer tries it, on two sessions of the check's
+own; one that hears nothing costs ``HEAR_SECONDS``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
+import django.db
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
@@ -19,27 +25,34 @@ from ..jobs.staging.sending import celery_app
 from ..models import EntityRow, StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
+from ..process.wakeup import JOBS
 from .aliases import is_standby, written_aliases
 from .messages import listed
 
 #: How many staged rows are looked at, oldest first.
 ROWS = 1000
+#: Seconds in which a NOTIFY must be heard. Longer than a drainer's own test, which is repeated.
+HEAR_SECONDS = 5.0
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    models = [*apps.get_app_config("outbox_app").get_models(), *all_logs()]
+    models += [model for model in apps.get_models() if issubclass(model, EntityRow)]
+    ours = {model._meta.db_table for model in models}
     found: list[CheckMessage] = []
-    for alias in databases or ():
-        connection = connections[alias]
-        models = [*apps.get_app_config("outbox_app").get_models(), *all_logs()]
-        models += [model for model in apps.get_models() if issubclass(model, EntityRow)]
-        tables = {model._meta.db_table for model in models}
-        tables &= set(connection.introspection.table_names())
-        if StagedJob._meta.db_table not in tables:
-            continue
+    for connection, tables in _holding(databases):
         if connection.vendor == "mysql":
-            found += _check_mysql(connection, sorted(tables))
-        found += [*_check_primary(alias), *_check_tasks(alias)]
+            found += _check_mysql(connection, sorted(ours & tables))
+        found += [*_check_primary(connection.alias), *_check_tasks(connection.alias)]
     return found
+
+
+def _holding(databases: Sequence[str] | None) -> Iterator[tuple[Any, set[str]]]:
+    """Yield the connections whose databases hold an outbox, each with the tables that are there."""
+    for alias in databases or ():
+        tables = set(connections[alias].introspection.table_names())
+        if StagedJob._meta.db_table in tables:
+            yield connections[alias], tables
 
 
 def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
@@ -103,14 +116,12 @@ def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
 
 def check_sqlite(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Say which databases lock several processes out. One process at a desk does not notice."""
-    sqlite = [each for each in map(connections.__getitem__, databases or ()) if _is_ours(each)]
-    return [message for connection in sqlite for message in _check_sqlite(connection)]
-
-
-def _is_ours(connection: Any) -> bool:
-    if connection.vendor != "sqlite" or connection.is_in_memory_db():
-        return False
-    return StagedJob._meta.db_table in connection.introspection.table_names()
+    return [
+        message
+        for connection, _ in _holding(databases)
+        if connection.vendor == "sqlite" and not connection.is_in_memory_db()
+        for message in _check_sqlite(connection)
+    ]
 
 
 def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
@@ -171,3 +182,68 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
                 "them. Silence this if only workers of another project know them.",
                 id="outbox.W011",
             )
+
+
+def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Say of PostgreSQL what commits wait for no disk, and where LISTEN hears nothing."""
+    return [
+        message
+        for connection, _ in _holding(databases)
+        if connection.vendor == "postgresql"
+        for message in (*_check_commits(connection.alias), *_check_listen(connection.alias))
+    ]
+
+
+def _check_commits(alias: str) -> Iterator[CheckMessage]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SHOW synchronous_commit")
+        (value,) = cursor.fetchone()
+    if value == "off":
+        yield Warning(
+            f"synchronous_commit is off for sessions of {alias!r}: a crash of PostgreSQL loses its "
+            "last commits, and the broker may have had their jobs by then.",
+            hint=f"ALTER ROLE {connections[alias].settings_dict['USER']} SET synchronous_commit = "
+            "on (or of the database, or in postgresql.conf).",
+            id="outbox.W023",
+        )
+
+
+def _check_listen(alias: str) -> Iterator[CheckMessage]:
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    if not is_psycopg3:
+        return  # drainers do not listen with psycopg2
+    try:
+        heard = _hears(alias)
+    except (django.db.Error, OSError) as error:
+        text = f"could not be tried: {type(error).__name__}: {str(error).strip()}"
+    else:
+        text = "does not work: a NOTIFY was not heard"
+        if heard:
+            return
+    yield Warning(
+        f"LISTEN through {alias!r} {text}. Drainers are not woken and poll, once a second by "
+        "default. Is there a pooler in transaction mode?",
+        hint="Let drainers use an alias that goes around the pooler, and name that in --database. "
+        "Silence this if they may poll.",
+        id="outbox.W022",
+    )
+
+
+def _hears(alias: str) -> bool:
+    token = uuid4().hex  # drainers that hear it take it for a test of another drainer
+    with (
+        closing(connections.create_connection(alias)) as listener,
+        closing(connections.create_connection(alias)) as notifier,
+    ):
+        with listener.cursor() as cursor:
+            cursor.execute(f"LISTEN {JOBS}")
+        # A pooler may well show a session its own notices, so another one sends it.
+        with notifier.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [JOBS, token])
+        until = time.monotonic() + HEAR_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            for notice in listener.connection.notifies(timeout=left, stop_after=1):
+                if notice.payload == token:
+                    return True
+    return False

@@ -37,8 +37,7 @@ class Backoff:
 
     def failed(self, error: Exception) -> None:
         if not self.failures:
-            unexpected = not isinstance(error, OutboxError | django.db.Error)
-            trace = error if unexpected else None
+            trace = None if isinstance(error, OutboxError | django.db.Error) else error
             self.logger.warning("Unavailable what=%s error=%r", self.of, error, exc_info=trace)
         self.failures += 1
         self.text = storable(f"{type(error).__name__}: {error}")

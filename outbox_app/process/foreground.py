@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -90,13 +91,13 @@ def run_workers(
     if count == 1:
         return work()
     connections.close_all()  # a forked child must not share a connection
-    context = multiprocessing.get_context("fork")
+    context, parent = multiprocessing.get_context("fork"), os.getpid()
     stopping = StopFlag()
     # Before the first fork: a signal that comes too early must not leave orphans behind.
     stop_on_signals(stopping.set)
 
     def start() -> Any:
-        child = context.Process(target=_child, args=(work, os.getpid()))
+        child = context.Process(target=lambda: sys.exit(work(parent=parent)))
         child.start()
         return child
 
@@ -132,7 +133,3 @@ def set_timeouts(using: str) -> None:
     options = connections[using].settings_dict.setdefault("OPTIONS", {})
     for name in bounds.get(connections[using].vendor, []):
         options.setdefault(name, timeout)
-
-
-def _child(work: Callable[..., int], parent: int) -> None:
-    raise SystemExit(work(parent=parent))

@@ -7,6 +7,7 @@ other process writes. A handler that raises fails the test.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from django.db import connections, transaction
@@ -104,33 +105,21 @@ def run_subscribers(*names: str) -> int:
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
     handled = 0
     for _ in range(ROUNDS):
-        new = sum(_run(each) for each in chosen)
+        new = sum(_handle(each, log) for each in chosen for log in each.logs)
         if not new:
             return handled
         handled += new
     raise AssertionError(f"There is no end after {ROUNDS} rounds and {handled} events.")
 
 
-def _run(subscriber: Subscriber) -> int:
-    handled = 0
-    for log in subscriber.logs:
-        reader = LogReader(log, using=subscriber.using)
-        handled += _handle(subscriber, reader)
-        reader.close()
-    return handled
-
-
-def _handle(subscriber: Subscriber, reader: LogReader) -> int:
+def _handle(subscriber: Subscriber, log: type[EventLog]) -> int:
     using = subscriber.using
-    cursor, _ = Cursor.objects.using(using).get_or_create(
-        subscription=subscriber.name,
-        partition=0,
-        log=reader.table,
-        defaults={"state": SqliteState().dump()},
-    )
+    place = {"subscription": subscriber.name, "partition": 0, "log": log._meta.db_table}
+    state = {"state": SqliteState().dump()}
+    cursor, _ = Cursor.objects.using(using).get_or_create(**place, defaults=state)
     condition, params = EventFilter(subscriber.topics, subscriber.types).sql()
-    table = connections[using].ops.quote_name(reader.table)
-    with transaction.atomic(using=using):
+    table = connections[using].ops.quote_name(log._meta.db_table)
+    with closing(LogReader(log, using=using)) as reader, transaction.atomic(using=using):
         with connections[using].cursor() as statement:
             statement.execute(
                 f"SELECT {', '.join(reader.columns)} FROM {table} WHERE id > %s "

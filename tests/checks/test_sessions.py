@@ -8,10 +8,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from outbox_app.checks import sessions
-from outbox_app.checks.databases import check_databases
+from outbox_app.checks import databases
+from outbox_app.checks.databases import check_databases, check_sessions
 from outbox_app.checks.logs import check_log_tables
-from outbox_app.checks.sessions import check_sessions
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import alias_for, on
 from tests.patience import patience
@@ -49,7 +48,7 @@ def test_a_session_that_is_well(alias):
 def test_tables_need_not_exist(alias, monkeypatch):
     introspection = connections[alias].introspection
     monkeypatch.setattr(introspection, "table_names", lambda cursor=None: ["auth_user"])
-    monkeypatch.setattr(sessions, "_check_listen", lambda alias: pytest.fail("asked"))
+    monkeypatch.setattr(databases, "_check_listen", lambda alias: pytest.fail("asked"))
     assert check_sessions(databases=[alias]) == []
 
 
@@ -69,7 +68,7 @@ def test_synchronous_commit(alias, value, fits):
 @pytest.mark.django_db(transaction=True)
 class TestPooler:
     def test_transaction_mode(self, alias, pooler, monkeypatch):
-        monkeypatch.setattr(sessions, "HEAR_SECONDS", 0.3)
+        monkeypatch.setattr(databases, "HEAR_SECONDS", 0.3)
         with at(alias, HOST="127.0.0.1", PORT=str(pooler), DISABLE_SERVER_SIDE_CURSORS=True):
             [message] = check_sessions(databases=[alias])
         assert message.id == "outbox.W022"

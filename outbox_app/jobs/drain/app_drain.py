@@ -66,8 +66,6 @@ class AppDrain:
             self._publisher.close()
 
     def _find_publisher(self) -> Publisher | None:
-        if self._publisher is None:
-            app = celery_app(self.name)
-            if app is not None:
-                self._publisher = Publisher(app, timeout=outbox_settings().PUBLISH_TIMEOUT)
+        if self._publisher is None and (app := celery_app(self.name)) is not None:
+            self._publisher = Publisher(app, timeout=outbox_settings().PUBLISH_TIMEOUT)
         return self._publisher

@@ -104,13 +104,9 @@ def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> No
         task = item.row.task
         with heard_by(paired=False, task=task):
             if item.row.id in taken and after_task_publish.has_listeners(task):
-                after_task_publish.send(
-                    sender=task,
-                    body=_decoded(item),
-                    headers=item.message.headers,
-                    exchange=item.message.exchange,
-                    routing_key=item.message.routing_key,
-                )
+                names = ("headers", "exchange", "routing_key")
+                sent = {name: getattr(item.message, name) for name in names}
+                after_task_publish.send(sender=task, body=_decoded(item), **sent)
 
 
 def _check_types(message: Message) -> None:
