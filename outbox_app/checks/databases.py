@@ -185,7 +185,7 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
 
 
 def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Say of PostgreSQL what commits wait for no disk, and where LISTEN hears nothing."""
+    """Warn where PostgreSQL does not wait for the disk, and where LISTEN hears nothing."""
     return [
         message
         for connection, _ in _holding(databases)
