@@ -14,7 +14,7 @@ from .aliases import check_aliases, check_autocommit, check_business, check_conn
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite, check_sqlite_settings
-from .entities import check_entities
+from .entities import check_entities, check_requests
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
@@ -36,7 +36,7 @@ ALWAYS = (
     check_time_readers,
 )
 #: What is a matter of taste at a desk, and is not in production.
-DEPLOY = (check_business, check_connections, check_brokers)
+DEPLOY = (check_business, check_connections, check_requests, check_brokers)
 #: These connect.
 DATABASE = (check_databases, check_log_tables)
 DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)

@@ -1,38 +1,105 @@
 """Entity types: a log of versions that is theirs alone, with its second unique index, beside them.
 
-Without a database. A type that is declared wrongly would fail at its first command, or, without the
-index, execute a repeated command twice.
+Without a database. A type that is declared wrongly would fail at its first command; without the
+index it would execute a repeated command twice, and what is looked at only at COMMIT would fail a
+whole batch there.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from django.apps import AppConfig, apps
-from django.core.checks import CheckMessage, Error
-from django.db import router
-from django.db.models import UniqueConstraint
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections, router
+from django.db.models import CheckConstraint, UniqueConstraint
 
 from ..aliases import log_alias
+from ..entities.declaration import commands_of
 from ..models import EntityRow, EntityVersion
+from .messages import listed
 
 
 def check_entities(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Say what is wrong with the declarations of entity types."""
-    models = [model for model in apps.get_models() if issubclass(model, EntityRow)]
-    types = [model for model in models if not model._meta.proxy]
+    types = _types()
     return [
         message
         for entity in types
         if app_configs is None or entity._meta.app_config in app_configs
-        for message in _check(entity, types)
+        for check in (_check_versions(entity, types), _check_values(entity), _check_columns(entity))
+        for message in check
     ]
 
 
-def _check(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
+def check_requests(**kwargs: Any) -> list[CheckMessage]:
+    """Say where requests have transactions of their own: their commands get no batches."""
+    by_alias: dict[str, list[str]] = defaultdict(list)
+    for entity in _types():
+        by_alias[router.db_for_write(entity)].append(entity.__name__)
+    return [
+        Warning(
+            f"DATABASES[{alias!r}]['ATOMIC_REQUESTS'] is on, and {listed(names)} is written there: "
+            "a request's commands belong to its transaction. Each runs alone and locks its entity "
+            "until the response is made.",
+            hint="Put @transaction.non_atomic_requests on the views that send commands, or turn it "
+            "off. Silence this where no entity is hot.",
+            id="outbox.W034",
+        )
+        for alias, names in sorted(by_alias.items())
+        if connections.settings[alias]["ATOMIC_REQUESTS"]
+    ]
+
+
+def _types() -> list[Any]:
+    models = [model for model in apps.get_models() if issubclass(model, EntityRow)]
+    return [model for model in models if not model._meta.proxy]
+
+
+def _check_values(entity: Any) -> Iterator[CheckMessage]:
+    size, seconds = entity.batch_size, entity.timeout
+    wrong = {
+        "batch_size, a whole number from 1": type(size) is not int or size < 1,
+        "timeout, a number of seconds above 0": type(seconds) not in (int, float)
+        or not 0 < seconds < inf,
+        'states, "every" or "last"': entity.states not in ("every", "last"),
+        'states = "last", as a command has batch=True': entity.states != "last"
+        and any(spec.batch for spec in commands_of(entity).values()),
+    }
+    for what in (what for what, is_wrong in wrong.items() if is_wrong):
+        yield Error(f"The type must have {what}.", hint="Correct it.", obj=entity, id="outbox.E041")
+
+
+def _check_columns(entity: Any) -> Iterator[CheckMessage]:
+    late = [c.name for c in entity._meta.constraints if getattr(c, "deferrable", None)]
+    own = [f for f in entity._meta.fields if f not in entity._meta.parents.values()]
+    keys = [field.name for field in own if getattr(field, "db_constraint", False)]
+    if late or keys:
+        yield Error(
+            f"The database looks at {listed(late + keys)} only when it commits: one command that "
+            "breaks it would fail all others of its batch.",
+            hint="Declare the constraint without deferrable=, and the foreign key with "
+            "db_constraint=False.",
+            obj=entity,
+            id="outbox.E042",
+        )
+    names = [c.name for c in entity._meta.constraints if isinstance(c, CheckConstraint)]
+    if names:
+        yield Warning(
+            f"A command that breaks {listed(names)} ends with IntegrityError, which is no answer, "
+            "and its batch is done anew in halves.",
+            hint="Say the same in a method with @rule: then the command is rejected.",
+            obj=entity,
+            id="outbox.W033",
+        )
+
+
+def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
     versions = getattr(entity, "versions", None)
     if (
         not isinstance(versions, type)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from django.db import models
+from django.db import connections, models
 from django.test.utils import isolate_apps
 
 from outbox_app.checks import entities
-from outbox_app.entities import Entity
+from outbox_app.entities import Entity, command
 from outbox_app.models import EntityVersion
 from tests.entities.models import Account, AccountVersion
 
@@ -92,6 +92,97 @@ def test_two_databases(found, settings):
     assert id == "outbox.E040"
     assert "'default'" in text
     assert "'elsewhere'" in text
+
+
+def make(fields=(), constraints=(), **attributes):
+    """A type with fields, constraints and attributes of its own."""
+
+    class LooseVersion(EntityVersion):
+        class Meta(EntityVersion.Meta):
+            abstract = False
+            app_label = "entities"
+
+    meta = type("Meta", (), {"app_label": "entities", "constraints": list(constraints)})
+    names = {"__module__": __name__, "versions": LooseVersion, "Meta": meta}
+    return type("Loose", (Entity,), names | dict(fields) | attributes)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"batch_size": 0}, "batch_size, a whole number from 1"),
+        ({"batch_size": 1.5}, "batch_size, a whole number from 1"),
+        ({"batch_size": True}, "batch_size, a whole number from 1"),
+        ({"timeout": 0}, "timeout, a number of seconds above 0"),
+        ({"timeout": "1"}, "timeout, a number of seconds above 0"),
+        ({"timeout": None}, "timeout, a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout, a number of seconds above 0"),
+        ({"timeout": float("inf")}, "timeout, a number of seconds above 0"),
+        ({"states": "all"}, 'states, "every" or "last"'),
+        ({"states": ["last"]}, 'states, "every" or "last"'),
+    ],
+    ids=repr,
+)
+@isolate_apps("tests.entities")
+def test_values_that_make_no_sense(found, attributes, text):
+    assert found(make(**attributes)) == [("outbox.E041", f"The type must have {text}.")]
+
+
+@isolate_apps("tests.entities")
+def test_a_batch_handler_needs_the_last_states(found):
+    def sell(self, requests):
+        return []
+
+    sell = command(batch=True)(sell)
+    [(id, text)] = found(make(sell=sell))
+    assert id == "outbox.E041"
+    assert 'states = "last"' in text
+
+
+@isolate_apps("tests.entities")
+def test_a_batch_handler_with_the_last_states(found):
+    assert found(make(sell=command(batch=True)(lambda self, requests: []), states="last")) == []
+
+
+@isolate_apps("tests.entities")
+def test_what_the_database_looks_at_when_it_commits(found):
+    late = models.UniqueConstraint(fields=["n"], name="late", deferrable=models.Deferrable.DEFERRED)
+    fields = {
+        "n": models.IntegerField(null=True),
+        "owner": models.ForeignKey("entities.Person", models.CASCADE, null=True),
+        "twin": models.OneToOneField("entities.Stock", models.CASCADE, null=True),
+    }
+    [(id, text)] = found(make(fields, [late]))
+    assert id == "outbox.E042"
+    assert "looks at late, owner, twin only when it commits" in text
+
+
+@isolate_apps("tests.entities")
+def test_columns_that_a_batch_may_have(found):
+    owner = models.ForeignKey("entities.Person", models.DO_NOTHING, null=True, db_constraint=False)
+    seat = models.UniqueConstraint(fields=["owner"], name="seat")
+    assert found(make({"owner": owner}, [seat])) == []
+
+
+@isolate_apps("tests.entities")
+def test_a_check_constraint_belongs_into_a_rule(found):
+    positive = models.CheckConstraint(condition=models.Q(version__gt=0), name="positive")
+    [(id, text)] = found(make((), [positive]))
+    assert id == "outbox.W033"
+    assert "breaks positive ends with IntegrityError" in text
+
+
+def test_requests_with_transactions_of_their_own(found, monkeypatch):
+    found(Account)
+    settings = connections.settings["default"]
+    assert entities.check_requests() == []
+    monkeypatch.setitem(settings, "ATOMIC_REQUESTS", True)
+    [message] = entities.check_requests()
+    assert message.id == "outbox.W034"
+    assert "'default'" in message.msg
+    assert "Account is written there" in message.msg
+    found()
+    assert entities.check_requests() == []
 
 
 class Apart:
