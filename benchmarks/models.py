@@ -148,7 +148,7 @@ class RowCommand(models.Model):
     class Meta:
         db_table = "benchmark_row_command"
         constraints = (
-            models.UniqueConstraint(fields=["row", "command_id"], name="benchmark_row_command"),
+            models.UniqueConstraint(fields=["row", "command_id"], name="benchmark_row_answered"),
         )
 
     def __str__(self) -> str:

@@ -130,10 +130,13 @@ class Attempt:
         self.columns = {name: getattr(row, name) for name in self.types.unique}
 
     def _look_up(self, hidden: range) -> None:
+        ids = {call.request.command_id for call in self.calls}
         fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
         rows: Any = QuerySet(self.entity.versions, using=self.using).filter(stream=self.id)
-        ids = {call.request.command_id for call in self.calls}
-        found = list(rows.filter(command_id__in=ids).values_list(*fields))
+        known = rows.filter(command_id__in=ids)
+        if self.vendor == "postgresql":  # a thousand placeholders take their time
+            known = rows.extra(where=["command_id = ANY(%s)"], params=[list(ids)])
+        found = list(known.values_list(*fields))
         if hidden and len(found) < len(ids) and self.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
             # their versions, which are there: a lock on an absent id would be one on a gap.

@@ -8,7 +8,7 @@ committed, so it must not write elsewhere, and takes the time from ``self.now``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -46,6 +46,9 @@ class CommandSpec:
     atomic: bool
     batch: bool
     signature: inspect.Signature = field(default_factory=inspect.Signature)
+    #: Names that a call must give, and may give; ``**kwargs`` are left to the signature.
+    required: Set[str] = frozenset()
+    allowed: Set[str] = frozenset()
 
     def type_of(self, entity: Any) -> str:
         """Return the type of its event."""
@@ -57,7 +60,7 @@ class CommandSpec:
         Raises:
             InvalidCommand: Some are missing, or too many.
         """
-        if self.batch:
+        if self.batch or self.required <= arguments.keys() <= self.allowed:
             return
         try:
             self.signature.bind(None, **arguments)
@@ -120,10 +123,20 @@ def rule(method: Handler) -> Handler:
 def commands_of(entity: type) -> dict[str, CommandSpec]:
     """Return the commands that a class declares or inherits, by name."""
     # A decorator above ``@command`` copies its mark: what the class holds is what runs.
-    return {
-        name: replace(spec, name=name, handler=method, signature=inspect.signature(method))
-        for name, (method, spec) in _marked(entity, _MARK).items()
-    }
+    found: dict[str, CommandSpec] = {}
+    for name, (method, spec) in _marked(entity, _MARK).items():
+        signature = inspect.signature(method)
+        parameters = list(signature.parameters.values())[1:]
+        plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        found[name] = replace(
+            spec,
+            name=name,
+            handler=method,
+            signature=signature,
+            required=frozenset(p.name for p in plain if p.default is p.empty),
+            allowed=frozenset(p.name for p in plain) if plain == parameters else frozenset(),
+        )
+    return found
 
 
 def rules_of(entity: type) -> dict[str, Callable[..., Any]]:

@@ -69,14 +69,14 @@ class Gifts:
     """What handlers gave beside their answers, in their order."""
 
     def __init__(self, *, using: str) -> None:
-        self.using = using
+        self.using, self.connection = using, connections[using]
         self.jobs = StagedBatch()
         self.events: list[tuple[type[EventLog], CheckedEvent]] = []
 
     def mark(self) -> tuple[dict[str, int], int, int]:
         """Return where the gifts end now."""
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
-        return jobs, len(self.events), len(connections[self.using].run_on_commit)
+        return jobs, len(self.events), len(self.connection.run_on_commit)
 
     def drop(self, mark: tuple[dict[str, int], int, int]) -> None:
         """Forget those that came after the mark."""
@@ -84,11 +84,11 @@ class Gifts:
         for alias, waiting in self.jobs.waiting.items():
             del waiting[jobs.get(alias, 0) :]
         del self.events[events:]
-        del connections[self.using].run_on_commit[callbacks:]
+        del self.connection.run_on_commit[callbacks:]
 
     def keep_callbacks(self, mark: tuple[dict[str, int], int, int], caller: Caller) -> None:
         """Let those that came after the mark run in their caller's context, each for itself."""
-        callbacks: list[Any] = connections[self.using].run_on_commit
+        callbacks: list[Any] = self.connection.run_on_commit
         for number in range(mark[2], len(callbacks)):
             sids, function, _ = callbacks[number]
             callbacks[number] = (sids, _in(caller, function), True)

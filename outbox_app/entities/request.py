@@ -15,8 +15,9 @@ from hashlib import sha256
 from threading import get_ident
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.utils.timezone import activate as activate_zone
-from django.utils.timezone import get_current_timezone
+from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
@@ -108,16 +109,18 @@ class Caller:
     Django keeps the latter two for each thread, though in context variables.
     """
 
-    __slots__ = ("context", "language", "thread", "zone")
+    __slots__ = ("context", "language", "thread", "usual", "zone")
 
     def __init__(self) -> None:
         self.context, self.thread = copy_context(), get_ident()
         self.language, self.zone = get_language(), get_current_timezone()
+        #: Whether another thread would have the same ones: those of the settings.
+        self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
 
     def run(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """Call a function, in this thread, in a fresh copy of the caller's context."""
         context = self.context.copy()
-        if get_ident() != self.thread:
+        if not self.usual and get_ident() != self.thread:
             context.run(activate, self.language) if self.language else context.run(deactivate_all)
             context.run(activate_zone, self.zone)
         return context.run(function, *args, **options)

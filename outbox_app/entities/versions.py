@@ -1,6 +1,6 @@
 """Writes the versions of a batch: one INSERT for a thousand, from the JSON that is there already.
 
-Receivers of ``events_published`` are given the rows, which are made only if one of them looks.
+Receivers of ``events_published`` are given a query set, which is evaluated only if one looks.
 """
 
 from __future__ import annotations
@@ -8,22 +8,36 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from django.db import connections
-from django.utils.functional import SimpleLazyObject
+from django.db.models import QuerySet
 
-from ..eventlog.insert import COLUMNS, chunks, insert_rows, own_values, set_given
+from ..eventlog.insert import COLUMNS, chunks, insert_rows, own_values
 from ..eventlog.newevent import slice_of
-from ..models import EntityVersion
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from .request import Call
 
 #: Columns that versions have beyond those of every log.
 OWN = ("command_id", "command", "request_hash", "rejected", "response", "state")
+
+
+#: The columns of versions that differ within a batch, with their types on PostgreSQL.
+VARYING = {
+    "version": "bigint",
+    "type": "text",
+    "message_id": "uuid",
+    "data": "jsonb",
+    "command_id": "text",
+    "command": "text",
+    "request_hash": "text",
+    "rejected": "boolean",
+    "response": "jsonb",
+    "state": "jsonb",
+}
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(slots=True)
@@ -42,54 +56,63 @@ class Step:
 def write_versions(entity: Any, steps: Sequence[Step], *, using: str) -> None:
     """Write versions of one entity into the open transaction; receivers see them as rows."""
     log = entity.versions
-    own = own_values(log, using=using)
-    names = [*COLUMNS, *OWN, *(name for name in own if name not in OWN)]
-    constants = [own[name] for name in names if name in own and name not in OWN]
-    native = connections[using].features.has_native_uuid_field
-    stream = steps[0].call.request.id
-    slice = slice_of(stream)
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
+    own = own_values(log, using=using)
+    for name in OWN:
+        own.pop(name, None)
+    insert = _insert_json if connections[using].vendor == "postgresql" else _insert
     sizes = [len(s.call.request.text) + len(s.response) + len(s.state or "") for s in steps]
-    for chunk in chunks(steps, sizes, columns=len(names), using=using):
-        ids = [uuid4() for _ in chunk]
-        params: list[Any] = []
-        for step, id in zip(chunk, ids, strict=True):
-            request = step.call.request
-            params += ("", stream, step.version, step.type, request.text, "{}", slice)
-            params += (str(id) if native else id.hex, request.command_id, request.command)
-            response = None if step.response == "null" else step.response
-            params += (request.hash, step.rejected, response, step.state, *constants)
-        given = insert_rows(log, names, params, using=using)
-        rows = SimpleLazyObject(partial(_rows, log, chunk, ids, given, using=using))
-        events_published.send(log, using=using, events=rows)
+    for chunk in chunks(steps, sizes, columns=len(COLUMNS + OWN) + len(own), using=using):
+        insert(log, chunk, own, using=using)
+        stored: Any = QuerySet(log, using=using).order_by("version")
+        numbers = chunk[0].version, chunk[-1].version
+        # A query set that is evaluated when a receiver looks.
+        written = stored.filter(stream=chunk[0].call.request.id, version__range=numbers)
+        events_published.send(log, using=using, events=written)
     wake_after_commit(using, EVENTS)
 
 
-def _rows(
-    log: Any, steps: Sequence[Step], ids: Sequence[UUID], given: Sequence[Any], *, using: str
-) -> list[EntityVersion]:
-    """Return versions that were just written as the rows that they are."""
-    rows = []
-    for step, id in zip(steps, ids, strict=True):
-        request = step.call.request
-        rows.append(
-            log(
-                stream=request.id,
-                version=step.version,
-                type=step.type,
-                data=request.arguments,
-                metadata={},
-                slice=slice_of(request.id),
-                message_id=id,
-                command_id=request.command_id,
-                command=request.command,
-                request_hash=request.hash,
-                rejected=step.rejected,
-                response=json.loads(step.response),
-                state=json.loads(step.state or "null"),
-            )
-        )
-    set_given(rows, given, log, using=using)
-    return rows
+def _insert(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:
+    native = connections[using].features.has_native_uuid_field
+    stream = steps[0].call.request.id
+    slice = slice_of(stream)
+    params: list[Any] = []
+    for step in steps:
+        request, id = step.call.request, uuid4()
+        params += ("", stream, step.version, step.type, request.text, "{}", slice)
+        params += (str(id) if native else id.hex, request.command_id, request.command)
+        response = None if step.response == "null" else step.response
+        params += (request.hash, step.rejected, response, step.state, *own.values())
+    insert_rows(log, [*COLUMNS, *OWN, *own], params, using=using)
+
+
+def _insert_json(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:
+    """Insert the versions from one JSON text.
+
+    psycopg looks for placeholders in the text of a statement, and the server parses it: for a
+    thousand rows of fourteen that takes longer than all the rest.
+    """
+    stream = steps[0].call.request.id
+    rows = ", ".join(
+        f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{uuid4()}", '
+        f'"data": {step.call.request.text}, "command_id": {_quoted(step.call.request.command_id)}, '
+        f'"command": {_quoted(step.call.request.command)}, '
+        f'"request_hash": "{step.call.request.hash}", "rejected": {str(step.rejected).lower()}, '
+        f'"response": {step.response}, "state": {step.state or "null"}}}'
+        for step in steps
+    )
+    same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream), **own}
+    fields = {field.column: field for field in log._meta.concrete_fields}
+    connection = connections[using]
+    quote = connection.ops.quote_name
+    literals = ", ".join(f"%s::{fields[name].cast_db_type(connection)}" for name in same)
+    columns = ", ".join(map(quote, [*VARYING, *same]))
+    sql = (
+        f"INSERT INTO {quote(log._meta.db_table)} ({columns}) "
+        f"SELECT {', '.join(VARYING)}, {literals} FROM jsonb_to_recordset(%s::jsonb) AS given "
+        f"({', '.join(f'{name} {type}' for name, type in VARYING.items())})"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [*same.values(), f"[{rows}]"])
