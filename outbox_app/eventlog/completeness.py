@@ -36,8 +36,6 @@ class MissingVersions(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A page after the check."""
-
     #: To be handled, in order.
     events: list[RecordedEvent]
     missing: list[MissingVersions]
@@ -48,8 +46,7 @@ class Completeness:
 
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
-        self._run = reader.window.run
-        self._source = reader.window.source
+        self._run, self._source = reader.window.run, reader.window.source
 
     def check(
         self, state: WindowState, events: Sequence[RecordedEvent], handled: Mapping[str, int]
@@ -120,7 +117,9 @@ class Completeness:
                 done = max(done, accepted[-1].version)
             ready = [event for event in run if event.version > done]
             if ready and ready[0].version > done + 1 and isinstance(state, TimeState):
-                ready = self._between(stream, done, ready[0].version) + ready
+                # A reader by time has passed over them.
+                between = f"stream = %s AND version > {done} AND version < {ready[0].version}"
+                ready = self._select(between, [stream], MAX_BEFORE) + ready
             chain = _contiguous(done + 1, ready)
             accepted += chain
             if ready and (not chain or chain[-1].version < last.version):
@@ -167,11 +166,6 @@ class Completeness:
             return int(passed[0][0])
         kept = self._run(f"{select} ORDER BY version LIMIT 1", [stream])
         return int(kept[0][0]) - 1 if kept else version - 1
-
-    def _between(self, stream: str, after: int, before: int) -> list[RecordedEvent]:
-        """Return the versions that a reader by time has passed over."""
-        condition = f"stream = %s AND version > {after} AND version < {before}"
-        return self._select(condition, [stream], MAX_BEFORE)
 
     def _select(self, condition: str, params: list[Any], limit: int) -> list[RecordedEvent]:
         rows = self._run(

@@ -12,17 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Some topics, some types, one part of the streams.
-
-    Args:
-        topics: Exact names; None: all.
-        types: Exact names, or prefixes that end in ``*``; None: all.
-        parts: Number of parts.
-        part: Which of them: streams whose slice modulo ``parts`` is this.
-    """
-
+    #: Exact names; None: all.
     topics: Sequence[str] | None = None
+    #: Exact names, or prefixes that end in ``*``; None: all.
     types: Sequence[str] | None = None
+    #: One part of the streams: those whose slice modulo ``parts`` is ``part``.
     parts: int = 1
     part: int = 0
 

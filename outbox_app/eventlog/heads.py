@@ -87,11 +87,8 @@ def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]
             else:
                 cursor.execute(sql, rows)
                 slots = ", ".join(["%s"] * len(chunk))
-                cursor.execute(
-                    "SELECT stream, version FROM outbox_stream "
-                    f"WHERE log = %s AND stream IN ({slots})",
-                    [log, *chunk],
-                )
+                heads = f"outbox_stream WHERE log = %s AND stream IN ({slots})"
+                cursor.execute(f"SELECT stream, version FROM {heads}", [log, *chunk])
             versions.update(cursor.fetchall())
     return versions
 

@@ -34,8 +34,6 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Expected(Enum):
-    """Expectations that are not a number."""
-
     ANY = "any"
     NO_STREAM = "no stream"
 
@@ -80,16 +78,11 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
     stream, type = checked_name("stream", event.stream), checked_name("type", event.type)
     data, data_text = canonical("data", event.data)
     metadata, metadata_text = canonical("metadata", event.metadata)
-    row = log(
-        topic=topic,
-        stream=stream,
-        type=type,
-        data=data,
-        metadata=metadata,
-        slice=slice_of(stream),
-        message_id=uuid4() if event.message_id is None else _uuid(event.message_id),
-    )
-    return CheckedEvent(row, data_text, metadata_text, event.message_id is not None)
+    repeatable = event.message_id is not None
+    message_id = _uuid(event.message_id) if repeatable else uuid4()
+    names = {"topic": topic, "stream": stream, "type": type, "slice": slice_of(stream)}
+    row = log(**names, data=data, metadata=metadata, message_id=message_id)
+    return CheckedEvent(row, data_text, metadata_text, repeatable)
 
 
 def slice_of(stream: str) -> int:
@@ -163,11 +156,7 @@ def _depth(text: str) -> int:
 
 
 def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
-    """Return the version that is expected of each stream, 0: no stream, None: any.
-
-    Raises:
-        InvalidEvent: The expectation is invalid, or does not say of which stream it is.
-    """
+    """Return what is expected of each stream: 0, no stream; None, any. Raises ``InvalidEvent``."""
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - streams):
             raise InvalidEvent(

@@ -49,8 +49,6 @@ def reads_by_time(state: str) -> bool:
 
 
 class Events(NamedTuple):
-    """A page of events, and what the window said of it."""
-
     events: list[RecordedEvent]
     page: Page[Any]
 

@@ -97,8 +97,6 @@ class WindowState:
 
 @dataclass(frozen=True, slots=True)
 class PostgresState(WindowState):
-    """Between two snapshots, and where in between."""
-
     window: ClassVar[str] = "postgresql"
 
     #: ``system_identifier`` of the cluster that the transaction ids belong to.
@@ -130,8 +128,6 @@ class PostgresState(WindowState):
 
 @dataclass(frozen=True, slots=True)
 class MysqlState(WindowState):
-    """The highest position seen, and what was missing below it."""
-
     window: ClassVar[str] = "mysql"
 
     high: int = 0
@@ -159,8 +155,6 @@ class MysqlState(WindowState):
 
 @dataclass(frozen=True, slots=True)
 class SqliteState(WindowState):
-    """The last position seen: commit order is position order."""
-
     window: ClassVar[str] = "sqlite"
 
     pos: int = 0

@@ -17,6 +17,7 @@ from django.db import connections
 from ..exceptions import ForeignCursor, ReadRefused
 from .reader import LogReader
 from .state import PostgresState, Snapshot, WindowState
+from .windows.postgres import XMAX
 
 #: Rows renumbered by one statement.
 BATCH = 50_000
@@ -26,9 +27,7 @@ def is_foreign(reader: LogReader, states: list[WindowState], last: int | None = 
     """Say whether a log, or one of its cursors, is from another cluster or another past.
 
     Where cursors are positions, one beyond ``last`` is, too: its position was given out again.
-
-    Raises:
-        ReadRefused: This server cannot tell: a standby, for example.
+    Raises ``ReadRefused`` where this server cannot tell: a standby, for example.
     """
     try:
         if not states:
@@ -75,11 +74,8 @@ def require_all(reader: LogReader, last: int) -> None:
     """Check that no row after a position is from before, as far as its transaction tells."""
     if connections[reader.using].vendor != "postgresql":
         return
-    [(alien, xmax)] = reader.run(
-        "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
-        f"FROM {reader.window.source} WHERE id > {last}",
-        [],
-    )
+    newest = f"SELECT max(txid), {XMAX} FROM {reader.window.source} WHERE id > {last}"
+    [(alien, xmax)] = reader.run(newest, [])
     if alien is not None and alien >= xmax:
         raise ReadRefused(
             f"{reader.table} has rows after position {last} of a transaction {alien} that "
@@ -98,11 +94,9 @@ def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[in
         return
     table, reached = reader.window.source, 0
     while True:
-        [(end,)] = reader.run(
-            f"SELECT max(id) FROM (SELECT id FROM {table} WHERE id > {reached} AND id <= {last} "
-            f"ORDER BY id LIMIT {batch}) batch",
-            [],
-        )
+        ids = f"SELECT id FROM {table} WHERE id > {reached} AND id <= {last}"
+        sql = f"SELECT max(id) FROM ({ids} ORDER BY id LIMIT {batch}) batch"
+        [(end,)] = reader.run(sql, [])
         if end is None:
             return
         reader.run(

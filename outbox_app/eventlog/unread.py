@@ -21,8 +21,6 @@ CHUNK = 100
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What a cursor has not passed."""
-
     #: Events that it asks for, among those that were looked at.
     rows: int
     #: Whether there are none beyond those.

@@ -33,8 +33,6 @@ TOMBSTONE = "$tombstone"
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[S]):
-    """Rows, and the state after them."""
-
     #: In the order in which they are to be handled, with the columns that were asked for.
     rows: list[tuple[Any, ...]]
     state: S

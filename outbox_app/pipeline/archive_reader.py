@@ -37,13 +37,9 @@ def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list
                 "Leave the option end out, or take the end of an entry of its manifest; where "
                 "batches were put together meanwhile, begin again."
             )
-    count = max(1, options.partitions)
-    files = sorted(
-        (file for entry in entries for file in entry.files),
-        key=lambda file: file.rows,
-        reverse=True,
-    )
-    parts = [files[n::count] for n in range(count)]
+    files = [file for entry in entries for file in entry.files]
+    files.sort(key=lambda file: file.rows, reverse=True)
+    parts = [files[n :: options.partitions] for n in range(options.partitions)]
     start = entries[-1].end if entries else offsets.beginning()
     return start, [part for part in parts if part]
 
@@ -54,31 +50,21 @@ def file_batches(
     """Yield the rows of files that the options want. Raises ``ArchiveRefused``."""
     store = Store(options.archive)
     only = options.only
-    needed = [*schema.names, *(["topic", "type"] if _chooses(only) else [])]
+    chooses = only.topics is not None or only.types is not None
+    needed = [*schema.names, *(["topic", "type"] if chooses else [])]
     for file in files:
         for batch in read_batches(store, file, needed):
-            rows = batch.filter(_wanted(batch, only)) if _chooses(only) else batch
+            rows = batch.filter(_wanted(batch, only)) if chooses else batch
             if rows.num_rows:
                 yield conformed(rows.select(schema.names), schema)
 
 
 def check_files(session: SparkSession, manifest: Manifest) -> None:
-    """See that every file of an archive is as it was written, each in a task.
-
-    Raises ``PySparkException``.
-    """
-    work = [(manifest.store.folder, file) for file in manifest.files()]
-    if work:
-        session.sparkContext.parallelize(work, len(work)).foreach(_check)
-
-
-def _check(work: tuple[str, File]) -> None:
-    folder, file = work
-    read_checked(Store(folder), file)
-
-
-def _chooses(only: EventFilter) -> bool:
-    return only.topics is not None or only.types is not None
+    """See that every file is as it was written, each in a task. Raises ``PySparkException``."""
+    folder, files = manifest.store.folder, manifest.files()
+    if files:
+        tasks = session.sparkContext.parallelize(files, len(files))
+        tasks.foreach(lambda file: read_checked(Store(folder), file))
 
 
 def _wanted(batch: pa.RecordBatch, only: EventFilter) -> pa.Array:

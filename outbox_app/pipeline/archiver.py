@@ -26,7 +26,7 @@ from .database import connect
 from .manifest import Entry, File, Manifest
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import ARROW, first_difference, read_checked, write_days
+from .parquet import ARROW, first_difference, read_all, write_days
 from .session import reason
 from .source import batches
 from .store import Store
@@ -44,8 +44,6 @@ MAX_PAUSE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """The rows that a task copies, and where to."""
-
     options: Options
     conditions: Sequence[str]
     folder: str
@@ -185,15 +183,13 @@ class Archiver:
         failpoint("archive_copied")
         self._spread(_compare, copied)
         failpoint("archive_compared")
-        files = sorted(
-            (file for part in copied for file in part.files), key=lambda file: file.first
-        )
+        files = [file for part in copied for file in part.files]
+        files.sort(key=lambda file: file.first)
         return Entry(number, number, start, end, files, verified=time.time())
 
     def _spread(
         self, function: Callable[[BatchPart], BatchPart], parts: list[BatchPart]
     ) -> list[BatchPart]:
-        """Let a task do each part."""
         if not parts:
             return []
         return self.context.parallelize(parts, len(parts)).map(function).collect()
@@ -206,9 +202,7 @@ def _copy(part: BatchPart) -> BatchPart:
 
 
 def _compare(part: BatchPart) -> BatchPart:
-    store = Store(part.folder)
-    written = [read_checked(store, file) for file in part.files]
-    archived = pa.concat_tables([ARROW.empty_table(), *written])
+    archived = read_all(Store(part.folder), part.files)
     logged = pa.Table.from_batches(batches(part.options, part.conditions, ARROW), schema=ARROW)
     position = first_difference(archived, logged)
     if position is not None:

@@ -48,20 +48,15 @@ def audit(
 ) -> Audit:
     """Run every check that the frames allow.
 
-    Args:
-        events: What the database has up to a bound, without tombstones. ``EVENTS_SCHEMA`` will do.
-        log: Table of the log.
-        heads: Latest versions (log, stream, version), read **before** the bound was taken and kept,
-            as by persist() and count(): what they name must be there. Default: ends are not
-            checked.
-        look_again: Reads the heads anew, where some look too low: they may have moved meanwhile.
-        archived: Compare the two stores. What was pruned is then taken from the archive.
-        lowest: Returns the lowest position that the database has now; None: it has none. Needed
-            where the log is pruned or archived. Default: nothing was ever pruned.
-        whole: Each stream must begin with version 1. False for a log that was pruned and is
-            audited without its archive: whether a stream begins too late cannot be told then.
-        accepted: Stream, first and last of version gaps that a person has accepted.
-        limit: Defects of each kind in the result. All are counted.
+    ``events`` is what the database has up to a bound, without tombstones; ``EVENTS_SCHEMA`` will
+    do. ``heads`` (log, stream, version) were read **before** the bound was taken and kept, as by
+    persist() and count(): what they name must be there; without them ends are not checked. Where
+    some look too low ``look_again`` reads them anew. With ``archived`` the two stores are compared,
+    and what was pruned is taken from the archive. ``lowest`` returns the lowest position that the
+    database has now; None: nothing was ever pruned. ``whole`` is False for a log that was pruned
+    and is audited without its archive: whether a stream begins too late cannot be told then.
+    ``accepted`` are stream, first and last of gaps that a person has accepted. Of each kind
+    ``limit`` defects are in the result; all are counted.
     """
     started = time.monotonic()
     if heads is not None:

@@ -29,12 +29,7 @@ STREAM = "stream"
 _COMPARED = tuple(name for name in COLUMNS if name != "txid")
 
 
-def versions(
-    events: DataFrame,
-    heads: DataFrame | None = None,
-    *,
-    whole: bool = True,
-) -> DataFrame:
+def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool = True) -> DataFrame:
     """Return what is wrong with the versions of each stream, in one walk through them.
 
     For each stream there is a row of the kind ``STREAM``, too; ``last`` is its number of events.
@@ -60,18 +55,13 @@ def versions(
     reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
     late = reached == 0
     skips = ~head & (version > reached + 1)
+    double = (previous == version) & (F.col("previous_id") != id)
     ends, none = F.col("head_next").isNull(), F.lit(None)
     cases = [
         _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, F.col("number"), none),
         _Case("gap", skips & ~late, reached + 1, version - 1, id),
         _Case("order", opens & (id < F.col("before_id")), version, version, id),
-        _Case(
-            "duplicate_version",
-            ~head & (previous == version) & (F.col("previous_id") != id),
-            version,
-            version,
-            id,
-        ),
+        _Case("duplicate_version", ~head & double, version, version, id),
         _Case("invalid_version", ~head & (version < 1), version, version, id),
     ]
     if whole:
@@ -100,15 +90,10 @@ def same_ids(events: DataFrame) -> DataFrame:
 
 
 def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
-    """Return what the two stores of a log do not have in common.
+    """Return what the two stores of a log do not have in common, within the bound of the archive.
 
-    Content is compared by 64 bits of hash over all columns but ``txid``.
-
-    Args:
-        database: What the database has within the bound of the archive, all columns.
-        archive: What the archive has, all columns.
-        lowest: The lowest position in the database. What is below it was pruned, and is in the
-            archive alone.
+    Content is compared by 64 bits of hash over all columns but ``txid``. What is below ``lowest``,
+    the lowest position in the database, was pruned, and is in the archive alone.
     """
     columns = [F.col(name) for name in _COMPARED]
     # A hash passes over NULL as if the column were not there.
@@ -126,9 +111,8 @@ def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFram
             F.min("version").alias("version"),
         )
     )
-    here, there, at = F.col("here"), F.col("there"), F.col("version")
+    here, there, at, id = (F.col(name) for name in ("here", "there", "version", "id"))
     in_both = (here > 0) & (there > 0)
-    id = F.col("id")
     twice = F.when(there > 1, there.cast("string"))
     cases = [
         _Case("only_in_archive", (here == 0) & (id >= lowest), at, at, id),

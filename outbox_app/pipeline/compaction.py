@@ -7,16 +7,13 @@ place of theirs. The new files are read again and compared with the old ones bef
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import takewhile
-
-import pyarrow as pa
 
 from ..exceptions import ArchiveRefused
 from ..failpoints import failpoint
-from .manifest import Entry, File, Manifest
-from .parquet import ARROW, first_difference, read_checked, write_days
-from .store import Store
+from .manifest import Entry, Manifest
+from .parquet import first_difference, read_all, write_days
 
 #: Most rows that are put together …
 ROWS = 500_000
@@ -29,10 +26,7 @@ SECONDS = 3600
 
 
 def compact(manifest: Manifest) -> Iterator[Entry]:
-    """Put small batches together where enough of them follow one another.
-
-    Raises ``ArchiveRefused``.
-    """
+    """Put small batches together where enough follow one another. Raises ``ArchiveRefused``."""
     for group in list(_groups(manifest.entries)):
         merged = _merge(manifest, group)
         failpoint("compaction_written")
@@ -70,23 +64,14 @@ def _share(*entries: Entry) -> float:
 def _merge(manifest: Manifest, group: list[Entry]) -> Entry:
     store = manifest.store
     first, last = group[0], group[-1]
-    old = _rows(store, [file for entry in group for file in entry.files])
+    old = read_all(store, [file for entry in group for file in entry.files])
     files = write_days(old.to_batches(), store, f"{first.first:08d}-{last.last:08d}")
-    merged = Entry(
-        first.first,
-        last.last,
-        first.start,
-        last.end,
-        sorted(files, key=lambda file: file.first),
-        verified=min(entry.verified for entry in group),
-    )
-    if first_difference(old, _rows(store, merged.files)) is not None:
+    files.sort(key=lambda file: file.first)
+    verified = min(entry.verified for entry in group)
+    merged = Entry(first.first, last.last, first.start, last.end, files, verified)
+    if first_difference(old, read_all(store, merged.files)) is not None:
         raise ArchiveRefused(
             f"Files of {store.folder} that were put together are not what they were made of: the "
             "disk is broken. The old ones are kept."
         )
     return merged
-
-
-def _rows(store: Store, files: Sequence[File]) -> pa.Table:
-    return pa.concat_tables([ARROW.empty_table(), *(read_checked(store, file) for file in files)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -24,15 +24,18 @@ from .schema import ANSWER_COLUMNS
 
 T = TypeVar("T")
 
-_MODULES = {
-    "postgresql": "outbox_app.pipeline.databases.postgres",
-    "mysql": "outbox_app.pipeline.databases.mysql",
-    "sqlite": "outbox_app.pipeline.databases.sqlite",
+#: Rows made into columns at once.
+ROWS = 10_000
+
+_CLASSES = {
+    "postgresql": "outbox_app.pipeline.databases.postgres:Postgres",
+    "mysql": "outbox_app.pipeline.databases.mysql:Mysql",
+    "sqlite": "outbox_app.pipeline.databases.sqlite:Sqlite",
 }
 
 
 def connect(options: Options) -> Database:
-    database: Database = import_module(_MODULES[options.vendor]).connect(options)
+    database: Database = resolve_name(_CLASSES[options.vendor])(options)
     return database
 
 
@@ -121,13 +124,21 @@ def connected(
         except errors as error:
             away = time.monotonic() - started + pause
             if away > options.connect_timeout or hopeless(error):
-                secret = options.secret()
-                told = str(error).strip()
+                told, secret = str(error).strip(), options.secret()
                 if secret:
                     told = told.replace(secret, "****")
                 raise Unreachable(f"{options.url} cannot be connected to: {told}") from None
         time.sleep(pause)
         pause = min(pause * 2, 2.0)
+
+
+def batches_of(
+    cursor: Any, schema: pa.Schema, zone: str, kind: pa.DataType | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
+    while rows := cursor.fetchmany(ROWS):
+        columns = [pa.array(column, kind) for column in zip(*rows, strict=True)]
+        yield conformed(pa.RecordBatch.from_arrays(columns, names=schema.names), schema, zone)
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa.RecordBatch:

@@ -87,8 +87,6 @@ class FoldPart:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All events up to an offset."""
-
     options: Options
     parts: tuple[FoldPart, ...]
     end: Offset
@@ -97,10 +95,7 @@ class Plan:
 
     @classmethod
     def make(cls, options: Options, only: EventFilter) -> Plan:
-        """Plan for what is committed by now.
-
-        Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``.
-        """
+        """Plan for what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
         options = replace(options, topics="", types="", start="", end="")
         with closing(connect(options)) as database:
             offsets = Offsets(database)
@@ -147,14 +142,10 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any
                 fold.add(row)
             yield from fold.result()
 
-    return (
-        context.parallelize(parts, len(parts))
-        .mapPartitions(keyed)
-        .repartitionAndSortWithinPartitions(
-            max(context.defaultParallelism, len(parts)), partitionFunc=itemgetter(0)
-        )
-        .mapPartitions(folded)
-    )
+    rows = context.parallelize(parts, len(parts)).mapPartitions(keyed)
+    count = max(context.defaultParallelism, len(parts))
+    by_key = rows.repartitionAndSortWithinPartitions(count, partitionFunc=itemgetter(0))
+    return by_key.mapPartitions(folded)
 
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
@@ -174,10 +165,6 @@ def beginning_missing(session: SparkSession, options: Options) -> str | None:
 
 
 def _lowest(database: Database, ranges: Iterable[Iterable[str]]) -> int:
-    source = database.quoted(database.options.log)
-    found = [
-        database.run(f"SELECT min(id + 0) FROM {source} WHERE {condition}", [])[0][0]
-        for each in ranges
-        for condition in each
-    ]
+    select = f"SELECT min(id + 0) FROM {database.quoted(database.options.log)} WHERE"
+    found = [database.run(f"{select} {text}", [])[0][0] for each in ranges for text in each]
     return min((int(position) for position in found if position is not None), default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..eventlog.scan import LogScan
@@ -128,14 +128,11 @@ class Offsets(LogScan[Offset]):
 
     def _of(self, state: WindowState) -> Offset:
         options = self.database.options
-        offset = Offset(options.log, self.database.identity(), 0, "", state.dump())
         named = self.database.column("message_id")
-        newest = self.database.run(
-            f"SELECT id, {named} FROM {self.scan.source} ORDER BY id DESC LIMIT 1", []
-        )
-        for position, message_id in newest:
-            offset = replace(offset, position=int(position), message_id=str(message_id))
-        return offset
+        newest = f"SELECT id, {named} FROM {self.scan.source} ORDER BY id DESC LIMIT 1"
+        [(position, message_id)] = self.database.run(newest, []) or [(0, "")]
+        place = int(position), str(message_id)
+        return Offset(options.log, self.database.identity(), *place, state.dump())
 
 
 def _hex(message_id: Any) -> str:

@@ -39,10 +39,7 @@ OPEN_FILES = 50
 
 
 def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> list[File]:
-    """Write rows into files by day, one where they are in order; they are left in ``_incoming``.
-
-    Raises ``OSError``.
-    """
+    """Write rows into files by day, one where they are in order; they are left in ``_incoming``."""
     files: list[File] = []
     writers: dict[str, _Writer] = {}
     try:
@@ -79,6 +76,11 @@ def read_checked(store: Store, file: File) -> pa.Table:
             "back from a copy."
         )
     return parquet.read_table(io.BytesIO(content), schema=ARROW)
+
+
+def read_all(store: Store, files: Iterable[File]) -> pa.Table:
+    """Return the rows of several files, as ``read_checked`` does."""
+    return pa.concat_tables([ARROW.empty_table(), *(read_checked(store, each) for each in files)])
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -150,14 +152,8 @@ class _Writer:
         self._flush()
         self._parquet.close()
         self._sink.finish()
-        return File(
-            self.name,
-            self.rows,
-            self._sink.size,
-            self._sink.hash.hexdigest(),
-            self.first,
-            self.last,
-        )
+        size, digest = self._sink.size, self._sink.hash.hexdigest()
+        return File(self.name, self.rows, size, digest, self.first, self.last)
 
     def remove(self) -> None:
         with contextlib.suppress(Exception):
@@ -203,5 +199,4 @@ class _Hashed(io.RawIOBase):
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     days = pc.strftime(batch.column("recorded_at"), "%Y-%m-%d")
     for day in pc.unique(days).to_pylist():
-        rows = batch.filter(pc.equal(days, day))
-        yield day, rows
+        yield day, batch.filter(pc.equal(days, day))

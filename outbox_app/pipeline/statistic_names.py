@@ -10,37 +10,21 @@ from __future__ import annotations
 #: much.
 COLUMNS = ("source", "minute", "name", "dimension", "label", "value")
 
-#: Events of one minute: all of them, by type, by topic.
-EVENTS = "events"
-#: Of the streams with the most events: how many, as a share of the log, and in its busiest minute.
-STREAM_EVENTS, STREAM_SHARE, STREAM_PEAK = "stream_events", "stream_share", "stream_peak"
-#: Events of each partition, and the largest partition in proportion to the mean.
-PARTITION_EVENTS, PARTITION_SKEW = "partition_events", "partition_skew"
-#: Events of a type that were handled, that the inbox does not have, and that were handled before
-#: they were recorded: two clocks disagree.
-HANDLED, UNMATCHED, NEGATIVE = "handled_events", "unmatched_events", "negative_events"
-#: Seconds from recorded to handled, by type.
-SECONDS_MIN, SECONDS_MAX = "handled_seconds_min", "handled_seconds_max"
-#: Percentiles of the same.
-PERCENTILES = {
-    "handled_seconds_p50": 0.5,
-    "handled_seconds_p90": 0.9,
-    "handled_seconds_p95": 0.95,
-    "handled_seconds_p99": 0.99,
-}
+#: Percentiles of the seconds from recorded to handled, by type.
+PERCENTILES = {f"handled_seconds_p{percent}": percent / 100 for percent in (50, 90, 95, 99)}
 
 #: All statistics of a log.
 NAMES = (
-    EVENTS,
-    STREAM_EVENTS,
-    STREAM_SHARE,
-    STREAM_PEAK,
-    PARTITION_EVENTS,
-    PARTITION_SKEW,
-    HANDLED,
-    UNMATCHED,
-    NEGATIVE,
-    SECONDS_MIN,
-    *PERCENTILES,
-    SECONDS_MAX,
+    # Events of one minute: all of them, by type, by topic.
+    "events",
+    # Of the streams with the most events: how many, as a share of the log, and in its busiest
+    # minute.
+    *("stream_events", "stream_share", "stream_peak"),
+    # Events of each partition, and the largest partition in proportion to the mean.
+    *("partition_events", "partition_skew"),
+    # Events of a type that were handled, that the inbox does not have, and that were handled before
+    # they were recorded: two clocks disagree.
+    *("handled_events", "unmatched_events", "negative_events"),
+    # Seconds from recorded to handled, by type.
+    *("handled_seconds_min", *PERCENTILES, "handled_seconds_max"),
 )

@@ -25,21 +25,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from .statistic_names import (
-    COLUMNS,
-    EVENTS,
-    HANDLED,
-    NEGATIVE,
-    PARTITION_EVENTS,
-    PARTITION_SKEW,
-    PERCENTILES,
-    SECONDS_MAX,
-    SECONDS_MIN,
-    STREAM_EVENTS,
-    STREAM_PEAK,
-    STREAM_SHARE,
-    UNMATCHED,
-)
+from .statistic_names import COLUMNS, PERCENTILES
 
 #: Columns of a log that are read. ``message_id`` is for times until handled only.
 USED = ("topic", "stream", "type", "slice", "message_id", "recorded_at")
@@ -61,28 +47,14 @@ def statistics(
     top: int = TOP,
     partitions: int = PARTITIONS,
 ) -> DataFrame:
-    """Return all statistics of a log.
+    """Return all statistics of a log, in no order. An empty log has none.
 
-    The events are read several times, so give frames that do not change meanwhile: see
-    ``read_once``.
-
-    Args:
-        events: Rows of the log, with the columns ``USED``; without ``handled``, ``message_id`` may
-            be missing.
-        log: Table of the log: the ``source`` of the rows.
-        handled: When events were handled: ``message_id``, ``handled_at``. Other columns, and ids of
-            anything else, do no harm. Where an id has several times, the first one counts.
-        top: How many streams to name, those with the most events.
-        partitions: How many partitions a subscription has, or may get.
-
-    Returns:
-        A row a figure, in no order. An empty log has none.
+    The events, with the columns ``USED``, are read several times, so give frames that do not change
+    meanwhile: see ``read_once``. ``handled`` says when events were handled: ``message_id``,
+    ``handled_at``. Ids of anything else do no harm; of several times of an id the first one counts.
     """
-    parts = [
-        per_minute(events),
-        hot_streams(events, top=top),
-        partition_skew(events, partitions=partitions),
-    ]
+    parts = [per_minute(events), hot_streams(events, top=top)]
+    parts.append(partition_skew(events, partitions=partitions))
     if handled is not None:
         parts.append(times_until_handled(events, handled))
     return reduce(DataFrame.unionByName, parts).select(F.lit(log).alias("source"), *COLUMNS[1:])
@@ -90,18 +62,14 @@ def statistics(
 
 def per_minute(events: DataFrame) -> DataFrame:
     """Count the events of each minute: all, by type, by topic."""
+    labels = {"": F.lit(""), "type": F.col("type"), "topic": F.col("topic")}
     keys = [
         F.struct(F.lit(dimension).alias("dimension"), label.alias("label"))
-        for dimension, label in (
-            ("", F.lit("")),
-            ("type", F.col("type")),
-            ("topic", F.col("topic")),
-        )
+        for dimension, label in labels.items()
     ]
-    counted = events.select(_minute(), F.inline(F.array(*keys))).groupBy(
-        "minute", "dimension", "label"
-    )
-    return counted.agg(F.count("*").cast("double").alias("value")).withColumn("name", F.lit(EVENTS))
+    minutes = events.select(_minute(), F.inline(F.array(*keys)))
+    counted = minutes.groupBy("minute", "dimension", "label", F.lit("events").alias("name"))
+    return counted.agg(F.count("*").cast("double").alias("value"))
 
 
 def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
@@ -115,12 +83,10 @@ def hot_streams(events: DataFrame, *, top: int = TOP) -> DataFrame:
         F.sum("events").alias("events"), F.max("events").alias("peak"), busiest.alias("busiest")
     )
     hot = streams.orderBy(F.desc("events"), "label").limit(top).crossJoin(_whole(events))
-    return _figures(
-        hot,
-        "stream",
-        (STREAM_EVENTS, F.col("events")),
-        (STREAM_SHARE, F.col("events") / F.col("whole")),
-    ).unionByName(_figures(hot, "stream", (STREAM_PEAK, F.col("peak")), minute="busiest"))
+    share = F.col("events") / F.col("whole")
+    counts = _figures(hot, "stream", stream_events=F.col("events"), stream_share=share)
+    peaks = hot.withColumn("newest", F.col("busiest"))
+    return counts.unionByName(_figures(peaks, "stream", stream_peak=F.col("peak")))
 
 
 def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFrame:
@@ -136,12 +102,12 @@ def partition_skew(events: DataFrame, *, partitions: int = PARTITIONS) -> DataFr
         F.coalesce("count", F.lit(0)).alias("events"),
     )
     whole = _whole(events)
-    skew = each.agg((F.max("events") / F.avg("events")).alias("skew")).withColumn(
-        "label", F.lit(str(partitions))
+    all_of_them = F.lit(str(partitions)).alias("label")
+    skew = each.groupBy(all_of_them).agg((F.max("events") / F.avg("events")).alias("skew"))
+    counts = _figures(each.crossJoin(whole), "partition", partition_events=F.col("events"))
+    return counts.unionByName(
+        _figures(skew.crossJoin(whole), "partitions", partition_skew=F.col("skew"))
     )
-    return _figures(
-        each.crossJoin(whole), "partition", (PARTITION_EVENTS, F.col("events"))
-    ).unionByName(_figures(skew.crossJoin(whole), "partitions", (PARTITION_SKEW, F.col("skew"))))
 
 
 def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
@@ -157,10 +123,9 @@ def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
     )
     unit = F.pow(F.lit(10.0), F.floor(F.log10(F.abs("seconds"))) - 2)
     rounded = F.coalesce(F.round(F.col("seconds") / unit) * unit, "seconds")  # no logarithm of 0
+    ends = F.min("seconds").alias("least"), F.max("seconds").alias("most")
     counted = times.groupBy("label", rounded.alias("rounded")).agg(
-        F.count("*").alias("events"),
-        F.min("seconds").alias("least"),
-        F.max("seconds").alias("most"),
+        F.count("*").alias("events"), *ends
     )
     types = counted.groupBy("label").agg(
         _sum_where(F.col("rounded").isNotNull()).alias("handled"),
@@ -173,12 +138,12 @@ def times_until_handled(events: DataFrame, handled: DataFrame) -> DataFrame:
     return _figures(
         types.crossJoin(_whole(events)),
         "type",
-        (HANDLED, F.col("handled")),
-        (UNMATCHED, F.col("unmatched")),
-        (NEGATIVE, F.col("negative")),
-        (SECONDS_MIN, F.col("least")),
-        *((name, F.col("percentiles")[number]) for number, name in enumerate(PERCENTILES)),
-        (SECONDS_MAX, F.col("most")),
+        handled_events=F.col("handled"),
+        unmatched_events=F.col("unmatched"),
+        negative_events=F.col("negative"),
+        handled_seconds_min=F.col("least"),
+        handled_seconds_max=F.col("most"),
+        **{name: F.col("percentiles")[n] for n, name in enumerate(PERCENTILES)},
     )
 
 
@@ -229,13 +194,10 @@ def for_table(
 ) -> DataFrame:
     """Return of the statistics what a table can hold, however long and varied the log is.
 
-    Args:
-        frame: What ``statistics`` returned, or was written by ``write_statistics``.
-        minutes: How many, up to the newest event, are kept of the events per minute.
-        labels: How many types and topics are kept, those with the most events. What goes is still
-            part of the events of all types and topics.
+    Of the events per minute the newest minutes; of types and topics those with the most events:
+    what goes is still part of the events of all types and topics.
     """
-    counts = frame.where(F.col("name") == EVENTS)
+    counts = frame.where("name = 'events'")
     end = counts.agg(F.unix_seconds(F.max("minute")).alias("end"))
     totals = counts.groupBy("dimension", "label").agg(F.sum("value").alias("total"))
     most = Window.partitionBy("dimension").orderBy(F.desc("total"), "label")
@@ -244,7 +206,7 @@ def for_table(
     return (
         frame.join(kept, ["dimension", "label"], "left")
         .crossJoin(end)
-        .where((F.col("name") != EVENTS) | is_recent)
+        .where((F.col("name") != "events") | is_recent)
         .where(~F.col("dimension").isin("type", "topic") | F.col("kept"))
         .select(*COLUMNS)
     )
@@ -276,17 +238,10 @@ def _sum_where(condition: Column) -> Column:
     return F.sum(F.when(condition, F.col("events")).otherwise(0))
 
 
-def _figures(
-    frame: DataFrame, dimension: str, *figures: tuple[str, Column], minute: str = "newest"
-) -> DataFrame:
+def _figures(frame: DataFrame, dimension: str, **figures: Column) -> DataFrame:
     pairs = [
         F.struct(F.lit(name).alias("name"), value.cast("double").alias("value"))
-        for name, value in figures
+        for name, value in figures.items()
     ]
-    rows = frame.select(
-        F.col(minute).alias("minute"),
-        F.lit(dimension).alias("dimension"),
-        "label",
-        F.inline(F.array(*pairs)),
-    )
-    return rows.where(F.col("value").isNotNull())
+    about = [F.col("newest").alias("minute"), F.lit(dimension).alias("dimension"), F.col("label")]
+    return frame.select(*about, F.inline(F.array(*pairs))).where("value is not null")

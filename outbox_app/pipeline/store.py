@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
@@ -81,17 +80,18 @@ class Store:
         self.system.create_dir(target.rpartition("/")[0], recursive=True)
         self.system.move(self._path(name), target)
         if self.is_local:
-            _sync_folder(Path(target).parent)
+            folder = os.open(os.path.dirname(target), os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def delete(self, name: str) -> None:
         self.system.delete_file(self._path(name))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes on this machine from writing meanwhile.
-
-        Raises ``ArchiveRefused``.
-        """
+        """Keep other processes of this machine from writing. Raises ``ArchiveRefused``."""
         if not self.is_local:
             yield
             return
@@ -138,11 +138,3 @@ def _opened(uri: str) -> tuple[Any, str]:
             "pyarrow has a file system for: file:///…, s3://bucket/…, gs://…, hdfs://…."
         ) from error
     return opened
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

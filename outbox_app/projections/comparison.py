@@ -21,8 +21,6 @@ CHUNK = 500
 
 
 class Counts(NamedTuple):
-    """Rows by what would become of them."""
-
     same: int
     changed: int
     added: int
@@ -37,8 +35,6 @@ class Counts(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a rebuild would change."""
-
     counts: Counts
     #: Rows that differ, perhaps only as one side has not applied an event yet.
     unsettled: int

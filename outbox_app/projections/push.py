@@ -11,7 +11,7 @@ the pull sees.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import transaction
@@ -25,7 +25,10 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..signals import events_published
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
-from .rows import PendingEvent, ProjectionTable, RowRules
+from .rows import PendingEvent, ProjectionTable
+
+if TYPE_CHECKING:
+    from .projection import Projection
 
 logger = get_logger("outbox_app.projections")
 
@@ -75,7 +78,7 @@ def pending_events(
 
 
 def _push_after_commit(
-    subscriber: Subscriber, projection: RowRules, log: type[EventLog], ids: Sequence[UUID]
+    subscriber: Subscriber, projection: Projection, log: type[EventLog], ids: Sequence[UUID]
 ) -> None:
     using = subscriber.using
 
@@ -86,11 +89,7 @@ def _push_after_commit(
             with atomic_with_lock_wait(LOCK_WAIT, using=using):
                 ProjectionTable(projection, using=using).apply(pending)
         except Exception as error:
-            logger.warning(
-                "Push left to the pull subscription=%s events=%d error=%r",
-                subscriber.name,
-                len(ids),
-                error,
-            )
+            text = "Push left to the pull subscription=%s events=%d error=%r"
+            logger.warning(text, subscriber.name, len(ids), error)
 
     transaction.on_commit(push, using=using, robust=True)

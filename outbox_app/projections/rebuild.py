@@ -50,12 +50,8 @@ PROGRESS_EVENTS = 50_000
 def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
     """Rebuild the projection ``name`` from the log; return how many rows it has now.
 
-    Progress lines go to ``write``.
-
-    Raises:
-        RebuildRefused: It cannot be rebuilt.
-        RebuildFailed: It did not come to the takeover. The live rows and the subscription are
-            unchanged.
+    Raises ``RebuildRefused``; ``RebuildFailed`` where it did not come to the takeover: the live
+    rows and the subscription are unchanged.
     """
     projection = rebuildable(name)
     using = projection.subscriber.using
@@ -66,12 +62,7 @@ def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
 
 
 def rebuildable(name: str) -> Projection:
-    """Return a projection whose rows can be replaced.
-
-    Raises:
-        RebuildRefused: They cannot.
-        InvalidSubscriber, UnknownSubscription: It is not declared, or in a way that cannot work.
-    """
+    """Return a projection whose rows can be replaced. Raises ``RebuildRefused``."""
     declared = subscriber_named(name)
     using = declared.using
     projection: Any = declared.handle
@@ -93,11 +84,7 @@ def rebuildable(name: str) -> Projection:
 
 
 def require_whole(log: type[EventLog], *, using: str) -> None:
-    """Check that no event was removed: heads of streams stay when their events are pruned.
-
-    Raises:
-        RebuildRefused: A stream has lost its beginning.
-    """
+    """Raise ``RebuildRefused`` where a stream has lost its beginning; its head stays."""
     table = log._meta.db_table
     first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
     heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
@@ -181,7 +168,6 @@ class Rebuild:
         return rows
 
     def _make_cursors(self) -> None:
-        """Create the subscription and its cursors."""
         Subscription.objects.using(self.using).get_or_create(
             name=self.name, defaults={"partitions": self.subscriber.partitions}
         )
@@ -204,13 +190,10 @@ class Rebuild:
                 failpoint("rebuild_page")
                 states[index], more = page.state, page.more
                 self.positions[index] = max(self.positions[index], page.position)
-                self._count(len(found))
+                before, self.replayed = self.replayed, self.replayed + len(found)
+                if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
+                    self.write(f"replaying name={self.name} events={self.replayed}")
         return states
-
-    def _count(self, events: int) -> None:
-        before, self.replayed = self.replayed, self.replayed + events
-        if before // PROGRESS_EVENTS < self.replayed // PROGRESS_EVENTS:
-            self.write(f"replaying name={self.name} events={self.replayed}")
 
     def _take_over(self, states: list[WindowState]) -> int:
         using, replayed = self.using, self.replayed
@@ -226,8 +209,8 @@ class Rebuild:
                 rows = self._copy()
                 failpoint("rebuild_copied")
                 for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
-                    moved = {"state": end.dump(), "position": position, "counted": None}
-                    cursors.filter(log=reader.table).move(**moved)
+                    own = cursors.filter(log=reader.table)
+                    own.move(state=end.dump(), position=position, counted=None)
                 ParkedStream.objects.using(using).filter(subscription=self.name).delete()
                 gaps = Gap.objects.using(using).filter(subscription=self.name)
                 gaps.filter(kind=Gap.Kind.VERSION).settle(
@@ -270,12 +253,12 @@ class Rebuild:
 def _gap_locks(using: str) -> Iterator[None]:
     """On MySQL lock the gaps, too, so that no row is inserted behind the DELETE."""
     connection = connections[using]
-    if connection.vendor != "mysql":
-        yield
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    mysql = connection.vendor == "mysql"
+    if mysql:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     try:
         yield
     finally:
-        connection.close()  # the next one has its own level again
+        if mysql:
+            connection.close()  # the next one has its own level again

@@ -14,7 +14,7 @@ come back with a late push: it stays, marked in its field ``deleted``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError, connections, models, transaction
 
@@ -24,30 +24,16 @@ from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
 from ..models.upsert import upsert
 
+if TYPE_CHECKING:
+    from .projection import Projection
+
 #: Attempts at rows that other transactions insert at the same moment.
 ATTEMPTS = 5
 
 Rows = dict[Any, Any]
 
 
-class RowRules(Protocol):
-    """What a ``Projection`` says of its rows."""
-
-    name: ClassVar[str]
-    model: ClassVar[type[models.Model]]
-    whole_state: ClassVar[bool]
-
-    @property
-    def versioned(self) -> bool: ...
-
-    def apply(self, event: RecordedEvent, row: Any) -> models.Model | None: ...
-
-    def key(self, event: RecordedEvent) -> Any: ...
-
-
 class PendingEvent(NamedTuple):
-    """An event to be applied."""
-
     event: RecordedEvent
     #: The version before it in its stream that the projection asks for, 0 where there is none.
     #: None in the pull, which has applied it.
@@ -61,7 +47,7 @@ class ProjectionTable:
     """The rows of a projection, in its model's table or in another one of the same columns."""
 
     def __init__(
-        self, projection: RowRules, *, using: str, table: type[models.Model] | None = None
+        self, projection: Projection, *, using: str, table: type[models.Model] | None = None
     ) -> None:
         self.projection = projection
         self.using = using
@@ -78,10 +64,8 @@ class ProjectionTable:
 
     def apply(self, pending: Sequence[PendingEvent]) -> None:
         """Apply events, in order, inside the open transaction. Raises ``InvalidSubscriber``."""
-        if not pending:
-            return
         keyed = [(self.key(each.event), each) for each in pending]
-        if self.projection.versioned and pending[0].previous is None:
+        if keyed and self.projection.versioned and pending[0].previous is None:
             keyed = self._not_applied(keyed)
         if not keyed:
             return
@@ -93,24 +77,23 @@ class ProjectionTable:
                 after = self.fold(before, keyed)
             new = [row for key, row in after.items() if key not in before and row is not None]
             try:
-                self._insert(new)
+                if new:
+                    with transaction.atomic(using=self.using):
+                        self.rows.bulk_create(sorted(new, key=lambda row: row.pk))
             except IntegrityError:
                 if attempt == ATTEMPTS:
                     raise
                 continue  # another transaction has inserted one of them since the read
             known = {key: row for key, row in after.items() if key in before}
-            self._update([row for row in known.values() if row is not None])
-            gone = [key for key, row in known.items() if row is None]
-            if gone:
+            changed = [row for row in known.values() if row is not None]
+            if changed and self.written:
+                upsert(self.rows, changed, update=self.written, unique=["pk"])
+            if gone := [key for key, row in known.items() if row is None]:
                 self.rows.filter(pk__in=gone).delete()
             return
 
     def key(self, event: RecordedEvent) -> Any:
-        """Return the primary key of the row that an event changes.
-
-        Raises:
-            InvalidSubscriber: There is none, where rows have versions.
-        """
+        """Return the key of the row that an event changes. Raises ``InvalidSubscriber``."""
         key = self.pk.to_python(self.projection.key(event))
         if self.projection.versioned and str(key) != event.stream:
             raise InvalidSubscriber(
@@ -196,14 +179,3 @@ class ProjectionTable:
             )
         row.deleted = True
         return row
-
-    def _insert(self, rows: list[Any]) -> None:
-        if rows:
-            rows.sort(key=lambda row: row.pk)
-            with transaction.atomic(using=self.using):
-                self.rows.bulk_create(rows)
-
-    def _update(self, rows: list[Any]) -> None:
-        if not rows or not self.written:
-            return
-        upsert(self.rows, rows, update=self.written, unique=["pk"])

@@ -43,11 +43,9 @@ TOO_YOUNG = "too young"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A reader that still needs events of a log."""
+    """Who still needs events of a log, for people, and which: SQL without parameters."""
 
-    #: For people.
     who: str
-    #: SQL, without parameters: the row is needed.
     condition: str
 
 
@@ -189,8 +187,8 @@ def _prune(
         if holder and holder != TOO_YOUNG:
             write(f"held log={table} by={holder}")
 
-    what = f"log={table}"
-    return remove(what, batches(), f"{days}d", using=using, dry_run=dry_run, write=write)
+    age = f"{days}d"
+    return remove(f"log={table}", batches(), age, using=using, dry_run=dry_run, write=write)
 
 
 def _batches(
@@ -202,11 +200,7 @@ def _batches(
     using: str,
     dry_run: bool = False,
 ) -> Iterator[tuple[int, int, str]]:
-    """Delete from the front, batch after batch.
-
-    Yields:
-        How many rows went, the position that was reached, and what held the next row, if any.
-    """
+    """Delete from the front; yield how many rows went, the position reached, what held the next."""
     rows = log._base_manager.using(using).order_by("pk")
     now = database_time(rows)
     if now is None:

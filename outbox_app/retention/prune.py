@@ -35,7 +35,6 @@ MAX_BATCH_SIZE = 10_000
 @dataclass(frozen=True, slots=True)
 class Kept:
     model: type[Model]
-    #: Their time.
     column: str
     alias: Callable[[], str]
     #: The setting that says for how long, in days or in hours.
@@ -146,16 +145,11 @@ def remove(
     return removed
 
 
-def _now(rows: QuerySet[Any]) -> datetime | None:
-    now = database_time(rows)
-    return now
-
-
 def _batches(
     rows: QuerySet[Any], column: str, days: int, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
-    now = _now(rows)
+    now = database_time(rows)
     if now is None:
         return
     old = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
@@ -173,7 +167,7 @@ def _batches(
 def _counter_batches(
     rows: QuerySet[Any], hours: int, batch_size: int, *, using: str, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
-    if now := _now(rows):
+    if now := database_time(rows):
         before = now - timedelta(hours=hours)
         for count in pruned(before, using=using, batch_size=batch_size, dry_run=dry_run):
             yield count, before

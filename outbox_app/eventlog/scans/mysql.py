@@ -21,8 +21,6 @@ Interval = tuple[int, int]
 
 
 class MysqlScan(MysqlWindow, LogScan[MysqlState]):
-    """Scans by what was missing below each state."""
-
     def beginning(self) -> MysqlState:
         return MysqlState()
 
@@ -59,21 +57,15 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
     def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
         missing = [(first, last) for first, last, _ in end.missing]
         late = _without([(first, last) for first, last, _ in start.missing], missing)
-        new = [
-            _conditions(_without([(after + 1, upto)], missing))
-            for after, upto in ranges(start.high, end.high, count)
-        ]
+        cuts = ranges(start.high, end.high, count)
+        new = [_conditions(_without([(after + 1, upto)], missing)) for after, upto in cuts]
         return dealt(count, list(filter(None, new)), [_conditions(late)] if late else [])
 
     def _reach(self, high: int, limit: int | None) -> int:
         """Return the position of the row that many further on, or that of the last one."""
         if limit:
-            rows = self.run(
-                f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE id > {high} "
-                f"ORDER BY id LIMIT 1 OFFSET {limit - 1}",
-                [],
-            )
-            if rows:
+            ids = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE id > {high}"
+            if rows := self.run(f"{ids} ORDER BY id LIMIT 1 OFFSET {limit - 1}", []):
                 return int(rows[0][0])
         return max(high, self.top())
 
@@ -106,10 +98,8 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
             if age >= self.settle:
                 settled = max(settled, int(top))
         there = sorted(full + [(id, id) for id in self._committed(torn)])
-        return [
-            (first, last, 0 if last < settled else None)
-            for first, last in _without([(after + 1, upto)], there)
-        ]
+        holes = _without([(after + 1, upto)], there)
+        return [(first, last, 0 if last < settled else None) for first, last in holes]
 
     def _committed(self, runs: Runs) -> list[int]:
         """Return the positions of the runs that have a committed row, in order."""

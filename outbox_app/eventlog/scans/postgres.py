@@ -31,8 +31,6 @@ class Segment:
 
 
 class PostgresScan(PostgresWindow, LogScan[PostgresState]):
-    """Scans between two snapshots."""
-
     def beginning(self) -> PostgresState:
         _, cluster = self._snapshot()
         return PostgresState(cluster, BEGINNING)
@@ -90,27 +88,21 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         that is waited for brings all before it to disk; all it writes is a message that
         has no receiver.
         """
-        self.run(
-            "SELECT set_config('synchronous_commit', 'local', true), "
-            "pg_logical_emit_message(true, 'outbox_app', '')::text",
-            [],
-        )
+        message = "pg_logical_emit_message(true, 'outbox_app', '')::text"
+        self.run(f"SELECT set_config('synchronous_commit', 'local', true), {message}", [])
 
     def _cut(self, segment: Segment, count: int) -> list[list[str]]:
         lo, hi = segment.lo, segment.hi
-        begun = (
-            f"txid >= {lo.xmax} AND txid < {hi.xmax} AND {not_running(hi)}"
-            if lo.xmax != NEVER
-            else f"txid < {hi.xmax} AND {not_running(hi)}"
-        )
+        begun = f"txid < {hi.xmax} AND {not_running(hi)}"
+        if lo.xmax != NEVER:
+            begun = f"txid >= {lo.xmax} AND {begun}"
         first, last = self._bounds(segment, begun)
         upto = last if segment.upto is None else min(last, segment.upto)
         parts = [
             [f"id > {a} AND id <= {b} AND {begun}"]
             for a, b in ranges(max(segment.after, first - 1), upto, count)
         ]
-        ended = lo.running - hi.running
-        if ended:
+        if ended := lo.running - hi.running:
             condition = f"txid = ANY({array(ended)}) AND id > {segment.after}"
             if segment.upto is not None:
                 condition += f" AND id <= {segment.upto}"
@@ -122,9 +114,10 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         if segment.known is not None:
             return segment.known.first, segment.known.last
         # As in PostgresWindow._open; from the beginning the primary key knows both ends.
-        columns = "min(id), max(id)" if segment.lo.xmax == NEVER else "min(id + 0), max(id + 0)"
-        where = "" if segment.lo.xmax == NEVER else f"WHERE {begun}"
-        [(first, last)] = self.run(f"SELECT {columns} FROM {self.source} {where}", [])
+        ends = f"SELECT min(id + 0), max(id + 0) FROM {self.source} WHERE {begun}"
+        if segment.lo.xmax == NEVER:
+            ends = f"SELECT min(id), max(id) FROM {self.source}"
+        [(first, last)] = self.run(ends, [])
         return (first, last) if first is not None else (1, 0)
 
 
@@ -136,9 +129,8 @@ def _segments(start: PostgresState, end: PostgresState) -> Iterator[Segment]:
         return
     at = Snapshot.parse(start.lo)
     if start.hi:
-        hi = Snapshot.parse(start.hi)
-        yield Segment(at, hi, after=start.pos, known=start)
-        at = hi
+        lo, at = at, Snapshot.parse(start.hi)
+        yield Segment(lo, at, after=start.pos, known=start)
     lo = Snapshot.parse(end.lo)
     if lo.text != at.text:
         yield Segment(at, lo)

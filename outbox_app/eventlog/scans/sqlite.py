@@ -11,8 +11,6 @@ from ..windows.sqlite import SqliteWindow
 
 
 class SqliteScan(SqliteWindow, LogScan[SqliteState]):
-    """Scans of positions."""
-
     def beginning(self) -> SqliteState:
         return SqliteState()
 
@@ -25,11 +23,8 @@ class SqliteScan(SqliteWindow, LogScan[SqliteState]):
         self.verify(state)
         upto = f"AND id <= {bound.pos}" if bound is not None else ""
         some = f"ORDER BY id LIMIT {limit}" if limit else ""
-        [(last,)] = self.run(
-            f"SELECT max(id) FROM (SELECT id FROM {self.source} "
-            f"WHERE id > {state.pos} {upto} {some})",
-            [],
-        )
+        ids = f"SELECT id FROM {self.source} WHERE id > {state.pos} {upto} {some}"
+        [(last,)] = self.run(f"SELECT max(id) FROM ({ids})", [])
         return state if last is None else SqliteState(last)
 
     def parts(self, start: SqliteState, end: SqliteState, count: int) -> list[list[str]]:

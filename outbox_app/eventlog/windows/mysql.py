@@ -44,8 +44,6 @@ Runs = list[tuple[int, int, Any]]
 
 
 class MysqlWindow(Window[MysqlState]):
-    """Reads by the highest position seen and what was missing below it."""
-
     state = MysqlState
     needs_dirty = True
     quote = "`"
@@ -55,10 +53,8 @@ class MysqlWindow(Window[MysqlState]):
         high = top if after is None else after
         end = min(top, high)
         floor = max(0, end - LOOK_BACK)
-        rows = self.run(
-            f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id", []
-        )
-        runs = list(between(floor, [*(id for (id,) in rows), end + 1]))
+        ids = f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id"
+        runs = list(between(floor, [*(id for (id,) in self.run(ids, [])), end + 1]))
         seen, now = self._look(runs)
         state, _ = self._settle(high, runs, seen, now)
         near = [run for run in state.missing if run[2] is None or run[1] > end - LOOK_NEAR]

@@ -23,11 +23,11 @@ from ..window import MAX_POSITIONS, Page, Window
 #: In this snapshot all that an earlier cluster wrote is committed, and nothing of this one:
 #: ``eventlog.transaction_ids`` has made its ids 0 or negative.
 REBASED = "1:1:"
+#: SQL of the first transaction id that has not begun.
+XMAX = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 
 class PostgresWindow(Window[PostgresState]):
-    """Reads between two snapshots."""
-
     state = PostgresState
 
     def start(self, after: int | None = None) -> PostgresState:
@@ -115,9 +115,8 @@ class PostgresWindow(Window[PostgresState]):
             return Page(rows, replace(state, pos=reached), more=True, position=reached)
         if reach < state.last:
             if not rows:  # over a gap of any size at once
-                [(reach,)] = self.run(
-                    f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}", []
-                )
+                gap = f"SELECT min(id) - 1 FROM {self.source} WHERE id > {reach}"
+                [(reach,)] = self.run(gap, [])
             if reach is not None:
                 return Page(rows, replace(state, pos=reach), more=True, position=reach)
         done = PostgresState(state.cluster, state.hi)
@@ -211,11 +210,7 @@ class PostgresWindow(Window[PostgresState]):
 
     def _require_own_rows(self) -> None:
         """Check, by one look at an index, that no row has a transaction id of the future."""
-        [(top, xmax)] = self.run(
-            "SELECT max(txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint "
-            f"FROM {self.source}",
-            [],
-        )
+        [(top, xmax)] = self.run(f"SELECT max(txid), {XMAX} FROM {self.source}", [])
         if top is not None and top >= xmax:
             raise ForeignCursor(
                 f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "

@@ -17,8 +17,6 @@ from ..window import MAX_POSITIONS, Page, Window
 
 
 class SqliteWindow(Window[SqliteState]):
-    """Reads by the last position seen."""
-
     state = SqliteState
 
     def start(self, after: int | None = None) -> SqliteState:

@@ -54,7 +54,7 @@ class TimeState(WindowState):
 
 
 class TimeWindow(Window[TimeState]):
-    """Reads by time. What differs between databases is in the subclasses."""
+    """What differs between databases is in the subclasses."""
 
     state = TimeState
     #: Rows younger than this are left for later, in seconds.
@@ -63,6 +63,8 @@ class TimeWindow(Window[TimeState]):
     text: ClassVar[str]
     #: SQL of the moment ``behind`` ago, of a type that ``recorded_at`` is compared with.
     bound: ClassVar[str]
+    #: SQL of the rows after a place.
+    after: ClassVar[str] = "((recorded_at, id) > ('{at}', {id}))"
 
     def start(self, after: int | None = None) -> TimeState:
         """``after`` stands for the time of that position."""
@@ -70,11 +72,8 @@ class TimeWindow(Window[TimeState]):
         if after is None:
             at, id = self._now(), TOP
         else:
-            rows = self.run(
-                f"SELECT {self.text.format('recorded_at')} FROM {self.source} "
-                f"WHERE id <= {after} ORDER BY id DESC LIMIT 1",
-                [],
-            )
+            times = f"SELECT {self.text.format('recorded_at')} FROM {self.source}"
+            rows = self.run(f"{times} WHERE id <= {after} ORDER BY id DESC LIMIT 1", [])
             at, id = (rows[0][0], after) if rows else ("", 0)
         return TimeState(at, id, since_at=at, since_id=id, run=run)
 
@@ -112,9 +111,7 @@ class TimeWindow(Window[TimeState]):
 
     def unread(self, state: TimeState) -> str:
         """A row that committed late counts as passed, though it was not read."""
-        if not state.at:
-            return "(1 = 1)"
-        return f"((recorded_at, id) > ('{state.at}', {state.id}))"
+        return self.after.format(at=state.at, id=state.id) if state.at else "(1 = 1)"
 
     def verify(self, state: TimeState) -> None:
         """A time of this database looks like one of any other."""
@@ -140,12 +137,8 @@ class MysqlTimeWindow(TimeWindow):
     quote = "`"
     text = "DATE_FORMAT({}, '%%Y-%%m-%%d %%H:%%i:%%s.%%f')"
     bound = "(UTC_TIMESTAMP(6) - INTERVAL {} SECOND)"
-
-    def unread(self, state: TimeState) -> str:
-        """As two ranges, since an index does not serve a row comparison."""
-        if not state.at:
-            return "(1 = 1)"
-        return f"(recorded_at > '{state.at}' OR (recorded_at = '{state.at}' AND id > {state.id}))"
+    # As two ranges, since an index does not serve a row comparison.
+    after = "(recorded_at > '{at}' OR (recorded_at = '{at}' AND id > {id}))"
 
 
 class SqliteTimeWindow(TimeWindow):

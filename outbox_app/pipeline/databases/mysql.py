@@ -15,16 +15,11 @@ import MySQLdb.cursors
 import pyarrow as pa
 
 from ...eventlog.scans.mysql import MysqlScan
-from ..database import Database, conformed, connected
+from ..database import Database, batches_of, connected
 from ..options import Options
-
-#: Rows made into columns at once.
-ROWS = 10_000
 
 #: libpq's words for what mysqlclient calls otherwise.
 _NAMES = {"dbname": "database", "sslrootcert": "ssl_ca", "sslcert": "ssl_cert", "sslkey": "ssl_key"}
-
-
 #: Access denied, to the server or the database; no such database.
 _REFUSED = {1044, 1045, 1049, 1698}
 
@@ -41,22 +36,22 @@ class Mysql(Database):
         self._open: dict[str, Any] = {}
         self._connection("READ COMMITTED")
 
-    def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self._rows(self._connection("READ COMMITTED"), sql, params)
+    def run(
+        self, sql: str, params: Sequence[Any], level: str = "READ COMMITTED"
+    ) -> list[tuple[Any, ...]]:
+        with self._connection(level).cursor() as cursor:
+            cursor.execute(sql, tuple(params))
+            return list(cursor.fetchall())
 
     def dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self._rows(self._connection("READ UNCOMMITTED"), sql, params)
+        return self.run(sql, params, "READ UNCOMMITTED")
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        connection = _connect(self.options, conv={}, use_unicode=False)
+        connection = _connect(self.options, "READ COMMITTED", conv={}, use_unicode=False)
         try:
-            _prepare(connection, "READ COMMITTED", self.options)
             cursor = connection.cursor(MySQLdb.cursors.SSCursor)
             cursor.execute(sql)
-            while rows := cursor.fetchmany(ROWS):
-                columns = [pa.array(column, pa.binary()) for column in zip(*rows, strict=True)]
-                batch = pa.RecordBatch.from_arrays(columns, names=schema.names)
-                yield conformed(batch, schema, self.options.time_zone)
+            yield from batches_of(cursor, schema, self.options.time_zone, pa.binary())
         finally:
             connection.close()
 
@@ -81,22 +76,11 @@ class Mysql(Database):
 
     def _connection(self, level: str) -> Any:
         if level not in self._open:
-            connection = _connect(self.options)
-            _prepare(connection, level, self.options)
-            self._open[level] = connection
+            self._open[level] = _connect(self.options, level)
         return self._open[level]
 
-    def _rows(self, connection: Any, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, tuple(params))
-            return list(cursor.fetchall())
 
-
-def connect(options: Options) -> Mysql:
-    return Mysql(options)
-
-
-def _connect(options: Options, **given: Any) -> Any:
+def _connect(options: Options, level: str, **given: Any) -> Any:
     parameters: dict[str, Any] = {"charset": "utf8mb4", "connect_timeout": 10, "autocommit": True}
     for name, value in options.parameters.items():
         parameters[_NAMES.get(name, name)] = value
@@ -109,15 +93,12 @@ def _connect(options: Options, **given: Any) -> Any:
     secret = options.secret()
     if secret is not None:
         parameters["password"] = secret
-    return connected(
+    connection = connected(
         options,
         lambda: MySQLdb.connect(**parameters, **given),
         (MySQLdb.OperationalError,),
         lambda error: error.args[0] in _REFUSED,
     )
-
-
-def _prepare(connection: Any, level: str, options: Options) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
         # Spark may take its time between two batches.
@@ -129,3 +110,4 @@ def _prepare(connection: Any, level: str, options: Options) -> None:
                 if "mariadb" in connection.get_server_info().lower()
                 else f"SET SESSION max_execution_time = {int(seconds * 1000)}"
             )
+    return connection

@@ -34,9 +34,25 @@ class Postgres(Database):
     scan = PostgresScan
     errors = (adbc_driver_manager.Error,)
 
-    def __init__(self, options: Options, connection: Any) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._connection = connection
+        parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
+        parameters |= options.parameters
+        if options.statement_timeout:
+            given = parameters.get("options", "")
+            timeout = int(options.statement_timeout * 1000)
+            parameters["options"] = f"{given} -c statement_timeout={timeout}".strip()
+        secret = options.secret()
+        if secret is not None:
+            parameters["password"] = secret
+        # Every parameter in the query: hosts may be folders of sockets.
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+        self._connection: Any = connected(
+            options,
+            lambda: adbc.connect(f"postgresql://?{query}", autocommit=True),
+            (adbc_driver_manager.Error,),
+            lambda error: _REFUSED.search(str(error)),
+        )
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         """See ``Database``. No statement of ours has parameters here."""
@@ -81,24 +97,3 @@ class Postgres(Database):
 
     def close(self) -> None:
         self._connection.close()
-
-
-def connect(options: Options) -> Postgres:
-    parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
-    parameters |= options.parameters
-    if options.statement_timeout:
-        given = parameters.get("options", "")
-        timeout = int(options.statement_timeout * 1000)
-        parameters["options"] = f"{given} -c statement_timeout={timeout}".strip()
-    secret = options.secret()
-    if secret is not None:
-        parameters["password"] = secret
-    # Every parameter in the query: hosts may be folders of sockets.
-    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
-    connection = connected(
-        options,
-        lambda: adbc.connect(f"postgresql://?{query}", autocommit=True),
-        (adbc_driver_manager.Error,),
-        lambda error: _REFUSED.search(str(error)),
-    )
-    return Postgres(options, connection)

@@ -14,33 +14,29 @@ import pyarrow as pa
 
 from ...eventlog.scans.sqlite import SqliteScan
 from ...exceptions import Unreachable
-from ..database import Database, conformed
+from ..database import Database, batches_of
 from ..options import Options
-
-#: Rows made into columns at once.
-ROWS = 10_000
 
 
 class Sqlite(Database):
-    """One connection, which can only read."""
-
     scan = SqliteScan
     compares_times = False
     errors = (sqlite3.Error,)
 
-    def __init__(self, options: Options, connection: sqlite3.Connection) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._connection = connection
+        path = Path(options.parameters["dbname"]).absolute()
+        try:
+            self._connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)
+            self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
+        except sqlite3.Error as error:
+            raise Unreachable(f"{options.url} cannot be opened: {error}") from error
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql.replace("%s", "?"), tuple(params)).fetchall()
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        cursor = self._connection.execute(sql)
-        while rows := cursor.fetchmany(ROWS):
-            columns = [pa.array(column) for column in zip(*rows, strict=True)]
-            batch = pa.RecordBatch.from_arrays(columns, names=schema.names)
-            yield conformed(batch, schema, self.options.time_zone)
+        return batches_of(self._connection.execute(sql), schema, self.options.time_zone)
 
     def literal(self, value: Any) -> str:
         if isinstance(value, str):
@@ -52,13 +48,3 @@ class Sqlite(Database):
 
     def close(self) -> None:
         self._connection.close()
-
-
-def connect(options: Options) -> Sqlite:
-    path = Path(options.parameters["dbname"]).absolute()
-    try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)
-        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
-    except sqlite3.Error as error:
-        raise Unreachable(f"{options.url} cannot be opened: {error}") from error
-    return Sqlite(options, connection)

@@ -24,19 +24,9 @@ __all__ = ["LIMIT", "Recorded", "accepted_gaps", "lines", "record"]
 LIMIT = 10_000
 _BATCH = 1000
 
-_AGAIN: dict[str, Any] = {
-    "state": Gap.State.OPEN,
-    "attempts": 0,
-    "settled_at": None,
-    "settled_by": "",
-    "reason": "",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What became of the gaps of an audit."""
-
     #: New, grown, or open again.
     written: int
     #: Recorded by an earlier audit already, and still open.
@@ -70,18 +60,19 @@ def record(
     """
     using = using or log_alias(log)
     missing = [defect for defect in defects if defect.kind in MISSING]
-    left_out = len(missing) - len(missing[:LIMIT])
+    left_out = max(0, len(missing) - LIMIT)
     found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}
     known = {(gap.stream, gap.first): gap for gap in _rows(log, using).iterator()}
     new, unchanged, written = [], [], 0
     for (stream, first), last in found.items():
         gap = known.get((stream, first))
         if gap is None:
-            new.append(_gap(log, stream, first, last))
+            given = {"stream": stream, "first": first, "last": last}
+            new.append(Gap(kind=Gap.Kind.VERSION, log=log._meta.db_table, **given))
         elif gap.state == Gap.State.OPEN and gap.last == last:
             unchanged.append(gap.pk)
         elif gap.state != Gap.State.SKIPPED or gap.last < last:
-            written += _change(gap, using, last=last, **_AGAIN)
+            written += _change(gap, using, last=last, **Gap.UNSETTLED)
     # Two audits at a time write the same rows.
     Gap.objects.using(using).bulk_create(new, batch_size=_BATCH, ignore_conflicts=True)
     for start in range(0, len(unchanged), _BATCH):
@@ -115,9 +106,8 @@ def _settle(
             reason = f"Part of a larger gap by now: versions {larger[0][0]} to {larger[0][1]}."
             _change(gap, using, state=Gap.State.CLOSED, settled_at=DatabaseNow(), reason=reason)
         elif whole or _there(gap.stream, gap.first, last, log, using):
-            filled += _change(
-                gap, using, last=last, state=Gap.State.FILLED, settled_at=DatabaseNow()
-            )
+            settled = {"state": Gap.State.FILLED, "settled_at": DatabaseNow()}
+            filled += _change(gap, using, last=last, **settled)
     return filled
 
 
@@ -131,11 +121,6 @@ def _change(gap: Gap, using: str, **values: Any) -> int:
     return int(unchanged.update(**values))
 
 
-def _gap(log: type[EventLog], stream: str, first: int, last: int) -> Gap:
-    return Gap(kind=Gap.Kind.VERSION, log=log._meta.db_table, stream=stream, first=first, last=last)
-
-
 def _rows(log: type[EventLog], using: str) -> Any:
-    return Gap.objects.using(using).filter(
-        kind=Gap.Kind.VERSION, subscription="", log=log._meta.db_table
-    )
+    gaps = Gap.objects.using(using).filter(kind=Gap.Kind.VERSION, subscription="")
+    return gaps.filter(log=log._meta.db_table)

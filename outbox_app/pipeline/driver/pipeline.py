@@ -22,11 +22,11 @@ from ...conf import outbox_settings
 from ...eventlog.registry import log_named, require_archivable
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
+from ..options import Options
+from ..session import is_local, is_running, reason, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from ..options import Options
 
 #: Where a session that is started here finds the password of an alias; its name follows.
 PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
@@ -89,8 +89,6 @@ def pipeline(
         PipelineError, ReadRefused, UnknownLog: What cannot be done, in one message. What Spark
             raises becomes a ``PipelineError``.
     """
-    from ..session import is_local, is_running, spark_session
-
     model = log_named(log or Event._meta.db_table)
     if archives:
         require_archivable(model)
@@ -117,8 +115,6 @@ def pipeline(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from ..session import reason
-
     connections[alias].close()  # it may be long before it is needed again
     try:
         yield Pipeline(session, options, model, alias)
@@ -141,8 +137,6 @@ def _password_variable(using: str) -> str:
 
 def log_options(log: type[EventLog], *, using: str, **given: str) -> Options:
     """Return the options with which Spark reads a log. Raises ``InvalidOption``."""
-    from ..options import Options
-
     conf = outbox_settings()
     values = {
         "url": database_url(using),
