@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID, uuid4
 from zlib import crc32
@@ -145,14 +146,8 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
 
 
 def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in _STRINGS.sub("", text):
-        if character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
+    brackets = (each for each in _STRINGS.sub("", text) if each in "[]{}")
+    return max(accumulate(1 if each in "[{" else -1 for each in brackets), default=0)
 
 
 def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:

@@ -24,8 +24,6 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A requirement that a log does not meet."""
-
     id: str
     text: str
     hint: str

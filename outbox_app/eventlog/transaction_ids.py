@@ -109,10 +109,7 @@ def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[in
 
 
 def adopt(reader: LogReader, state: WindowState) -> WindowState:
-    """Return the state for a cluster that continues the transaction ids of the one before.
-
-    Raises ``ReadRefused`` where it does not.
-    """
+    """Return the state for a cluster that continues the ids before it. Raises ``ReadRefused``."""
     if not isinstance(state, PostgresState):
         return state
     here = reader.window.start()  # refuses rows of transactions that this cluster has not begun

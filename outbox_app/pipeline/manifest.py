@@ -161,20 +161,14 @@ class Manifest:
 
     @classmethod
     def make(cls, store: Store, log: str) -> Manifest:
-        """Make an archive of an empty folder, or read the one that is there.
-
-        Raises ``ArchiveRefused``.
-        """
+        """Make an archive of an empty folder, or read the one there. Raises ``ArchiveRefused``."""
         if not cls.is_made(store):
             store.write(_IDENTITY, json.dumps({"format": FORMAT, "log": log}).encode())
         return cls.load(store, log)
 
     @staticmethod
     def is_made(store: Store) -> bool:
-        """Say whether the folder is an archive, of any log; False: it is empty.
-
-        Raises ``ArchiveRefused``.
-        """
+        """Say whether the folder is an archive; False: it is empty. Raises ``ArchiveRefused``."""
         files = [name for name in store.list() if name != "_lock" and not name.endswith(".tmp")]
         if files and _IDENTITY not in files:
             raise ArchiveRefused(
@@ -205,10 +199,8 @@ class Manifest:
         self.store.write(entry.name, entry.dump())
         failpoint("archive_committed")
         old = [each for each in self.entries if _is_within(each, entry)]
-        self.entries = sorted(
-            [each for each in self.entries if each not in old] + [entry],
-            key=lambda each: each.first,
-        )
+        kept = [each for each in self.entries if each not in old]
+        self.entries = sorted([*kept, entry], key=lambda each: each.first)
         for each in old:
             if each.name != entry.name:
                 self.store.delete(each.name)

@@ -95,13 +95,11 @@ class Offsets(LogScan[Offset]):
             return
         source = self.scan.source
         named = self.database.column("message_id")
-        found = self.database.run(
-            f"SELECT {named} FROM {source} WHERE id = {offset.position}", []
-        ) or self.database.run(
-            # Pruned, and then everything before it is, but for what has come since.
-            f"SELECT 1 FROM {source} WHERE id < {offset.position} "
-            f"AND NOT {self.scan.unread(state)} LIMIT 1",
-            [],
+        here = f"SELECT {named} FROM {source} WHERE id = {offset.position}"
+        # Pruned, and then everything before it is, but for what has come since.
+        before = f"SELECT 1 FROM {source} WHERE id < {offset.position} AND NOT"
+        found = self.database.run(here, []) or self.database.run(
+            f"{before} {self.scan.unread(state)} LIMIT 1", []
         )
         if found and _hex(found[0][0]) != _hex(offset.message_id):
             raise ForeignCursor(

@@ -92,11 +92,8 @@ def spark_session(
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master:
             builder = builder.master(master)
-        for key, value in ({} if submitted else _light(str(master))).items():
-            builder = builder.config(key, value)
-        for key, value in (settings or {}).items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        ours = {} if submitted else _light(str(master))
+        session = builder.config(map={**ours, **(settings or {})}).getOrCreate()
     register(session)
     return session
 
@@ -112,9 +109,8 @@ def is_running() -> bool:
 
 def is_local(master: str | None) -> bool:
     """Say whether a session with this master has its executors started by this process."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return False
-    return master is None or master.startswith("local")
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    return not submitted and (master is None or master.startswith("local"))
 
 
 def require_java() -> None:
@@ -135,16 +131,12 @@ def require_java() -> None:
 
 
 def _light(master: str) -> dict[str, str]:
-    settings = {
-        **_SETTINGS,
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-    }
+    settings = {**_SETTINGS, "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     if master.startswith("local"):
         settings |= _LOCAL_SETTINGS
-        settings |= {
-            "spark.sql.shuffle.partitions": str(_cores(master)),
-            "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), "outbox-warehouse"),
-        }
+        settings["spark.sql.shuffle.partitions"] = str(_cores(master))
+        warehouse = os.path.join(tempfile.gettempdir(), "outbox-warehouse")
+        settings["spark.sql.warehouse.dir"] = warehouse
     return settings
 
 
@@ -156,10 +148,7 @@ def _cores(master: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """Return what a task or Spark itself has raised, in one line.
-
-    A task's own error stands at the end of many traces; those are in Spark's log.
-    """
+    """Return what a task or Spark itself has raised, in one line: the traces are in Spark's log."""
     text = str(error)
     for pattern in _RAISED:
         if raised := pattern.search(text):

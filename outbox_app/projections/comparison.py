@@ -8,7 +8,6 @@ writing. Columns that hold the time of writing (``auto_now``) are not compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -55,7 +54,10 @@ def compare(
     comparison began. Called inside the snapshot.
     """
     tables = _Tables(live, shadow, using)
-    with _snapshot(using):
+    with transaction.atomic(using=using):
+        if connections[using].vendor != "sqlite":
+            with connections[using].cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         counts = tables.counts()
         keys = set(unsettled())
         moving = tables.counts_of(keys)
@@ -146,12 +148,3 @@ class _Tables:
 def _is_compared(field: Any) -> bool:
     written = getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False)
     return not (field.primary_key or field.generated or written)
-
-
-@contextmanager
-def _snapshot(using: str) -> Iterator[None]:
-    with transaction.atomic(using=using):
-        if connections[using].vendor != "sqlite":
-            with connections[using].cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        yield

@@ -7,7 +7,9 @@ state that has seen it. No tombstones are written: the reader may have no right 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 
 from ..scan import LogScan, dealt, ranges
 from ..state import MysqlState
@@ -111,19 +113,14 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
 def _without(intervals: Iterable[Interval], holes: list[Interval]) -> list[Interval]:
     """Return what is left of intervals; both are in order and do not overlap."""
     found: list[Interval] = []
-    at = 0
     for first, last in intervals:
-        while at < len(holes) and holes[at][1] < first:
-            at += 1
-        n = at
-        while first <= last:
-            if n == len(holes) or holes[n][0] > last:
-                found.append((first, last))
-                break
-            if first < holes[n][0]:
-                found.append((first, holes[n][0] - 1))
-            first = holes[n][1] + 1
-            n += 1
+        begin = bisect_left(holes, first, key=itemgetter(1))
+        for a, b in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
+            if first < a:
+                found.append((first, a - 1))
+            first = b + 1
+        if first <= last:
+            found.append((first, last))
     return found
 
 

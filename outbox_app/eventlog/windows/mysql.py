@@ -79,7 +79,8 @@ class MysqlWindow(Window[MysqlState]):
             # What a row's writer could see has a lower position, and was committed before: it is
             # seen now. If it was missing in a view that is no cut, this finds it.
             reach = rows[-1][0] if full else high
-            there = [run for run in _clipped(runs, reach) if any_between(seen, run[0], run[1])]
+            near = [(first, min(last, reach), None) for first, last, _ in runs if first <= reach]
+            there = [run for run in near if any_between(seen, run[0], run[1])]
             late = self._rows(None, there, columns=columns, limit=most, only=only)
             if not late:
                 break
@@ -157,11 +158,7 @@ class MysqlWindow(Window[MysqlState]):
         return sorted(rows, key=itemgetter(0))[:limit]
 
     def _look(self, runs: Runs) -> tuple[list[int], float]:
-        """Look for rows of the runs, committed or not.
-
-        Returns:
-            Positions in order: at least one of each run in which there is any; and the time.
-        """
+        """Return positions of rows, committed or not (one a run, at least), and the time."""
         if not runs:
             return [], 0.0
         assert self.dirty is not None
@@ -260,10 +257,6 @@ def between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, Non
         if position > before + 1:
             yield before + 1, position - 1, None
         before = position
-
-
-def _clipped(runs: Runs, reach: int) -> Runs:
-    return [(first, min(last, reach), since) for first, last, since in runs if first <= reach]
 
 
 def any_between(positions: Sequence[int], first: int, last: int) -> bool:

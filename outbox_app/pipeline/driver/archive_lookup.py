@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class ArchiveLookup:
-    """The rows of an archive, asked for in the order of their positions.
-
-    Raises ``ArchiveRefused``, ``NoSpark``.
-    """
+    """The rows of an archive, asked for in the order of their positions."""
 
     def __init__(self, folder: str, log: str) -> None:
         try:
@@ -37,21 +34,17 @@ class ArchiveLookup:
         self._open: dict[str, tuple[int, dict[int, str]]] = {}
 
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
-        """Return how many of the rows, from the first one on, are in the archive.
+        """Return how many of the rows are archived, up to the first that is not.
 
         Raises ``ArchiveRefused``.
         """
-        if not rows:
-            return 0
-        known: dict[int, str] = {}
-        for ids in self._between(rows[0][0], rows[-1][0]):
-            known |= ids
+        known = self._between(rows[0][0], rows[-1][0]) if rows else {}
         for count, (position, message_id) in enumerate(rows):
             if known.get(position) != _plain(message_id):
                 return count
         return len(rows)
 
-    def _between(self, first: int, last: int) -> list[dict[int, str]]:
+    def _between(self, first: int, last: int) -> dict[int, str]:
         """Return the rows of all files that may hold some of these positions."""
         from ..parquet import read_checked
 
@@ -72,7 +65,10 @@ class ArchiveLookup:
             ids = map(_plain, table["message_id"].to_pylist())
             rows = dict(zip(table["id"].to_pylist(), ids, strict=True))
             self._open[file.name] = (file.last, rows)
-        return [rows for _, rows in self._open.values()]
+        known: dict[int, str] = {}
+        for _, rows in self._open.values():
+            known |= rows
+        return known
 
 
 def _in_order(manifest: Manifest) -> list[File]:
