@@ -11,13 +11,15 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from outbox_app import subscriber
+from outbox_app.entities import Command, Outcome
+from outbox_app.entities.verification import differences
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import Cursor, StreamHead
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.testing import published_events
-from tests.entities.models import Account, AccountVersion
+from tests.entities.models import Account, AccountVersion, Stock, StockVersion
 from tests.entities.projected import StateOf
 from tests.eventlog.completeness.conftest import Reading
 from tests.faults.tools import on
@@ -89,6 +91,49 @@ def test_a_projection_has_the_newest_state(alias, ask, run, options):
     assert list(rows.all()) == (expected if options else [])
     run("states")
     assert list(rows.all()) == expected
+
+
+@pytest.mark.parametrize("options", [{"push": True}, {"inline": True}], ids=str)
+def test_a_projection_is_given_a_batch(alias, ask, options):
+    declare(StateOf, "states", **options)
+    ask("open", {"owner": "ann", "balance": 10}, command_id="x")
+    commands = [Command("a", "withdraw", {"amount": 4}, command_id=f"x{n}") for n in range(3)]
+    Account.execute_many(commands, using=alias)
+    assert AccountVersion.objects.using(alias).count() == 4
+    rows = Status.objects.using(alias).values_list("version", "status", "path")
+    assert list(rows) == [(4, "x2 refused: balance", '{"balance": 2, "owner": "ann"}')]
+
+
+def test_an_inline_projection_that_raises_fails_one_command_of_a_batch(alias, ask, rows):
+    def apply(self, event, row):
+        if event.command_id == "x1":
+            raise ValueError(event.command_id)
+        return StateOf.apply(self, event, row)
+
+    declare(StateOf, "states", inline=True, apply=apply)
+    ask("open", {"owner": "ann", "balance": 10}, command_id="x")
+    commands = [Command("a", "withdraw", {"amount": 1}, command_id=f"x{n}") for n in range(4)]
+    found = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert [type(each) for each in found] == [Outcome, ValueError, Outcome, Outcome]
+    assert [state["balance"] for *_, state in rows()] == [10, 9, 8, 7]
+    row = Status.objects.using(alias).get()
+    assert (row.version, row.path) == (4, '{"balance": 7, "owner": "ann"}')
+
+
+def test_states_that_are_kept_for_the_last_of_a_batch_alone(alias, run):
+    seen = []
+    subscriber("stock", logs=[StockVersion])(seen.extend)
+    commands = [Command("s", "take", {"pieces": 2}, command_id=f"x{n}") for n in range(3)]
+    fill = Command("s", "fill", {"pieces": 4}, command_id="fill")
+    Stock.execute_many([fill, *commands], using=alias)
+    run("stock")
+    assert [(each.response, each.state) for each in seen] == [
+        (None, None),
+        (2, None),
+        (0, None),
+        ({"code": "sold_out", "text": "Sold out."}, {"left": 0}),
+    ]
+    assert list(differences(Stock, using=alias)) == []
 
 
 def test_an_inline_projection_that_raises_fails_the_command(alias, account, ask, rows):

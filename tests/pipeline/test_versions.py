@@ -72,6 +72,17 @@ def test_the_columns_of_versions_are_there(alias, accounts, source_options):
     assert some[3] == {"rejected": True, "stream": "a"}
 
 
+@pytest.mark.timeout(300)
+@on("default", "postgres")
+def test_a_session_reads_versions(alias, accounts, spark, source_options):
+    frame = spark.read.format("outbox").options(**source_options(alias, model=AccountVersion))
+    refused = frame.load().where("rejected").orderBy("id").select("command_id", "state")
+    states = [row["state"] and json.loads(row["state"]) for row in refused.collect()]
+    assert states == [{"owner": "äñ' %s", "balance": 2}, None]
+    some = frame.schema("rejected boolean, command string").load()
+    assert some.groupBy("command").count().where("command = 'open'").first()["count"] == 2
+
+
 def test_other_logs_are_as_they_were(alias, source_options):
     for options in (source_options(alias), source_options(alias, model=Ledger)):
         assert OutboxDataSource(options).schema() == SCHEMA
