@@ -6,7 +6,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from ...conf import outbox_settings
@@ -24,14 +24,11 @@ class AppDrain:
     def __init__(self, name: str, *, using: str, batch_size: int) -> None:
         self.name = name
         self.backoff = Backoff(self)
-        self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
+        self.read = BatchReader(using=using, app=name, batch_size=batch_size).read
         self._publisher: Publisher | None = None
 
     def __str__(self) -> str:
         return f"broker of Celery app {self.name!r}"
-
-    def read(self, shards: Iterable[int]) -> list[Row]:
-        return self._reader.read(shards)
 
     def open(self) -> None:
         """Connect to the broker; one that is away is noted, and no error."""

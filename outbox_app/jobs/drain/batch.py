@@ -137,11 +137,9 @@ def apps_with_rows(*, using: str) -> list[str]:
     """Return the Celery apps that have rows, held ones too: one seek in the index for each."""
     found: list[str] = []
     names = StagedJob.objects.using(using).order_by("app").values_list("app", flat=True)
-    while True:
-        name = (names.filter(app__gt=found[-1]) if found else names).first()
-        if name is None:
-            return found
+    while (name := (names.filter(app__gt=found[-1]) if found else names).first()) is not None:
         found.append(name)
+    return found
 
 
 def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:

@@ -63,8 +63,7 @@ class DrainCounters:
         for row in rows:
             # None: a time that was edited by hand into nonsense.
             found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
-            if row.id > highest:
-                highest = row.id
+            highest = max(highest, row.id)
         self._highest_id = highest
         minute = self._counters.of(self._holder)
         if minute is None:

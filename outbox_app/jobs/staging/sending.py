@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
@@ -80,8 +79,7 @@ _AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
 _OURS = ("ordering_key", "using")
 
 
-@dataclass(frozen=True, slots=True)
-class ForcedStaging:
+class ForcedStaging(NamedTuple):
     """The call is inside ``stage()`` or ``stage_many()``: everything it sends is staged."""
 
     using: str
