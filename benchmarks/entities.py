@@ -303,6 +303,6 @@ CONTESTS: dict[str, Callable[[float], dict[str, float]]] = {
     "idle": lambda seconds: threaded(lambda name, _: add(name, "idle"), seconds, 1),
     "idle_async": idle_async,
     "direct": direct,
-    "many": lambda seconds: awaited("Hot", lambda _: some_entity(), seconds),
+    "many": lambda seconds: threaded(lambda name, _: add(name, some_entity()), seconds, THREADS),
     "many_single": many_single,
 }
