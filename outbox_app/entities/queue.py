@@ -25,6 +25,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections
+from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
@@ -49,8 +50,8 @@ class Waiting(Call):
     """A call in a line: of a thread, or of a coroutine, which has a future."""
 
     future: asyncio.Future[None] | None = None
-    #: Set when the call is answered, or is to lead.
-    woken: threading.Event = field(default_factory=threading.Event)
+    #: Of a thread: set when the call is answered, or is to lead.
+    woken: threading.Event | None = None
     leads: bool = False
 
 
@@ -96,15 +97,16 @@ class Queues:
 
     def ask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
         """Wait for the answer of a call, or lead."""
+        woken = call.woken = threading.Event()
         line = self._enter(call, entity, key, using=using)
         try:
-            woken = call.woken.wait(max(call.seconds_left, 0))
+            in_time = woken.wait(max(call.seconds_left, 0))
         except BaseException:
             self._abandon(line, call)
             raise
-        if not woken and self._leave(line, call):
+        if not in_time and self._leave(line, call):
             raise _timed_out(call)
-        if not call.woken.is_set():
+        if not woken.is_set():
             raise _unknown(call)
         if call.leads:
             self.lead(line, call)
@@ -124,9 +126,11 @@ class Queues:
         timer = loop.call_later(call.seconds_left, expire)
         try:
             await call.future
+        except BaseException:
+            self._leave(line, call)  # it was cancelled
+            raise
         finally:
             timer.cancel()
-            self._leave(line, call)  # where the coroutine was cancelled
         return call.result()
 
     def lead(self, line: Line, own: Waiting | None = None) -> None:
@@ -222,7 +226,7 @@ class Queues:
         if first is None:
             del self.lines[line.key]
             self.changed.notify_all()
-        elif first.future is None:
+        elif first.woken is not None:
             first.leads = True
             first.woken.set()
         else:
@@ -257,9 +261,9 @@ def _deliver(calls: Sequence[Waiting]) -> None:
     for number, call in enumerate(calls):
         if number == len(calls) // 2:
             failpoint("entity_answered")
-        if call.future is None:
+        if call.woken is not None:
             call.woken.set()
-        else:
+        elif call.future is not None:
             by_loop[call.future.get_loop()].append(call)
     for loop, answered in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed
@@ -309,6 +313,7 @@ atexit.register(lambda: queues.close())
 in_one_thread = False
 
 
+@async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
 def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process."""
     call = Waiting(request, _deadline(entity, timeout))
@@ -330,6 +335,7 @@ async def aask(entity: Any, request: Request, *, timeout: float | None, using: s
     return await queues.aask(call, entity, (using, scope, entity, request.id), using=using)
 
 
+@async_unsafe("In a coroutine, call execute_many() by sync_to_async: it would stop the loop.")
 def ask_many(
     entity: Any, requests: Sequence[Request], *, timeout: float | None, using: str
 ) -> list[Call]:

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.utils import translation
 
@@ -474,3 +475,14 @@ def test_a_child_begins_with_empty_queues(alias, account, withdraw, held, fresh)
         assert os.waitstatus_to_exitcode(status) == 2
         held.go.set()
         assert first.result().version == 3
+
+
+def test_a_coroutine_is_told_to_await(account, alias, rows):
+    """It would stop its loop, and fail every command of the batch that it led."""
+
+    async def ask():
+        Account.execute("a", "withdraw", {"amount": 1}, command_id="x", using=alias)
+
+    with pytest.raises(SynchronousOnlyOperation, match="await aexecute"):
+        asyncio.run(ask())
+    assert len(rows()) == 1
