@@ -78,6 +78,16 @@ class TeachingCommand(BaseCommand):
         if code := function(*args, using=options["database"], write=self.write, **given):
             raise SystemExit(code)
 
+    def confirm(self, question: str, *, option: str) -> None:
+        """Ask a person, and refuse where the answer is not yes. A script gives the option."""
+        try:
+            answer = input(f"{question} [y/N] ")
+        except EOFError:
+            answer = ""
+        if answer.strip().lower() not in ("y", "yes"):
+            text = f"Not confirmed, so nothing was changed. A script gives {option}."
+            raise CommandError(text)
+
     def write(self, line: str) -> None:
         """Write a line, escaped, at once: a log collector reads a pipe."""
         self.stdout.write(escaped(line))

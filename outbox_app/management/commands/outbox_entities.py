@@ -150,13 +150,8 @@ class Command(TeachingCommand):
         [entity] = types
         if options["interactive"]:
             count = shown_count(counted(entity.history(id, using=using)))
-            try:
-                answer = input(f"Erase {entity._meta.label} {id!r}, {count} versions? [y/N] ")
-            except EOFError:
-                answer = ""
-            if answer.strip().lower() not in ("y", "yes"):
-                text = "Not confirmed, so nothing was changed. A script gives --no-input."
-                raise CommandError(text)
+            question = f"Erase {entity._meta.label} {id!r}, {count} versions?"
+            self.confirm(question, option="--no-input")
         emptied = erase(entity, id, reason=reason, by=self.user, using=using, write=self.write)
         self.write(f"Erased {entity._meta.label} {id!r}: {emptied} versions emptied.")
         self.write(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,8 +93,6 @@ class Command(TeachingCommand):
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
-        work: Callable[[Pipeline, dict[str, Any]], None]
-        work = getattr(self, f"_{options['pipeline']}")
         try:
             with pipeline(
                 log=options["log"],
@@ -105,7 +103,7 @@ class Command(TeachingCommand):
                 password_file=options["password_file"],
                 password_env=options["password_env"],
             ) as run:
-                work(run, options)
+                getattr(self, f"_{options['pipeline']}")(run, options)
         except KeyboardInterrupt:
             text = "Interrupted. Nothing is lost: run it again."
             raise CommandError(text, returncode=130) from None

@@ -1,13 +1,15 @@
 """``manage.py outbox_status``: is work leaving, how late is it, what is dead, who drains.
 
 Thin: arguments in, ``monitoring.status`` and ``monitoring.diagnosis`` out. It changes nothing, and
-its exit code is for monitoring, so it runs no system checks first: it answers in any case.
+its exit code is for monitoring, so it runs no system checks first: it answers in any case. The
+table begins with what is wrong, and has one line for each thing to know: five seconds have to be
+enough. What comes from rows is shown on one line, cut, and without control characters.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import django.db
@@ -16,12 +18,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias, outbox_alias
 from ...models import Event
-from ...monitoring.diagnosis import Limits, is_healthy, problems
-from ...monitoring.status import outbox_status
+from ...models.counting import shown_count
+from ...monitoring.diagnosis import BAD, Limits, Problem, is_healthy, problems
+from ...monitoring.status import OutboxStatus, outbox_status
 from ...process.foreground import set_timeouts
 from ...process.preflight import require_alias, require_migrated
-from ...text import one_line
-from ..status_table import table
+from ...text import duration, one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
 HELP = """
@@ -47,8 +49,6 @@ EXIT_PROBLEM, EXIT_UNKNOWN = 1, 2
 
 
 def limit(name: str, kind: Callable[[str], float]) -> Callable[[str], float]:
-    """Return what reads a limit from the command line."""
-
     def number(text: str) -> float:
         try:
             value = kind(text)
@@ -61,8 +61,6 @@ def limit(name: str, kind: Callable[[str], float]) -> Callable[[str], float]:
 
 
 class Command(TeachingCommand):
-    """Shows how the outbox is doing."""
-
     help = HELP
     requires_system_checks = []
 
@@ -77,7 +75,6 @@ class Command(TeachingCommand):
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, database: str | None, **options: Any) -> None:
-        """Show it, and end with the exit code."""
         try:
             using = database or outbox_alias()
         except ImproperlyConfigured as error:  # 1 would say that it was asked
@@ -105,3 +102,63 @@ class Command(TeachingCommand):
                 self.write(line)
         if not is_healthy(wrong):
             raise SystemExit(EXIT_PROBLEM)
+
+
+def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
+    yield f"Outbox on database {status.database!r}: {verdict(found)}"
+    for problem in found:
+        yield f"  {'!' if problem.severity == BAD else '-'} {problem.text}"
+        if problem.detail:
+            yield f"    {problem.detail}"
+        yield f"    {problem.action}"
+    yield ""
+    backlog, held, rate, delay = status.backlog, status.held, status.per_minute, status.delay
+    age = f", the oldest {duration(backlog.oldest_seconds)} old" if backlog.rows else ""
+    yield f"ready       {backlog.shown}{age}"
+    yield (
+        f"held        {shown_count(held.due)} due now, {shown_count(held.within_the_hour)} within "
+        f"the hour, {shown_count(held.later)} later"
+    )
+    staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
+    yield f"per minute  {staged} staged, {rate.published:.0f} published, {rate.dead:.0f} dead"
+    if delay.p50 is not None:
+        parts = {"p50": delay.p50, "p95": delay.p95, "p99": delay.p99}
+        shown = (f"{name} {duration(value or 0, fine=True)}" for name, value in parts.items())
+        yield f"delay       {', '.join(shown)}"
+    most = [f"{row.total} {one_line(row.name, 80)}" for row in status.dead.errors]
+    more = ", …" if len(most) > 3 or not status.dead.complete else ""
+    yield f"dead        {shown_count(status.dead.total)}{': ' if most else ''}" + (
+        ", ".join(most[:3]) + more if most else ""
+    )
+    kinds = [f"{count} {kind}" for kind, count in status.incidents.items() if count]
+    yield f"incidents   {', '.join(kinds) or 'none'} in 24 hours"
+    yield f"drainers    {len(status.alive)} alive, {len(status.unowned_shards)} unowned shards"
+    for each in status.drainers:
+        trouble = one_line(each.drainer.trouble, 200)
+        yield (
+            f"  {one_line(each.drainer, 60):<30} {each.shards:>3} shards  "
+            f"{status.rate(each):>6.0f}/min  heartbeat {duration(each.silent_seconds)} ago"
+            f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
+        )
+    yield from subscriptions(status)
+
+
+def verdict(found: list[Problem]) -> str:
+    """Return the first line: problems that are bad, else warnings."""
+    bad = sum(each.severity == BAD for each in found)
+    if bad:
+        return "1 PROBLEM" if bad == 1 else f"{bad} PROBLEMS"
+    warnings = len(found)
+    return "fine" if not found else f"fine, {warnings} warning{'s' if warnings > 1 else ''}"
+
+
+def subscriptions(status: OutboxStatus) -> Iterator[str]:
+    if status.subscriptions:
+        rate = status.per_minute
+        yield f"events      {rate.handled:.0f} handled, {rate.failed:.0f} failed per minute"
+    for each in status.subscriptions:
+        late = f", the oldest {duration(each.oldest_seconds)} old" if each.behind else ""
+        parked = f"  {each.parked} streams parked" if each.parked else ""
+        yield f"  {one_line(each.name, 60):<30} {each.state:<8} {each.shown} behind{late}{parked}"
+    if status.subscriptions or status.gaps:
+        yield f"gaps        {shown_count(status.gaps)} open"

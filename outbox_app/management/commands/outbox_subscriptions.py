@@ -13,13 +13,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
-from ...exceptions import (
-    InvalidArgument,
-    InvalidSubscriber,
-    OutboxError,
-    ReadRefused,
-    ReplayRefused,
-)
+from ...exceptions import InvalidArgument, InvalidSubscriber, OutboxError, ReadRefused
 from ...models import Event
 from ...models.counting import LISTED
 from ...process.preflight import require_alias, require_migrated
@@ -202,7 +196,7 @@ class Command(TeachingCommand):
             self.write("Nothing was done.")
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
-            self._confirm("Skip these events?")
+            self.confirm("Skip these events?", option="--noinput")
         control.replay(
             name,
             place,
@@ -213,14 +207,6 @@ class Command(TeachingCommand):
             using=using,
         )
         self.write("Done.")
-
-    def _confirm(self, question: str) -> None:
-        try:
-            answer = input(f"{question} [y/N] ")
-        except EOFError:
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            raise ReplayRefused("Not confirmed, so nothing was changed. A script gives --noinput.")
 
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]
