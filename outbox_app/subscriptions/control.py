@@ -20,7 +20,8 @@ from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_named
-from ..exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
+from ..eventlog.window import TOMBSTONE
+from ..exceptions import ReadRefused, ReplayRefused, TransactionEnded, UnknownSubscription
 from ..models import (
     Cursor,
     DatabaseNow,
@@ -31,11 +32,12 @@ from ..models import (
     Lease,
     ParkedStream,
     Subscription,
+    counting,
 )
 from ..text import get_logger
 from .lag import served
 from .repartition import adopt_partitions
-from .start_point import Move, StartPoint, planned_move, position_of
+from .start_point import Move, StartPoint, autocommit_connection, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
@@ -111,23 +113,16 @@ def replay(
 ) -> list[Move]:
     """Move the cursors of a subscription to a place; paused or running, healthy or damaged.
 
-    Parked streams whose events all come again are deleted; the others stay parked, as their events
-    would not come. What is in flight now comes when it commits, whatever its position. A move that
-    passes over events not yet handled is refused, unless ``skip_ahead`` is true: then a row in
-    ``Gap`` says which, who decided (``by``), and why (``reason``). No cursor comes back to them.
+    It may never have run. ``log``, by table or label, is the only one to move in; else all that it
+    reads, and a position belongs to one log. Parked streams whose events all come again are
+    deleted; the others stay parked, as their events would not come. What is in flight now comes
+    when it commits, whatever its position. A move that passes over events not yet handled is
+    refused, unless ``skip_ahead`` is true: then a row in ``Gap`` says which, who decided (``by``),
+    and why (``reason``). No cursor comes back to them.
 
-    Args:
-        name: The subscription. It may never have run.
-        place: "beginning", "now", a position (what is behind it comes; of several logs name one) or
-            a time (what was recorded from then on comes, and what was recorded up to a second
-            before).
-        log: Only in this log, by table or label. Default: in all that it reads.
-
-    Raises:
-        UnknownSubscription, UnknownLog: There is none of this name.
-        ReplayRefused: The log has no such position, events would be passed over, or a page that is
-            being handled does not end. Nothing was changed.
-        ReadRefused: It is not known what has been committed.
+    Where it raises, nothing was changed. ``ReplayRefused``: the log has no such position, events
+    would be passed over, or a page that is being handled does not end. ``ReadRefused``: it is not
+    known what has been committed.
     """
     using = using or alias_of(name)
     moves = plan(name, place, log=log, using=using)
@@ -165,30 +160,58 @@ def _plan(
     cursors: list[Cursor],
     using: str,
 ) -> Move:
-    """Return where the cursors of a log go, and which events would not be handled any more."""
+    """Return where the cursors of a log go, and which events would not be handled any more.
+
+    The log is read on a connection of its own, in autocommit: the caller holds locks, and a
+    transaction that has written cannot tell what is committed.
+    """
     subscriber, table = _declared(name), log._meta.db_table
+    begins = subscriber is not None and subscriber.start == "beginning"
     by_part = {each.partition: each for each in cursors if each.log == table}
     reads = reads_of(name, using)
-    parts: list[tuple[Cursor | None, EventFilter]] = [
-        (by_part.get(part), EventFilter(reads.get("topics"), reads.get("types"), partitions, part))
-        for part in range(partitions)
-        if part in by_part or (subscriber and subscriber.start == "beginning")
-    ]
     reader = LogReader(
         log,
         using=(subscriber and subscriber.read_from) or using,
         by_time=bool(subscriber and subscriber.by_time),
     )
+    passed: list[tuple[int, str, str]] = []
+    with autocommit_connection(reader.using) as run:
+        reader.window.run = run
+        try:
+            state = reader.window.start(after)
+            [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
+            for part in range(partitions):
+                cursor = by_part.get(part)
+                if cursor is None and not begins:
+                    continue  # it would begin behind what there is
+                only = EventFilter(reads.get("topics"), reads.get("types"), partitions, part)
+                wanted, params = only.sql()
+                passed += run(
+                    f"SELECT id, type, stream FROM {reader.window.source} WHERE "
+                    f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
+                    f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
+                    f"LIMIT {counting.MANY + 1}",
+                    params,
+                )
+        finally:
+            reader.close()
     # Those of parked streams are not lost: they come with the release.
-    parked = ParkedStream.objects.using(using).filter(subscription=name, log=table)
-    streams = set(parked.values_list("stream", flat=True))
-    return planned_move(
-        reader,
-        after,
-        parts,
-        before=max((each.position for each in by_part.values()), default=None),
-        parked=streams,
-    )
+    rows = ParkedStream.objects.using(using).filter(subscription=name, log=table)
+    parked = set(rows.values_list("stream", flat=True))
+    passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
+    before = max((each.position for each in by_part.values()), default=None)
+    return Move(log, before, after, state.dump(), last or 0, passed)
+
+
+def _unread(reader: LogReader, cursor: Cursor | None) -> str:
+    if cursor is None:
+        return "(1 = 1)"
+    try:
+        state = reader.load(cursor.state)
+        reader.window.verify(state)
+    except ReadRefused:  # damaged: its position is what there is to go by
+        return f"(id > {int(cursor.position)})"
+    return reader.window.unread(state)
 
 
 def _move(row: Subscription, move: Move, using: str) -> None:

@@ -35,7 +35,6 @@ class PartitionsDiffer(ReadRefused):
 
     @classmethod
     def between(cls, name: str, before: int, wanted: int, why: str = "") -> PartitionsDiffer:
-        """Return the error for a number in the database and one in the code."""
         return cls(
             f"Subscription {name!r} has {before} partitions in the database and {wanted} in the "
             f"code. {why or 'Its events would be handled twice or not at all.'} Run manage.py "
@@ -60,15 +59,46 @@ class LogCursor:
     state: WindowState
     stored_at: float
 
+    def store_position(
+        self,
+        state: WindowState,
+        *,
+        handled: int,
+        position: int = 0,
+        failed_event: dict[str, Any] | None = None,
+    ) -> None:
+        """Move it, in the open transaction of the effects, unless it was moved meanwhile."""
+        row = self.cursor
+        rows = Cursor.objects.using(row._state.db).filter(pk=row.pk, revision=row.revision)
+        if not rows.move(
+            state=state.dump(),
+            position=max(row.position, position),
+            handled=F("handled") + handled,
+            moved_at=DatabaseNow(),
+            failed_event=failed_event,
+        ):
+            raise CursorConflict(
+                f"The cursor {row} was moved by another process; this page is dropped."
+            )
+
+    def apply_position(
+        self, state: WindowState, *, position: int = 0, failed_event: dict[str, Any] | None = None
+    ) -> None:
+        """Set in memory what ``store_position`` wrote, once it is committed."""
+        row, self.state = self.cursor, state
+        row.state = state.dump()
+        row.position = max(row.position, position)
+        row.revision += 1
+        row.failures = 0
+        row.error = ""
+        row.failed_event = failed_event
+
 
 def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
     """Return the cursor of a partition in a log; made where it has never run.
 
-    Raises:
-        Paused: The subscription is. ``pause`` bumps the revisions in the same transaction, so a
-            position cannot be stored any more with a cursor that was returned before.
-        PartitionsDiffer: In the database the subscription has another number of partitions.
-        CursorConflict: The cursor was deleted meanwhile.
+    Raises ``Paused`` where the subscription is: ``pause`` bumps the revisions in the same
+    transaction, so a position cannot be stored any more with a cursor that was returned before.
     """
     # One statement: a pause that comes between two of them would be missed.
     paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
@@ -114,49 +144,6 @@ def _begin(subscriber: Subscriber, reader: LogReader) -> None:
         Cursor.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
 
-def store_position(
-    cursor: Cursor,
-    state: WindowState,
-    *,
-    handled: int,
-    position: int,
-    using: str,
-    failed_event: dict[str, Any] | None = None,
-) -> None:
-    """Move a cursor, in the open transaction of the effects.
-
-    Raises:
-        CursorConflict: It was moved since it was read.
-    """
-    rows = Cursor.objects.using(using).filter(pk=cursor.pk, revision=cursor.revision)
-    if not rows.move(
-        state=state.dump(),
-        position=max(cursor.position, position),
-        handled=F("handled") + handled,
-        moved_at=DatabaseNow(),
-        failed_event=failed_event,
-    ):
-        raise CursorConflict(
-            f"The cursor {cursor} was moved by another process; this page is dropped."
-        )
-
-
-def apply_position(
-    cursor: Cursor,
-    state: WindowState,
-    *,
-    position: int,
-    failed_event: dict[str, Any] | None = None,
-) -> None:
-    """Set in memory what ``store_position`` wrote, once it is committed."""
-    cursor.state = state.dump()
-    cursor.position = max(cursor.position, position)
-    cursor.revision += 1
-    cursor.failures = 0
-    cursor.error = ""
-    cursor.failed_event = failed_event
-
-
 def is_locked(cursor: Cursor, *, using: str) -> bool:
     """Say whether another process has locked the cursor's row: it is handling a page.
 
@@ -174,16 +161,11 @@ def is_locked(cursor: Cursor, *, using: str) -> bool:
 
 
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
-    """Record why a cursor does not move. Returns the seconds after which to try again.
+    """Record why a cursor does not move: it is as before the page, which had ``handled`` events.
 
-    Where the page's transaction was ended, and the cursor's move committed by that, it is put back
-    and stops until a person decides: by then its effects may be there in part.
-
-    Args:
-        cursor: The cursor, as it was before the page.
-        error: What the page failed with.
-        handled: Events of the page.
-        using: Database alias.
+    Returns the seconds after which to try again. Where the page's transaction was ended, and the
+    cursor's move committed by that, it is put back and stops until a person decides: by then its
+    effects may be there in part.
     """
     cursor.failures += 1
     rows = Cursor.objects.using(using).filter(pk=cursor.pk)

@@ -39,8 +39,6 @@ class CheckedPage(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The result of handling a page."""
-
     #: Rows that were read.
     rows: int = 0
     #: Whether there may be more at once.
@@ -89,9 +87,7 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
 def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
     """Return the attempt at one event that fails; or the last one, where all of the page succeeds.
 
-    Args:
-        failed: The page as a whole.
-        attempt: Tries a page of at most so many rows, from where the cursor is by then.
+    ``attempt`` tries a page of at most so many rows, from where the cursor is by then.
     """
     left, tried = failed.rows, failed
     while left > 0:

@@ -27,8 +27,6 @@ MAX_ROWS = 100
 
 
 class IdGaps:
-    """The missing positions of one partition."""
-
     def __init__(
         self,
         subscriber: Subscriber,
@@ -48,7 +46,6 @@ class IdGaps:
         self._next_look: dict[str, float] = {}
 
     def load(self) -> None:
-        """Read which rows are open."""
         self._open = {}
         mine = Q(partition=self.part)
         if self.part == 0:  # with those of partitions that are no more

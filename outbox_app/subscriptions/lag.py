@@ -110,11 +110,9 @@ class SubscriptionLag:
 
 
 def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
-    """Return the subscriptions of an alias by name; declared ones that have never run as well.
+    """Return these subscriptions of an alias by name; by default the first ``counting.LISTED``.
 
-    Args:
-        using: Database alias.
-        names: Which. Default: the first ``counting.LISTED``.
+    Declared ones that have never run as well.
     """
     # One that cannot run belongs to no alias, and is shown on each.
     declared = {e.name: e for e in all_subscribers() if e.fault or e.using == using}
@@ -192,15 +190,10 @@ def served(names: list[str], using: str) -> set[str]:
     """Return which of these subscriptions a process runs."""
     resources = {f"subscription:{name}": name for name in names}
     rows = Process.objects.using(using).filter(resource__in=list(resources))
-    beats: list[tuple[str, float, datetime, datetime]] = list(
-        rows.annotate(now=DatabaseNow()).values_list(
-            "resource", "lease_seconds", "heartbeat_at", "now"
-        )
-    )
     return {
-        resources[resource]
-        for resource, lease, beat, now in beats
-        if (now - beat).total_seconds() <= lease
+        resources[row.resource]
+        for row in rows.annotate(now=DatabaseNow())
+        if (row.now - row.heartbeat_at).total_seconds() <= row.lease_seconds
     }
 
 

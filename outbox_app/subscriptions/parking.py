@@ -32,8 +32,6 @@ Handle = Callable[[list[RecordedEvent]], None]
 
 
 class Parking:
-    """The parked streams of one partition."""
-
     def __init__(self, subscriber: Subscriber, part: int, *, using: str) -> None:
         self.subscriber = subscriber
         self.part = part
@@ -44,12 +42,10 @@ class Parking:
         self.failed = 0
 
     def load(self) -> None:
-        """Read which streams are parked."""
         rows = self._rows().values_list("log", "stream", "version")
         self.parked = {(log, stream): version for log, stream, version in rows}
 
     def without(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
-        """Return the events of streams that are not parked."""
         if not self.parked:
             return events
         return [event for event in events if (event.log, event.stream) not in self.parked]
@@ -150,14 +146,7 @@ class Parking:
     ) -> None:
         """Record in the open transaction what was handled of a parked stream.
 
-        Args:
-            parked: The stream; where nothing of it is left, its row is deleted.
-            events: What was handled of it.
-            more: Whether more of it can be handled at once.
-            waits: Whether it waits for a version that is missing.
-
-        Raises:
-            CursorConflict: A person has skipped some of it in the meantime.
+        Where no ``more`` can be handled, and it ``waits`` for no version, its row is deleted.
         """
         key = (parked.log, parked.stream)
         if more or waits:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import django.db
 from django.db import close_old_connections, transaction
+from django.dispatch import Signal
 
 from ..conf import outbox_settings
-from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
@@ -29,17 +30,7 @@ from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import page_failed, page_handled
-from .cursors import (
-    CursorConflict,
-    LogCursor,
-    apply_position,
-    cursor_of,
-    evidence,
-    fail,
-    is_locked,
-    is_stopped,
-    store_position,
-)
+from .cursors import CursorConflict, LogCursor, cursor_of, evidence, fail, is_locked, is_stopped
 from .handling import Attempt, CheckedPage, call_handler, narrowed
 from .id_gaps import IdGaps
 from .parking import Parking
@@ -57,8 +48,6 @@ DATABASE_UNAVAILABLE = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class Partition:
-    """One partition of a subscription, run by this process."""
-
     def __init__(
         self,
         subscriber: Subscriber,
@@ -79,15 +68,7 @@ class Partition:
         self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
         self._cursors: list[LogCursor] = []
-        self._readers = [
-            LogReader(
-                log,
-                using=subscriber.read_from or self.using,
-                only=subscriber.read(part),
-                by_time=subscriber.by_time,
-            )
-            for log in subscriber.logs
-        ]
+        self._readers = subscriber.readers(using=self.using, only=subscriber.read(part))
         self._rest_until = float("-inf")
 
     @property
@@ -132,7 +113,6 @@ class Partition:
         return more or self.gaps.pause == 0
 
     def close(self) -> None:
-        """Close its connections."""
         for reader in self._readers:
             reader.close()
 
@@ -221,13 +201,9 @@ class Partition:
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
-                store_position(
-                    at.cursor,
-                    page.state,
-                    handled=len(found.events),
-                    position=page.position,
-                    failed_event=found.keeps,
-                    using=self.using,
+                count = len(found.events)
+                at.store_position(
+                    page.state, handled=count, position=page.position, failed_event=found.keeps
                 )
                 failpoint("advanced")
                 if parks:
@@ -248,21 +224,13 @@ class Partition:
 
     def _committed(self, at: LogCursor, found: CheckedPage, seconds: float) -> None:
         failpoint("committed")
-        at.state = found.page.state
-        apply_position(at.cursor, at.state, position=found.page.position, failed_event=found.keeps)
+        page = found.page
+        at.apply_position(page.state, position=page.position, failed_event=found.keeps)
         at.stored_at = self.clock()
         self.handled += len(found.events)
         self.error = ""
         if found.events:
-            page_handled.send_robust(
-                Partition,
-                using=self.using,
-                subscription=self.subscriber.name,
-                partition=self.part,
-                log=at.reader.table,
-                count=len(found.events),
-                seconds=seconds,
-            )
+            self._send(page_handled, at.reader.table, count=len(found.events), seconds=seconds)
 
     def _is_stale(self, at: LogCursor, state: WindowState) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
@@ -296,7 +264,7 @@ class Partition:
         handled, using = len(wanted), self.using
         try:
             with transaction.atomic(using=using):
-                store_position(at.cursor, at.state, handled=handled, position=0, using=using)
+                at.store_position(at.state, handled=handled)
                 failpoint("advanced")
                 if wanted:
                     self._handle(wanted)
@@ -317,7 +285,7 @@ class Partition:
                 return self._process_held(at, parked, len(events) // 2)
             return self._repark(at, parked, error, wanted)
         failpoint("committed")
-        apply_position(at.cursor, at.state, position=0)
+        at.apply_position(at.state)
         self.handled += handled
         return True
 
@@ -342,12 +310,8 @@ class Partition:
         close_old_connections()
         self._rest_until = self.clock() + delay
         self._cursors = []
-        page_failed.send_robust(
-            Partition,
-            using=self.using,
-            subscription=self.subscriber.name,
-            partition=self.part,
-            log=cursor.log,
-            error=error,
-            failures=cursor.failures,
-        )
+        self._send(page_failed, cursor.log, error=error, failures=cursor.failures)
+
+    def _send(self, signal: Signal, log: str, **facts: Any) -> None:
+        facts |= {"subscription": self.subscriber.name, "partition": self.part, "log": log}
+        signal.send_robust(Partition, using=self.using, **facts)

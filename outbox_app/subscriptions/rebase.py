@@ -42,8 +42,6 @@ EXIT_OK, EXIT_DAMAGED = 0, 1
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be done to a log."""
-
     reader: LogReader
     #: Highest position from before.
     last: int

@@ -25,25 +25,15 @@ from .subscriber import Subscriber
 def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False) -> None:
     """Make the cursors fit the declared number of partitions.
 
-    Args:
-        subscriber: The subscription.
-        using: Database alias.
-        merge: Go to a number that is no multiple, too: a person's act, or two versions of the code
-            that run side by side would undo each other's changes.
-
-    Raises:
-        PartitionsDiffer: They cannot, or not yet.
+    ``merge`` goes to a number that is no multiple, too: a person's act, or two versions of the code
+    that run side by side would undo each other's changes. Raises ``PartitionsDiffer`` where they
+    cannot fit, or not yet.
     """
     name, wanted = subscriber.name, subscriber.partitions
     rows = Subscription.objects.using(using).filter(pk=name)
     if rows.filter(partitions=wanted).exists():
         return
-    readers = {
-        log._meta.db_table: LogReader(
-            log, using=subscriber.read_from or using, by_time=subscriber.by_time
-        )
-        for log in subscriber.logs
-    }
+    readers = {reader.table: reader for reader in subscriber.readers(using=using)}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
         ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}

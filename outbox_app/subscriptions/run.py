@@ -48,8 +48,8 @@ def run(
     for fault in faults:
         write(f"subscription left out reason={fault}")
     prepare(chosen[0].using, write=write)
-    options = {"interval": interval, "batch_size": batch_size, "once": once}
-    work = partial(_run_here, chosen, options, write=write)
+    options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
+    work = partial(_run_here, chosen, once=once, write=write, **options)
     code = run_workers(work, count=processes, restart=not once, write=write)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
@@ -80,24 +80,20 @@ def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
 
 def _run_here(
     chosen: list[Subscriber],
-    options: dict[str, Any],
     *,
+    once: bool,
     write: Callable[[str], Any],
     parent: int | None = None,
+    **options: Any,
 ) -> int:
-    runner = Runner(
-        chosen,
-        interval=options["interval"],
-        batch_size=options["batch_size"],
-        on_turn=Progress(write, _progress, parent=parent),
-    )
+    runner = Runner(chosen, **options, on_turn=Progress(write, _progress, parent=parent))
     stop_on_signals(runner.stop)
     names = ",".join(each.name for each in chosen)
     write(f"subscriptions started database={runner.using} names={names}")
-    handled = runner.run(once=options["once"])
+    handled = runner.run(once=once)
     trouble = runner.trouble
     write(f"subscriptions stopped handled={handled}{trouble and f' trouble={trouble}'}")
-    return EXIT_STOPPED if options["once"] and trouble else EXIT_OK
+    return EXIT_STOPPED if once and trouble else EXIT_OK
 
 
 def _progress(runner: Runner, rate: float) -> str:

@@ -7,7 +7,7 @@ was recorded up to a second before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,23 +19,17 @@ from django.db.models import Max
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from ..eventlog.filter import EventFilter
-from ..eventlog.reader import LogReader
 from ..eventlog.registry import position_before
-from ..eventlog.window import TOMBSTONE, Run
-from ..exceptions import ReadRefused, ReplayRefused
-from ..models import Cursor, EventLog, counting
+from ..eventlog.window import Run
+from ..exceptions import ReplayRefused
+from ..models import EventLog, counting
 from ..text import one_line
 
 StartPoint = Literal["beginning", "now"] | int | datetime
 
 
 def parse_start_point(text: str) -> StartPoint:
-    """Return the place that a text names.
-
-    Raises:
-        ReplayRefused: It names none.
-    """
+    """Return the place that a text names. Raises ``ReplayRefused``."""
     text = text.strip()
     if text in ("beginning", "now"):
         return "beginning" if text == "beginning" else "now"
@@ -56,8 +50,7 @@ def parse_start_point(text: str) -> StartPoint:
 def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | None:
     """Return the position behind which a place lies; None: behind all that is committed.
 
-    Raises:
-        ReplayRefused: The log has no such position.
+    Raises ``ReplayRefused`` where the log has no such position.
     """
     if place == "now":
         return None
@@ -120,58 +113,6 @@ class Move:
             )
         passes = self.passes and f"; passes over {self.passes}"
         return f"{self.table}: from where it is ({here}) {there}{passes}"
-
-
-def planned_move(
-    reader: LogReader,
-    after: int | None,
-    cursors: Sequence[tuple[Cursor | None, EventFilter]],
-    *,
-    before: int | None,
-    parked: Collection[str],
-) -> Move:
-    """Return the move of these cursors behind a position.
-
-    The log is read on a connection of its own, in autocommit: the caller holds locks, and a
-    transaction that has written cannot tell what is committed.
-
-    Args:
-        reader: Of the log.
-        after: The position; None: behind all that is committed.
-        cursors: Each with its filter. None instead of a cursor: it would begin with the log.
-        before: Highest position that any cursor has passed.
-        parked: Streams whose events are not passed over.
-    """
-    with autocommit_connection(reader.using) as run:
-        reader.window.run = run
-        passed: list[tuple[int, str, str]] = []
-        try:
-            state = reader.window.start(after)
-            [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
-            for cursor, only in cursors:
-                wanted, params = only.sql()
-                passed += run(
-                    f"SELECT id, type, stream FROM {reader.window.source} WHERE "
-                    f"{_unread(reader, cursor)} AND NOT {reader.window.unread(state)} "
-                    f"{wanted and f'AND {wanted}'} AND type <> '{TOMBSTONE}' "
-                    f"LIMIT {counting.MANY + 1}",
-                    params,
-                )
-        finally:
-            reader.close()
-    passed = [each for each in sorted(passed)[: counting.MANY + 1] if each[2] not in parked]
-    return Move(reader.log, before, after, state.dump(), last or 0, passed)
-
-
-def _unread(reader: LogReader, cursor: Cursor | None) -> str:
-    if cursor is None:
-        return "(1 = 1)"
-    try:
-        state = reader.load(cursor.state)
-        reader.window.verify(state)
-    except ReadRefused:  # damaged: its position is what there is to go by
-        return f"(id > {int(cursor.position)})"
-    return reader.window.unread(state)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ exactly once; mail and HTTP calls happen at least once, so leave those to a task
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -17,6 +17,7 @@ from celery.app.task import Task
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
+from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
 from ..eventlog.registry import log_named
 from ..exceptions import InvalidSubscriber, OutboxError, UnknownLog, UnknownSubscription
@@ -86,6 +87,11 @@ class Subscriber:
         except OutboxError as error:
             return str(error)
         return ""
+
+    def readers(self, *, using: str, only: EventFilter | None = None) -> list[LogReader]:
+        """Return a reader of each of its logs. The caller closes them."""
+        alias, by_time = self.read_from or using, self.by_time
+        return [LogReader(log, using=alias, only=only, by_time=by_time) for log in self.logs]
 
     def only(self, part: int) -> EventFilter:
         """Return which rows one of its partitions handles."""
@@ -261,31 +267,30 @@ def _check(declared: Subscriber) -> None:
     name = declared.name
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidSubscriber(f"A name has 1 to {MAX_NAME} printable characters; got {name!r}.")
+    if fault := next(_faults(declared), None):
+        raise InvalidSubscriber(f"Subscription {name!r}: {fault}")
+
+
+def _faults(declared: Subscriber) -> Iterator[str]:
     for field, least, most in (("partitions", 1, MAX_PARTITIONS), ("max_backtracks", 0, 10**6)):
         value = getattr(declared, field)
         if type(value) is not int or not least <= value <= most:
-            raise InvalidSubscriber(
-                f"Subscription {name!r}: {field} must be an integer from {least} to {most}; got "
-                f"{value!r}."
-            )
+            yield f"{field} must be an integer from {least} to {most}; got {value!r}."
     size = declared.batch_size
     if size is not None and (type(size) is not int or size < 1):
-        raise InvalidSubscriber(f"Subscription {name!r}: batch_size must be at least 1.")
+        yield "batch_size must be at least 1."
     for field, choices in (("on_error", OnError), ("start", Start), ("on_gap", OnGap)):
         value = getattr(declared, field)
         if value not in get_args(choices):
-            raise InvalidSubscriber(
-                f"Subscription {name!r}: {field} must be one of {get_args(choices)}; got {value!r}."
-            )
+            yield f"{field} must be one of {get_args(choices)}; got {value!r}."
     if declared.by_time and declared.on_gap == "off":
-        raise InvalidSubscriber(
-            f"Subscription {name!r}: by_time alone would lose events that commit late. Give "
-            'on_gap="park" or on_gap="skip".'
+        yield (
+            'by_time alone would lose events that commit late. Give on_gap="park" or on_gap="skip".'
         )
     if declared.read_from is not None and not declared.by_time:
-        raise InvalidSubscriber(
-            f"Subscription {name!r}: read_from={declared.read_from!r} needs by_time=True: on a "
-            "replica it is not known what has been committed."
+        yield (
+            f"read_from={declared.read_from!r} needs by_time=True: on a replica it is not known "
+            "what has been committed."
         )
 
 

@@ -41,8 +41,6 @@ MAX_LOOKS = 100
 
 @dataclass(slots=True)
 class HeldStream:
-    """A held stream, in memory."""
-
     #: First version that was not handled.
     version: int
     #: When to look for it, by the clock.
@@ -72,7 +70,6 @@ class VersionGaps:
         return max(0.0, min(dues) - self.clock()) if dues else None
 
     def load(self) -> None:
-        """Read which streams are held."""
         self._held = {}
         if self.active and self.parking.parked:
             held = set(self._open().values_list("log", "stream"))
