@@ -28,5 +28,6 @@ def eventually(condition: Callable[[], Any], what: str = "", seconds: float = SE
     while not (result := condition()):
         waited = time.monotonic() - begin
         assert waited < patience(seconds), f"never happened: {what or condition}"
-        time.sleep(0.02)
+        # A look takes time of those who are waited for: after a while there are fewer.
+        time.sleep(min(max(waited / 20, 0.02), 0.1))
     return result

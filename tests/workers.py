@@ -85,7 +85,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Iterator[Any]:
-    """Name the groups as ``--dist loadgroup`` reads them; what takes long comes first."""
+    """Name the groups as ``--dist loadgroup`` reads them; they come first."""
     result = yield
     if _stderr in config.stash:
         groups = {item: group(item) for item in items}
@@ -93,15 +93,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> It
             if name:
                 # pytest-xdist 3.8 sets ``_nodeid`` for a mark of the group: pytest 9.2 has none.
                 item._id = type(item._id).parse(f"{item.nodeid}@{name}")
-        items.sort(key=lambda item: _rank(item, groups[item]))
+        items.sort(key=lambda item: _rank(groups[item]))
+        begin = sum(name is not None for name in groups.values())
+        items[begin:] = _mixed(items[begin:])
     return result
 
 
-def _rank(item: Any, name: str | None) -> int:
+def _rank(name: str | None) -> int:
     longest = [*BY_FIXTURE.values(), *BY_FOLDER.values()]
-    if name:
-        return longest.index(name) if name in longest else len(longest)
-    return len(longest) + (1 if item.get_closest_marker("slow") else 2)
+    return longest.index(name) if name in longest else len(longest) + (name is None)
+
+
+def _mixed(items: list[Any]) -> list[Any]:
+    """Slow tests, which mostly wait, among others, which compute; the last quarter has none."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    places = {item: 0.75 * n / len(slow) for n, item in enumerate(slow)}
+    places |= {item: n / len(others) for n, item in enumerate(others)}
+    return sorted(items, key=lambda item: places[item])
 
 
 def group(item: Any) -> str | None:
