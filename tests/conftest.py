@@ -40,6 +40,8 @@ pytest_plugins = [
 
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
 VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
+# Each Spark of the tests ends before code that is compiled well has paid for it.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session", autouse=True)
