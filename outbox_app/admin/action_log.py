@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows an action is about."""
-
     ids: list[str]
     #: All that match the filter; the ids say nothing then.
     across: bool

@@ -47,21 +47,21 @@ MAX_AGE = 24 * 3600
 SALT = "outbox_app.admin.progress"
 
 
-class _Wide(forms.TextInput):
-    def __init__(self, attrs: Any = None) -> None:
-        super().__init__({"class": "outbox-reason", **(attrs or {})})
+def _reason(*, required: bool) -> forms.CharField:
+    wide = forms.TextInput({"class": "outbox-reason"})
+    return forms.CharField(
+        label=gettext_lazy("Reason"), max_length=1000, required=required, widget=wide
+    )
 
 
 class Reason(forms.Form):
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"), max_length=1000, required=False, widget=_Wide
-    )
+    reason = _reason(required=False)
 
 
 class RequiredReason(Reason):
     """Why: without it nothing is done."""
 
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=1000, widget=_Wide)
+    reason = _reason(required=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,14 @@ class BulkAction:
     effect: Any
     #: Given the rows, the form's values and the name of the person; returns the outcome.
     run: Callable[[Any, dict[str, Any], str], str] | None = None
-    form: type[Reason] = Reason
+    form: type[Reason] = RequiredReason
     #: Instead of ``run``, where there may be many rows.
     batched: Batched | None = None
     #: Whether it takes something away for good.
     destroys: bool = False
 
-    def is_permitted(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm(f"outbox_app.{self.permission}"))
-
 
 class ConfirmedActionsAdmin(OutboxAdmin):
-    """A list with bulk actions."""
-
     bulk_actions: ClassVar[tuple[BulkAction, ...]] = ()
 
     def __init__(self, *args: Any) -> None:
@@ -126,15 +121,9 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         context = {**(extra_context or {}), "bulk_actions": offered, "any": ACTION_CHECKBOX_NAME}
         return super().changelist_view(request, context)
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
-        context = {**(extra_context or {}), "bulk_actions": self._permitted(request)}
-        return super().changeform_view(request, object_id, form_url, context)
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
+        context["bulk_actions"] = self._permitted(request)
+        return super().render_change_form(request, context, *args, **kw)
 
     def is_few(self, request: HttpRequest) -> bool:
         """Whether the selected rows are few, and found by an index."""
@@ -273,7 +262,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         )
 
     def _permitted(self, request: HttpRequest) -> list[BulkAction]:
-        return [each for each in self.bulk_actions if each.is_permitted(request)]
+        may = request.user.has_perm
+        return [each for each in self.bulk_actions if may(f"outbox_app.{each.permission}")]
 
 
 @dataclass(frozen=True, slots=True)

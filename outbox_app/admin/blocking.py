@@ -37,8 +37,6 @@ BLOCKING: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """One thing that something waits for."""
-
     what: Any
     #: Session or prepared transaction, and its user.
     who: str

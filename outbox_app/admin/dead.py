@@ -12,13 +12,14 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils.text import Truncator
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from ..jobs import dead
 from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import dead_groups
 from ..models import counting
-from .actions import Batched, BulkAction, RequiredReason
+from .actions import Batched, BulkAction
 from .base import column
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
@@ -34,12 +35,11 @@ def _decided(decide: Callable[..., BulkResult]) -> Callable[..., BulkResult]:
 REQUEUE = BulkAction(
     "requeue_selected",
     "requeue_deadjob",
-    gettext_lazy("Requeue dead jobs"),
-    gettext_lazy(
+    _("Requeue dead jobs"),
+    _(
         "They are staged again with the same task ids, in the order in which they were staged "
         "first. A worker may get a job that it had already."
     ),
-    form=RequiredReason,
     batched=Batched(
         _decided(dead.requeue_for),
         dead.ORDER,
@@ -49,9 +49,8 @@ REQUEUE = BulkAction(
 DISCARD = BulkAction(
     "discard_selected",
     "discard_deadjob",
-    gettext_lazy("Discard dead jobs for good"),
-    gettext_lazy("They are deleted and never sent. This cannot be undone."),
-    form=RequiredReason,
+    _("Discard dead jobs for good"),
+    _("They are deleted and never sent. This cannot be undone."),
     batched=Batched(
         _decided(dead.discard_for),
         dead.ORDER,
@@ -65,19 +64,19 @@ class DeadJobAdmin(JobAdmin):
     list_display = ["id", "task", "error", "short_reason", "died_at", "queue", "task_id"]
     list_filter = [
         AgeFilter,
-        column_filter("error", gettext_lazy("error")),
-        column_filter("task", gettext_lazy("task")),
-        column_filter("queue", gettext_lazy("queue")),
+        column_filter("error", _("error")),
+        column_filter("task", _("task")),
+        column_filter("queue", _("queue")),
     ]
     sortable_by = ["id"]  # which is the order in which they died
     payload_permission = "view_payload_deadjob"
-    short_reason = column(gettext_lazy("reason"), lambda job: Truncator(job.reason).chars(120))
+    short_reason = column(_("reason"), lambda job: Truncator(job.reason).chars(120))
     bulk_actions = (REQUEUE, DISCARD)
     fieldsets = [
-        (gettext_lazy("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
-        (gettext_lazy("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app",
-                                          "shard", "staged_id", "staged_at"]}),
-        (gettext_lazy("Message"), {"fields": MESSAGE_FIELDS}),
+        (_("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
+        (_("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app", "shard",
+                               "staged_id", "staged_at"]}),
+        (_("Message"), {"fields": MESSAGE_FIELDS}),
     ]  # fmt: skip
 
     def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:

@@ -7,7 +7,6 @@ links do.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -15,6 +14,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..jobs.dead_summary import WINDOWS
 from ..jobs.staged import held_few
 from ..text import one_line
 from .actions import asked_at
@@ -27,8 +27,6 @@ OFFERED = 30
 
 
 class ColumnFilter(SimpleListFilter):
-    """Rows with one value in a column."""
-
     parameter_name: str
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -82,8 +80,6 @@ def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
 
 
 class ShardFilter(ColumnFilter):
-    """By shard: a number."""
-
     parameter_name = "shard"
     title = _("shard")
 
@@ -103,17 +99,18 @@ class AgeFilter(SimpleListFilter):
 
     title = _("age")
     parameter_name = "died"
-    ages = {
-        "1h": (timedelta(hours=1), _("In the last hour")),
-        "3h": (timedelta(hours=3), _("In the last 3 hours")),
-        "24h": (timedelta(hours=24), _("In the last 24 hours")),
-        "3d": (timedelta(days=3), _("In the last 3 days")),
-        "7d": (timedelta(days=7), _("In the last 7 days")),
-    }
+    #: For each of ``WINDOWS``.
+    ages = [
+        ("1h", _("In the last hour")),
+        ("3h", _("In the last 3 hours")),
+        ("24h", _("In the last 24 hours")),
+        ("3d", _("In the last 3 days")),
+        ("7d", _("In the last 7 days")),
+    ]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(name, words) for name, (_age, words) in self.ages.items()]
+        return self.ages
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        age = self.ages.get(self.value() or "")
-        return age and queryset.filter(died_at__gte=asked_at(request) - age[0])
+        age = WINDOWS.get(self.value() or "")
+        return age and queryset.filter(died_at__gte=asked_at(request) - age)

@@ -16,14 +16,15 @@ from django.utils import timezone
 from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, gettext_lazy, ngettext
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import GapNotSkippable
 from ..models import Event, Gap, counting
 from ..models.counting import LISTED
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
-from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
+from .actions import BulkAction, ConfirmedActionsAdmin
 from .base import column, given
 from .filters import column_filter
 
@@ -45,34 +46,31 @@ class GapAdmin(ConfirmedActionsAdmin):
     list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
                     "last", "seen_at", "attempts", "settled_by", "short_reason"]  # fmt: skip
     list_filter = [
-        column_filter("state", gettext_lazy("state")),
-        column_filter("kind", gettext_lazy("kind")),
-        column_filter("subscription", gettext_lazy("subscription")),
+        column_filter("state", _("state")),
+        column_filter("kind", _("kind")),
+        column_filter("subscription", _("subscription")),
     ]
     sortable_by = ["id"]
     fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
     readonly_fields = ["found_by", "evidence"]
-    found_by = column(
-        gettext_lazy("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit")
-    )
-    short_reason = column(gettext_lazy("reason"), lambda row: shown(row.reason, 120))
+    found_by = column(_("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit"))
+    short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
     bulk_actions = (
         BulkAction(
             "skip_selected",
             "skip_gap",
-            gettext_lazy("Skip gaps"),
-            gettext_lazy(
+            _("Skip gaps"),
+            _(
                 "What is missing is given up: the subscription continues without it. If it comes "
                 "later, it is not handled. What an audit has found is accepted: later audits leave "
                 "it out. At most 50 at a time."
             ),
             _skip,
-            RequiredReason,
         ),
     )
 
-    @admin.display(description=gettext_lazy("in the log now"))
+    @admin.display(description=_("in the log now"))
     def evidence(self, row: Gap) -> SafeString:
         if given(row, "log") != Event._meta.db_table:
             return format_html("{}", gettext("It is a gap of another log."))

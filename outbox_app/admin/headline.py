@@ -44,16 +44,6 @@ class Headline:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    severity: str
-    text: str
-    action: str
-    link: str
-    #: Name, why, and link of each subject.
-    subjects: list[tuple[str, str, str]]
-
-
 def headline(status: OutboxStatus, found: list[Problem], parts: Collection[str]) -> Headline:
     """Say whether work is leaving."""
     tone = found[0].severity if found else "good"
@@ -79,17 +69,9 @@ def headline(status: OutboxStatus, found: list[Problem], parts: Collection[str])
     return Headline(tone, text)
 
 
-def lines(found: list[Problem]) -> list[Line]:
-    return [
-        Line(
-            each.severity,
-            each.text,
-            each.action,
-            _list(each.code),
-            [_subject(each.code, subject) for subject in each.subjects],
-        )
-        for each in found
-    ]
+def lines(found: list[Problem]) -> list[tuple[Problem, str, list[tuple[str, str, str]]]]:
+    """Return each problem with its link, and name, why, and link of each of its subjects."""
+    return [(p, _list(p.code), [_subject(p.code, each) for each in p.subjects]) for p in found]
 
 
 def _subject(code: str, subject: Subject) -> tuple[str, str, str]:

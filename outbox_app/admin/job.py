@@ -34,8 +34,6 @@ def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[A
 
 
 class JobAdmin(ConfirmedActionsAdmin):
-    """A list of jobs, and a page that shows a job's message."""
-
     searched_column = "task_id"
     search_help_text = _("The whole task id.")
 

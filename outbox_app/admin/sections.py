@@ -59,34 +59,17 @@ def charts(using: str, *, now: int) -> list[SafeString]:
         ("day", _("last day"), 24 * 60, 10),
     ):
         counted = series.series(using=using, minutes=span + step, step=step)
+        ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
+        title = _("Ready jobs, %(span)s") % {"span": heading}
+        drawn.append(chart(f"outbox-backlog-{name}", title, counted.starts, [ready]))
         # The current step is not over: its rates would look like a fall.
-        starts = counted.starts[:-1]
-        # Without a sample and a count no process was there to count.
-        taken = [
-            ready is not None or bool(published or dead)
-            for ready, published, dead in zip(
-                counted.ready, counted.published, counted.dead, strict=True
-            )
-        ][:-1]
         rates = [
             Line(_("staged, estimated"), counted.staged[:-1], 2),
-            Line(_("published"), _known(counted.published, taken), 1),
-            Line(_("dead"), _known(counted.dead, taken), 3),
+            Line(_("published"), _known(counted, counted.published)[:-1], 1),
+            Line(_("dead"), _known(counted, counted.dead)[:-1], 3),
         ]
-        drawn += [
-            chart(
-                f"outbox-backlog-{name}",
-                _("Ready jobs, %(span)s") % {"span": heading},
-                counted.starts,
-                [Line(_("ready"), [*counted.ready[:-1], now], 1)],
-            ),
-            chart(
-                f"outbox-rates-{name}",
-                _("Jobs per minute, %(span)s") % {"span": heading},
-                starts,
-                rates,
-            ),
-        ]
+        title = _("Jobs per minute, %(span)s") % {"span": heading}
+        drawn.append(chart(f"outbox-rates-{name}", title, counted.starts[:-1], rates))
     return drawn
 
 
@@ -113,10 +96,10 @@ def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
     return [sum(each) if each else None for each in known] or [None] * 61
 
 
-def _known(values: list[float], taken: list[bool]) -> list[float | None]:
-    return [
-        value if known else None for value, known in zip(values[: len(taken)], taken, strict=True)
-    ]
+def _known(counted: series.Series, values: list[float]) -> list[float | None]:
+    """Return None for each step without a sample and a count: no process was there to count."""
+    steps = zip(values, counted.ready, counted.published, counted.dead, strict=True)
+    return [None if ready is None and not (out or dead) else n for n, ready, out, dead in steps]
 
 
 def held(jobs: status.Held) -> list[tuple[str, str]]:
@@ -205,7 +188,6 @@ def listed(found: DeadGroups) -> dict[str, Any]:
             "error": one_line(group.error, 100),
             "reason": masked_line(group.reason, 200),
             "newest": group.newest,
-            "query": urlencode({"task": group.task, "error": group.error}),
         }
         for group in found.groups
     ]

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..jobs import staged
 from ..models import DatabaseNow, Lease, Process, StagedJob
 from ..text import duration, shown
-from .actions import Batched, BulkAction, RequiredReason
+from .actions import Batched, BulkAction
 from .base import column
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
@@ -31,7 +31,6 @@ CANCEL = BulkAction(
         "They are deleted and never sent. This cannot be undone. One that a drainer is publishing "
         "at this moment leaves all the same."
     ),
-    form=RequiredReason,
     batched=Batched(
         lambda rows, reason, **options: staged.cancel_for(rows, **options),
         staged.ORDER,
@@ -47,7 +46,6 @@ RELEASE = BulkAction(
         "They leave with the next batches, and a worker runs them when it has them: the time that "
         "they were to wait for is taken away. Those that are not held stay as they are."
     ),
-    form=RequiredReason,
     batched=Batched(
         lambda rows, reason, **options: staged.release_for(rows, **options),
         staged.ORDER,
@@ -64,7 +62,6 @@ BURY = BulkAction(
         "same, and may then be both published and dead: look before you requeue it. Where dead "
         "jobs block their ordering key, the later jobs of its key die after it."
     ),
-    form=RequiredReason,
     batched=Batched(
         staged.move_to_dead_for,
         staged.ORDER,

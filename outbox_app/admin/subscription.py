@@ -14,10 +14,11 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
+from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import ReplayRefused
 from ..models import Event, ParkedStream
 from ..models.counting import LISTED
@@ -34,14 +35,14 @@ from .masking import masked_line, masked_text
 
 class ReplayForm(RequiredReason):
     place = forms.CharField(
-        label=gettext_lazy("From"),
+        label=_("From"),
         max_length=40,
-        help_text=gettext_lazy("beginning, now, a position, or a time as 2026-01-31T12:00"),
+        help_text=_("beginning, now, a position, or a time as 2026-01-31T12:00"),
     )
     skip_ahead = forms.BooleanField(
-        label=gettext_lazy("Skip events not yet handled"),
+        label=_("Skip events not yet handled"),
         required=False,
-        help_text=gettext_lazy(
+        help_text=_(
             "Without this, a move that passes over events is refused, and says which they are."
         ),
     )
@@ -56,20 +57,20 @@ class ReplayForm(RequiredReason):
 
 class Position(RequiredReason):
     position = forms.IntegerField(
-        label=gettext_lazy("Position"),
+        label=_("Position"),
         min_value=1,
         max_value=2**63 - 1,
-        help_text=gettext_lazy("The event that it fails at, as its page says."),
+        help_text=_("The event that it fails at, as its page says."),
     )
     field_order = ("position", "reason")
 
 
 def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: control.pause(name, using=rows.db), _("Paused: %s."))
+    return _each(rows, lambda name: control.pause(name, using=rows.db), gettext("Paused: %s."))
 
 
 def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: control.resume(name, using=rows.db), _("Resumed: %s."))
+    return _each(rows, lambda name: control.resume(name, using=rows.db), gettext("Resumed: %s."))
 
 
 def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -84,7 +85,7 @@ def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
             using=rows.db,
         )
         done.append(f"{name} {'; '.join(map(str, moves))}")
-    return _("Moved: %s.") % " | ".join(done)
+    return gettext("Moved: %s.") % " | ".join(done)
 
 
 def _release(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -102,20 +103,20 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
     return _each(
         rows,
         lambda name: skip_event(name, position, by=by, reason=reason, using=rows.db),
-        _("Skips the event: %s."),
+        gettext("Skips the event: %s."),
     )
 
 
 def _skip_first(rows: Any, values: dict[str, Any], by: str) -> str:
     options = {"by": by, "reason": values["reason"], "using": rows.db}
     gaps = [skip_event(r.subscription, r.position, log=r.log, **options) for r in rows[:LISTED]]
-    return _("Skipped: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
+    return gettext("Skipped: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
 
 
 def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
     options = {"by": by, "reason": values["reason"], "using": rows.db}
     gaps = [discard_stream(r.subscription, r.stream, log=r.log, **options) for r in rows[:LISTED]]
-    return _("Discarded: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
+    return gettext("Discarded: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
 
 
 def _each(rows: Any, act: Any, words: str) -> str:
@@ -125,7 +126,7 @@ def _each(rows: Any, act: Any, words: str) -> str:
     return words % ", ".join(names)
 
 
-RELEASE = gettext_lazy(
+RELEASE = _(
     "The events from the one that failed on are handled, in their order. A stream whose handler "
     "fails again stays parked, with the new error."
 )
@@ -143,37 +144,38 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
     ordering = ("name",)
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
     readonly_fields = ["state", "what", "behind", "late", "error"]
-    state = column(gettext_lazy("state"), lambda row: row.lag.state)
-    what = column(gettext_lazy("reads"), lambda row: _reads(row))
-    behind = column(gettext_lazy("behind"), lambda row: row.lag.shown)
+    state = column(_("state"), lambda row: row.lag.state)
+    what = column(_("reads"), lambda row: _reads(row))
+    behind = column(_("behind"), lambda row: row.lag.shown)
     late = column(
-        gettext_lazy("oldest"),
-        lambda row: duration(row.lag.oldest_seconds) if row.lag.behind else "-",
+        _("oldest"), lambda row: duration(row.lag.oldest_seconds) if row.lag.behind else "-"
     )
-    parked = column(gettext_lazy("parked"), lambda row: row.lag.parked)
-    gaps = column(gettext_lazy("gaps"), lambda row: row.lag.gaps)
-    error = column(gettext_lazy("error"), lambda row: masked_line(row.lag.error, 200) or "-")
+    parked = column(_("parked"), lambda row: row.lag.parked)
+    gaps = column(_("gaps"), lambda row: row.lag.gaps)
+    error = column(_("error"), lambda row: masked_line(row.lag.error, 200) or "-")
     change_form_template = "admin/outbox_app/subscription.html"
     bulk_actions = (
         BulkAction(
             "pause_selected",
             "pause_subscription",
-            gettext_lazy("Pause subscriptions"),
-            gettext_lazy("No event is handled until they are resumed; none is lost."),
+            _("Pause subscriptions"),
+            _("No event is handled until they are resumed; none is lost."),
             _pause,
+            Reason,
         ),
         BulkAction(
             "resume_selected",
             "pause_subscription",
-            gettext_lazy("Resume subscriptions"),
-            gettext_lazy("They continue from their positions."),
+            _("Resume subscriptions"),
+            _("They continue from their positions."),
             _resume,
+            Reason,
         ),
         BulkAction(
             "replay_selected",
             "replay_subscription",
-            gettext_lazy("Replay subscriptions"),
-            gettext_lazy(
+            _("Replay subscriptions"),
+            _(
                 "Their handlers get the events from a place in the log on, those again that they "
                 "have handled. What they have done is not undone: a view that counts would count "
                 "twice; manage.py outbox_rebuild makes such a view anew. A later place than where "
@@ -185,15 +187,16 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         BulkAction(
             "release_selected",
             "replay_subscription",
-            gettext_lazy("Release all parked streams"),
+            _("Release all parked streams"),
             RELEASE,
             _release_all,
+            Reason,
         ),
         BulkAction(
             "skip_selected",
             "skip_event",
-            gettext_lazy("Skip the event that fails"),
-            gettext_lazy("The handler does not get this event; it continues with the next one."),
+            _("Skip the event that fails"),
+            _("The handler does not get this event; it continues with the next one."),
             _skip,
             Position,
             destroys=True,
@@ -212,28 +215,22 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
                 each.cursor.failed = failed_event(each.cursor)
         return row
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
-        context = {**(extra_context or {}), "in_flight": _in_flight(request)}
-        return super().changeform_view(request, object_id, form_url, context)
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
+        context["in_flight"] = _in_flight(request)
+        return super().render_change_form(request, context, *args, **kw)
 
 
 class ParkedStreamAdmin(ConfirmedActionsAdmin):
     of_the_log = True
     list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
                     "short_reason"]  # fmt: skip
-    list_filter = [column_filter("subscription", gettext_lazy("subscription"))]
+    list_filter = [column_filter("subscription", _("subscription"))]
     sortable_by = ["id"]
     bulk_actions = (
         BulkAction(
             "release_selected",
             "replay_subscription",
-            gettext_lazy("Release streams"),
+            _("Release streams"),
             RELEASE,
             _release,
             Reason,
@@ -241,40 +238,38 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
         BulkAction(
             "skip_selected",
             "skip_event",
-            gettext_lazy("Skip the first event"),
-            gettext_lazy(
+            _("Skip the first event"),
+            _(
                 "The event that failed is given up; those behind it are handled. At most 50 at a "
                 "time."
             ),
             _skip_first,
-            RequiredReason,
             destroys=True,
         ),
         BulkAction(
             "discard_selected",
             "skip_event",
-            gettext_lazy("Discard streams"),
-            gettext_lazy(
+            _("Discard streams"),
+            _(
                 "What the streams have missed is given up; their later events are handled. At most "
                 "50 at a time."
             ),
             _discard,
-            RequiredReason,
             destroys=True,
         ),
     )
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
               "released", "error", "event"]  # fmt: skip
     readonly_fields = ["event"]
-    event = column(gettext_lazy("event"), lambda row: failed_event(row) or "-")
-    short_reason = column(gettext_lazy("error"), lambda row: shown(row.error, 120))
+    event = column(_("event"), lambda row: failed_event(row) or "-")
+    short_reason = column(_("error"), lambda row: shown(row.error, 120))
 
 
 def _reads(row: Any) -> str:
     """Return logs, topics and types, as the process that ran it last has declared them."""
     if not row.reads:
         return "-"
-    every = [_("all")]
+    every = [gettext("all")]
     return "; ".join(
         f"{label}: {masked_line(', '.join(row.reads.get(key) or every), 300)}"
         for key, label in (("logs", _("logs")), ("topics", _("topics")), ("types", _("types")))
@@ -302,18 +297,11 @@ def _measure(rows: list[Any]) -> None:
         row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
 
 
-def _in_flight(request: HttpRequest) -> list[dict[str, Any]]:
-    found = lag.in_flight(using=log_alias(Event))
+def _in_flight(request: HttpRequest) -> list[tuple[str, list[str], str]]:
     may_read = may_read_queries(request)
-    return [
-        {
-            "log": table,
-            "denied": holders.denied,
-            "holders": [
-                shown(each if may_read else replace(each, query=_("hidden")), 500)
-                for each in holders.transactions
-            ],
-        }
-        for table, holders in found.items()
-        if holders.transactions or holders.denied
-    ]
+
+    def words(holder: LongTransaction) -> str:
+        return shown(holder if may_read else replace(holder, query=gettext("hidden")), 500)
+
+    found = lag.in_flight(using=log_alias(Event)).items()
+    return [(log, [words(each) for each in held.transactions], held.denied) for log, held in found]
