@@ -78,15 +78,10 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
 
 
 def same_ids(events: DataFrame) -> DataFrame:
-    twice = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows")).where("rows > 1")
-    return twice.selectExpr(
-        "'duplicate_id' as kind",
-        "'' as stream",
-        "cast(null as bigint) as first",
-        "cast(null as bigint) as last",
-        "id as position",
-        "string(rows) as detail",
-    )
+    counted = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows"))
+    rows, none = F.col("rows"), F.lit(None)
+    twice = _Case("duplicate_id", rows > 1, none, none, F.col("id"), rows.cast("string"))
+    return _found(counted.withColumn("stream", F.lit("")), [twice])
 
 
 def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:
@@ -100,17 +95,10 @@ def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFram
     content = F.xxhash64(*columns, *(column.isNull() for column in columns))
     rows = _of_store(database, content, 1, 0).unionByName(_of_store(archive, content, 0, 1))
     # Sorted by position once, for all that is computed: a hash aggregate holds no strings.
-    rows = (
-        rows.repartition("id")
-        .groupBy("id")
-        .agg(
-            F.sum("here").alias("here"),
-            F.sum("there").alias("there"),
-            (F.min("content") != F.max("content")).alias("differ"),
-            F.min("stream").alias("stream"),
-            F.min("version").alias("version"),
-        )
-    )
+    sums = [F.sum(name).alias(name) for name in ("here", "there")]
+    names = [F.min(name).alias(name) for name in ("stream", "version")]
+    differ = (F.min("content") != F.max("content")).alias("differ")
+    rows = rows.repartition("id").groupBy("id").agg(*sums, *names, differ)
     here, there, at, id = (F.col(name) for name in ("here", "there", "version", "id"))
     in_both = (here > 0) & (there > 0)
     twice = F.when(there > 1, there.cast("string"))
@@ -136,26 +124,19 @@ class _Case(NamedTuple):
     position: Column
     detail: Column | None = None
 
+    def defect(self) -> Column:
+        numbers = {"first": self.first, "last": self.last, "position": self.position}
+        return F.struct(
+            F.lit(self.kind).alias("kind"),
+            "stream",
+            *(value.cast("bigint").alias(name) for name, value in numbers.items()),
+            (F.lit("") if self.detail is None else self.detail).alias("detail"),
+        )
+
 
 def _found(rows: DataFrame, cases: Sequence[_Case]) -> DataFrame:
     """Return a row for each case that a row is one of."""
     # Rows that are none, which is nearly all of them, are out before anything is made of them.
     rows = rows.where(reduce(or_, (case.condition for case in cases)))
-    defects = F.array(
-        *(
-            F.when(
-                case.condition,
-                F.struct(
-                    F.lit(case.kind).alias("kind"),
-                    case.first.cast("bigint").alias("first"),
-                    case.last.cast("bigint").alias("last"),
-                    case.position.cast("bigint").alias("position"),
-                    (F.lit("") if case.detail is None else case.detail).alias("detail"),
-                ),
-            )
-            for case in cases
-        )
-    )
-    found = rows.select("stream", F.explode(F.array_compact(defects)).alias("defect"))
-    fields = ("kind", "first", "last", "position", "detail")
-    return found.select("defect.kind", "stream", *(f"defect.{name}" for name in fields[1:]))
+    defects = F.array(*(F.when(case.condition, case.defect()) for case in cases))
+    return rows.select(F.inline(F.array_compact(defects)))
