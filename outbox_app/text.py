@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import re
 import textwrap
+from collections.abc import Callable
 from numbers import Number
 from typing import Any
 
+#: Takes lines for people.
+Write = Callable[[str], Any]
 #: Characters that are shown at most.
 LIMIT = 10_000
 

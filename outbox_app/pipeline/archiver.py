@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
-from ..text import get_logger, one_line
+from ..text import Write, get_logger, one_line
 from .compaction import compact
 from .database import connect
 from .manifest import Entry, File, Manifest
@@ -70,7 +70,7 @@ class Archiver:
         folder: str,
         *,
         max_rows: int = MAX_ROWS,
-        write: Callable[[str], Any] = logger.info,
+        write: Write = logger.info,
     ) -> None:
         self.context = session.sparkContext
         self.options = replace(options, archive="", start="", end="", topics="", types="")

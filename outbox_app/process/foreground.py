@@ -19,14 +19,13 @@ from django.db import connections
 
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
+from ..text import Write
 from .loop import ProcessLoop
 from .preflight import require_alias, require_migrated, require_sessions
 from .waiting import StopFlag
 
 #: Exit code where a process died that nothing had stopped.
 EXIT_DIED = 1
-
-Write = Callable[[str], Any]
 
 
 class Progress:

@@ -32,7 +32,7 @@ from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..subscriptions.cursors import cursor_of
 from ..subscriptions.subscriber import subscriber_named
-from ..text import get_logger
+from ..text import Write, get_logger
 from .projection import Projection
 from .rows import PendingEvent, ProjectionTable
 from .shadow_table import shadow_table
@@ -47,7 +47,7 @@ ATTEMPTS = 10
 PROGRESS_EVENTS = 50_000
 
 
-def rebuild(name: str, *, write: Callable[[str], Any] = logger.info) -> int:
+def rebuild(name: str, *, write: Write = logger.info) -> int:
     """Rebuild the projection ``name`` from the log; return how many rows it has now.
 
     Raises ``RebuildRefused``; ``RebuildFailed`` where it did not come to the takeover: the live
@@ -117,9 +117,7 @@ def failing_as_one(
 class Rebuild:
     """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones."""
 
-    def __init__(
-        self, projection: Projection, shadow: type[models.Model], *, write: Callable[[str], Any]
-    ) -> None:
+    def __init__(self, projection: Projection, shadow: type[models.Model], *, write: Write) -> None:
         self.subscriber = projection.subscriber
         self.name = projection.name
         self.live = projection.model

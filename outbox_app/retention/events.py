@@ -12,11 +12,10 @@ is forgotten, and would be executed anew. The newest may go: the entity's row ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
-from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import F
@@ -33,7 +32,7 @@ from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.preflight import require_migrated
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.subscriber import all_subscribers
-from ..text import get_logger
+from ..text import Write, get_logger
 from .prune import BATCH_SIZE, check_arguments, remove
 
 logger = get_logger("outbox_app.retention")
@@ -57,7 +56,7 @@ def prune_events(
     batch_size: int = BATCH_SIZE,
     dry_run: bool = False,
     archive: str | None = None,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Remove events that are older than the retention and that every subscription has passed.
 
@@ -159,7 +158,7 @@ def _prune(
     *,
     using: str,
     dry_run: bool,
-    write: Callable[[str], Any],
+    write: Write,
 ) -> int:
     table = log._meta.db_table
     for name in _not_begun(log, using):

@@ -23,13 +23,16 @@ from ..models import InboxEntry, Incident, Statistic
 from ..models.clock import database_time
 from ..process.counters import pruned
 from ..process.preflight import require_alias, require_migrated
-from ..text import get_logger
+from ..text import Write, get_logger
 
 logger = get_logger("outbox_app.retention")
 
 BATCH_SIZE = 1000
 #: A batch names its rows by id, and databases take only so many parameters.
 MAX_BATCH_SIZE = 10_000
+
+#: How many rows each batch had, and the place that it reached.
+Batches = Iterable[tuple[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def prune_inbox(
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
     dry_run: bool = False,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Remove ids of executed jobs that are older than the retention.
 
@@ -83,7 +86,7 @@ def prune_incidents(
     older_than: int | None = None,
     batch_size: int = BATCH_SIZE,
     dry_run: bool = False,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Remove incidents that are older than the retention, as ``prune_inbox`` removes ids.
 
@@ -99,7 +102,7 @@ def prune(
     batch_size: int = BATCH_SIZE,
     *,
     dry_run: bool = False,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Remove the rows of one kind of ``KEPT`` that are older than so many days, or its setting."""
     kept = KEPT[kind]
@@ -110,7 +113,7 @@ def prune(
     if older_than is not None and kept.in_hours:
         age *= 24
     rows = kept.model._default_manager.using(using).order_by(kept.column)
-    batches: Iterator[tuple[int, Any]]
+    batches: Batches
     if kept.in_hours:
         batches = _counter_batches(rows, age, batch_size, using=using, dry_run=dry_run)
     else:
@@ -120,15 +123,9 @@ def prune(
 
 
 def remove(
-    what: str,
-    batches: Iterable[tuple[int, Any]],
-    age: str,
-    *,
-    using: str,
-    dry_run: bool,
-    write: Callable[[str], Any],
+    what: str, batches: Batches, age: str, *, using: str, dry_run: bool, write: Write
 ) -> int:
-    """Go through the batches, each a number of rows and the place reached; say how it goes."""
+    """Go through the batches; say how it goes."""
     started = told = time.monotonic()
     removed = 0
     for count, reached in batches:
