@@ -24,6 +24,7 @@ from .database import Database
 _NUMBERS = {"id", "txid", "version", "slice"}
 _TEXTS = {"topic", "stream", "type"}
 _OPERATORS: dict[type[Filter], str] = {
+    In: "IN",
     EqualTo: "=",
     GreaterThan: ">",
     GreaterThanOrEqual: ">=",
@@ -34,23 +35,18 @@ _OPERATORS: dict[type[Filter], str] = {
 
 def condition(filter: Filter, database: Database) -> str | None:
     """Return a filter as SQL, or None where it is left to Spark."""
-    attribute: tuple[str, ...] = getattr(filter, "attribute", ())
-    if len(attribute) != 1:
-        return None
-    [name] = attribute
-    if (
-        isinstance(filter, In)
-        and filter.value
-        and all(_fits(name, value, database) for value in filter.value)
-    ):
-        values = ", ".join(database.literal(value) for value in filter.value)
-        return f"{name} IN ({values})"
     operator = _OPERATORS.get(type(filter))
-    if operator is None or not _fits(name, filter.value, database):  # type: ignore[attr-defined]
+    attribute: tuple[str, ...] = getattr(filter, "attribute", ())
+    if operator is None or len(attribute) != 1:
         return None
-    if name in _TEXTS and operator != "=":
+    [name], value = attribute, filter.value  # type: ignore[attr-defined]
+    values = list(value) if operator == "IN" else [value]
+    if not values or not all(_fits(name, each, database) for each in values):
         return None
-    return f"{name} {operator} {database.literal(filter.value)}"  # type: ignore[attr-defined]
+    if name in _TEXTS and operator not in ("=", "IN"):
+        return None
+    literals = ", ".join(map(database.literal, values))
+    return f"{name} IN ({literals})" if operator == "IN" else f"{name} {operator} {literals}"
 
 
 def _fits(name: str, value: Any, database: Database) -> bool:

@@ -47,11 +47,7 @@ def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tupl
 
 
 def record(
-    defects: Iterable[Defect],
-    *,
-    log: type[EventLog],
-    using: str | None = None,
-    whole: bool = False,
+    defects: Iterable[Defect], *, log: type[EventLog], using: str | None = None, whole: bool = False
 ) -> Recorded:
     """Write missing versions as gaps, and settle those that are not missing any more.
 
