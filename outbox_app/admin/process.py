@@ -3,7 +3,7 @@
 The overview needs an address in the admin without a change to the project's AdminSite, so it lives
 below the list of processes; the app's index and every list of ours link to it. Statistics with a
 name come in the order of their index, the newest minute first; without, the last written come
-first. Unlike a log, their table is small: see ``pipeline.driver.statistic_table``.
+first. Unlike a log, their table is small: see ``pipeline.driver.run``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ strangers: characters that cannot be seen are shown as escapes. HTML is not esca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -125,15 +125,6 @@ class Audit:
     @property
     def sound(self) -> bool:
         return not self.total
-
-    @property
-    def exit_code(self) -> int:
-        """0: sound, 1: defects. (2, could not check, is an error and no result.)"""
-        return 0 if self.sound else 1
-
-
-def lines(defects: Iterable[Defect]) -> list[str]:
-    return [defect.line for defect in defects]
 
 
 def versions(first: int | None, last: int | None) -> str:

@@ -8,7 +8,7 @@ its own style.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from itertools import count
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..text import shown
-from .defects import ALL_KINDS, KINDS, Audit, Defect
+from .defects import ALL_KINDS, KINDS, Audit
 
 if TYPE_CHECKING:
     from .figures import Figures
@@ -58,11 +58,7 @@ th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(-
 
 
 def write_report(
-    path: str | os.PathLike[str],
-    result: Audit,
-    *,
-    figures: Figures | None = None,
-    now: datetime | None = None,
+    path: str | Path, result: Audit, *, figures: Figures | None = None, now: datetime | None = None
 ) -> None:
     text = _page(result, figures, now or datetime.now(UTC))
     target = Path(path)
@@ -80,13 +76,12 @@ def write_report(
 
 def _page(result: Audit, figures: Figures | None, now: datetime) -> str:
     name = _text(result.log)
-    parts = [
-        _head(result, name, now),
-        _defects(result),
-        _advice(result),
-        _pictures(result, figures),
-        _checked(result),
-    ]
+    parts = [_head(result, name, now)]
+    if not result.sound:
+        parts += [_defects(result), _advice(result)]
+    if figures is not None:
+        parts.append(_pictures(figures))
+    parts.append(_checked(result))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
@@ -108,9 +103,7 @@ def _head(result: Audit, name: str, now: datetime) -> str:
         "Defects": result.total,
         "Accepted gaps": result.accepted,
     }
-    cards = "".join(
-        f"<div><dt>{label}</dt><dd>{number:,}</dd></div>" for label, number in numbers.items()
-    )
+    cards = "".join(f"<div><dt>{name}</dt><dd>{n:,}</dd></div>" for name, n in numbers.items())
     return (
         f'<header><h1>Audit of {name}</h1><p class="faint">{now.astimezone(UTC):%Y-%m-%d %H:%M} '
         f'UTC, in {result.seconds:.1f} s</p><p class="verdict {verdict[0]}">{verdict[1]}</p>'
@@ -119,27 +112,16 @@ def _head(result: Audit, name: str, now: datetime) -> str:
 
 
 def _defects(result: Audit) -> str:
-    if result.sound:
-        return ""
-    listed: Sequence[Defect] = result.defects[:LISTED]
-    rows = "".join(
-        f"<tr><td>{escape(ALL_KINDS[each.kind].title)}</td><td>{escape(each.line)}</td></tr>"
-        for each in listed
-    )
+    listed = [(ALL_KINDS[each.kind].title, each.line) for each in result.defects[:LISTED]]
     more = ""
     if result.total > len(listed):
         more = f'<p class="faint">Listed: {len(listed):,} of {result.total:,}.</p>'
     found = [(ALL_KINDS[kind].title, number) for kind, number in result.counts.items()]
-    return (
-        f"<h2>Defects</h2>{bars('Defects by kind', 'Kind', found)}"
-        f"<table><thead><tr><th>Kind</th><th>Defect</th></tr></thead><tbody>{rows}</tbody></table>"
-        f"{more}"
-    )
+    chart = bars("Defects by kind", "Kind", found)
+    return f"<h2>Defects</h2>{chart}{_table('Kind', 'Defect', listed)}{more}"
 
 
 def _advice(result: Audit) -> str:
-    if result.sound:
-        return ""
     advice: dict[str, list[str]] = {}
     for kind in result.counts:
         advice.setdefault(ALL_KINDS[kind].advice, []).append(ALL_KINDS[kind].title)
@@ -150,9 +132,7 @@ def _advice(result: Audit) -> str:
     return f"<h2>What to do</h2><dl>{items}</dl>"
 
 
-def _pictures(result: Audit, figures: Figures | None) -> str:
-    if figures is None:
-        return ""
+def _pictures(figures: Figures) -> str:
     return (
         "<h2>What is in the log</h2>"
         + columns(f"Events per {figures.unit}", figures.unit.capitalize(), figures.over_time)
@@ -162,16 +142,17 @@ def _pictures(result: Audit, figures: Figures | None) -> str:
 
 
 def _checked(result: Audit) -> str:
-    items = "".join(
-        f"<tr><td>{escape(kind.title)}</td>"
-        f"<td>{f'{result.counts.get(name, 0):,}' if name in result.checked else 'not checked'}</td>"
-        "</tr>"
-        for name, kind in ALL_KINDS.items()
-        if name in KINDS or name in result.checked
-    )
+    found = {name: f"{result.counts.get(name, 0):,}" for name in result.checked}
+    kinds = {name: kind for name, kind in ALL_KINDS.items() if name in KINDS or name in found}
+    rows = [(kind.title, found.get(name, "not checked")) for name, kind in kinds.items()]
+    return f"<h2>What was checked</h2>{_table('Check', 'Found', rows)}"
+
+
+def _table(one: str, other: str, rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for a, b in rows)
     return (
-        "<h2>What was checked</h2><table><thead><tr><th>Check</th><th>Found</th></tr></thead>"
-        f"<tbody>{items}</tbody></table>"
+        f"<table><thead><tr><th>{escape(one)}</th><th>{escape(other)}</th></tr></thead>"
+        f"<tbody>{body}</tbody></table>"
     )
 
 
@@ -217,17 +198,14 @@ def _figure(title: str, of: str, values: Sequence[Bar], parts: Sequence[str], he
         return f"<figure><figcaption>{_text(title)}</figcaption><p>Nothing.</p></figure>"
     top = max(values, key=lambda bar: bar[1])
     said = f"{len(values)} values; the largest is {_text(top[0])} with {top[1]:,}."
-    rows = "".join(
-        f"<tr><td>{_text(label)}</td><td>{number:,}</td></tr>" for label, number in values
-    )
+    rows = [(shown(label, 200, but=""), f"{number:,}") for label, number in values]
     return (
         f"<figure><figcaption>{_text(title)}</figcaption>"
         f'<svg role="img" viewBox="0 0 {WIDTH} {height}" '
         f'aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{_text(title)}</title>'
         f'<desc id="{name}-desc">{said}</desc>{"".join(parts)}</svg>'
-        f"<details><summary>As a table</summary><table><thead><tr><th>{_text(of)}</th>"
-        f"<th>Number</th></tr></thead><tbody>{rows}</tbody></table></details></figure>"
+        f"<details><summary>As a table</summary>{_table(of, 'Number', rows)}</details></figure>"
     )
 
 

@@ -17,9 +17,8 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.models.collation import compare_bytes
 from outbox_app.pipeline.archiver import Archiver
-from outbox_app.pipeline.driver.rebuild import log_of
+from outbox_app.pipeline.driver.rebuild import Source, log_of
 from outbox_app.pipeline.driver.rebuild_fold import ViewFold
-from outbox_app.pipeline.driver.rebuild_source import Source
 from outbox_app.pipeline.folding import Plan
 from outbox_app.projections.rebuild import rebuild
 from outbox_app.projections.rows import ProjectionTable

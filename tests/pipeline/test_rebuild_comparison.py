@@ -12,8 +12,7 @@ from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import PipelineError, RebuildFailed, RebuildRefused
 from outbox_app.models import Cursor, Event
 from outbox_app.pipeline.driver import rebuild as spark_rebuild
-from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark
-from outbox_app.pipeline.driver.rebuild_source import require_same_database
+from outbox_app.pipeline.driver.rebuild import SparkRebuild, rebuild_on_spark, require_same_database
 from outbox_app.pipeline.folding import Plan
 from outbox_app.projections import comparison
 from tests.eventlog.own_log.models import Ledger

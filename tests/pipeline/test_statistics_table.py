@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from outbox_app.models import Statistic, counting
 from outbox_app.models.statistic import LABEL_LENGTH, label_of
-from outbox_app.pipeline.driver.statistic_table import BATCH, store
+from outbox_app.pipeline.driver.run import BATCH, store
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
 
 LOG = "outbox_event"

@@ -17,7 +17,6 @@ from ...aliases import inbox_alias
 from ...exceptions import InvalidArgument
 from ...pipeline.driver.pipeline import Pipeline, pipeline
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
-from ...pipeline.driver.run import run_audit, run_statistics
 from ..teaching import TeachingCommand
 
 HELP = """
@@ -123,6 +122,8 @@ class Command(TeachingCommand):
                 self.write(f"done log={run.options.log} archived={total} to={options['to']}")
 
     def _audit(self, run: Pipeline, options: dict[str, Any]) -> None:
+        from ...pipeline.driver.run import run_audit
+
         given = {name: options[name] for name in ("archive", "pruned", "report")}
         result = run_audit(run, **given, write=self.write)
         if not result.sound:
@@ -140,6 +141,8 @@ class Command(TeachingCommand):
         )
 
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
+        from ...pipeline.driver.run import run_statistics
+
         given = {name: options[name] for name in ("archive", "to", "table", "top", "partitions")}
         alias = inbox_alias()
         inbox = run if alias == run.using else run.elsewhere(alias)

@@ -16,9 +16,7 @@ from django.db.models import F
 
 from ...aliases import log_alias
 from ...models import DatabaseNow, EventLog, Gap
-from ..defects import MISSING, Defect, lines
-
-__all__ = ["LIMIT", "Recorded", "accepted_gaps", "lines", "record"]
+from ..defects import MISSING, Defect
 
 #: Gaps that are recorded of one audit; more rows add no information.
 LIMIT = 10_000

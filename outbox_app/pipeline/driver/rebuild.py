@@ -11,34 +11,39 @@ changed, even if a process is killed. With an archive a log need not hold its be
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
 
 from ...conf import outbox_settings
+from ...eventlog.filter import EventFilter
 from ...eventlog.reader import LogReader
 from ...eventlog.state import WindowState
 from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
-from ...models import Cursor, EventLog
+from ...models import Cursor, EntityVersion, EventLog
 from ...projections.comparison import compare
-from ...projections.rebuild import Rebuild, failing_as_one, rebuildable
+from ...projections.projection import Projection
+from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
 from ...projections.shadow_table import shadow_table
-from ...text import get_logger
+from ...text import Write, get_logger
 from ..session import reason
-from .rebuild_fold import columns, events_of
-from .rebuild_source import Source, require_same_database
+from .rebuild_fold import ProjectionFold, columns, events_of
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
     from ..folding import Plan
+    from ..offset import Offset
     from ..options import Options
 
 logger = get_logger("outbox_app.pipeline")
@@ -54,10 +59,7 @@ MAX_UNSETTLED = 50_000
 
 
 def log_of(name: str) -> tuple[type[EventLog], str]:
-    """Return the log that a projection is rebuilt from, and its database alias.
-
-    Raises ``RebuildRefused``.
-    """
+    """Return the log of a projection, and its alias. Raises ``RebuildRefused``."""
     projection = rebuildable(name)
     logs = projection.subscriber.logs
     if len(logs) > 1:
@@ -76,7 +78,7 @@ def rebuild_on_spark(
     *,
     archive: str | None = None,
     compare_only: bool = False,
-    write: Callable[[str], Any] = logger.info,
+    write: Write = logger.info,
 ) -> int:
     """Rebuild a view, its rows made by Spark. Raises ``RebuildRefused``, ``RebuildFailed``."""
     log, using = log_of(name)
@@ -92,6 +94,55 @@ def rebuild_on_spark(
             return SparkRebuild(source, plan, shadow, compare_only=compare_only, write=write).run()
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Plans, and has the tasks make the rows. They are sent names, and no password."""
+
+    session: SparkSession
+    options: Options
+    projection: Projection
+
+    def plan(self) -> Plan:
+        """Plan for all events that are committed by now, in the archive or the log behind it.
+
+        Raises ``RebuildRefused`` where one was removed from both.
+        """
+        from ..folding import Plan, beginning_missing
+
+        subscriber = self.projection.subscriber
+        if self.options.archive and issubclass(subscriber.logs[0], EntityVersion):
+            raise RebuildRefused(
+                f"An archive holds no answers and no states of {self.options.log}, which its "
+                "events carry. Leave --archive out; the log must have all its versions."
+            )
+        plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
+        # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
+        if not self.options.archive:
+            require_whole(subscriber.logs[0], using=subscriber.using)
+        elif stream := beginning_missing(self.session, self.options):
+            raise RebuildRefused(
+                f"Neither {self.options.log} nor the archive {self.options.archive} has version 1 "
+                f"of {stream!r}: events were removed that are not archived. The view knows them, "
+                "and a rebuild would not. Put them back, or leave the view."
+            )
+        return plan
+
+    def fold(self, plan: Plan) -> RDD[Any]:
+        """Return the rows, and how many events they were made of. Nothing has run yet."""
+        from ..folding import fold
+
+        projection = self.projection
+        make = ProjectionFold(
+            projection=projection.name,
+            module=type(projection).__module__,
+            using=projection.subscriber.using,
+            log=self.options.log,
+            settings=os.environ["DJANGO_SETTINGS_MODULE"],
+            path=tuple(map(os.path.abspath, sys.path)),
+        )
+        return fold(self.session, plan, make)
+
+
 class SparkRebuild(Rebuild):
     def __init__(
         self,
@@ -100,7 +151,7 @@ class SparkRebuild(Rebuild):
         shadow: type[models.Model],
         *,
         compare_only: bool,
-        write: Callable[[str], Any],
+        write: Write,
     ) -> None:
         super().__init__(source.projection, shadow, write=write)
         self.source = source
@@ -173,8 +224,9 @@ class SparkRebuild(Rebuild):
     def _rows(self, results: Iterable[Any]) -> Iterator[models.Model]:
         names = columns(self.shadow)
         for each in results:
-            self.replayed += events_of(each)
-            if not isinstance(each, int):
+            if isinstance(each, int):
+                self.replayed += each
+            else:
                 yield self.shadow.from_db(self.using, names, each)
 
     def _caught_up(self) -> list[WindowState]:
@@ -256,3 +308,16 @@ def _is_readable(reader: LogReader, state: WindowState) -> bool:
     except TooManyGaps:
         return False
     return True
+
+
+def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
+    """See that Spark has read what the subscription reads. Raises ``PipelineError``."""
+    rows = log._default_manager.using(using)
+    found = rows.filter(pk=end.position).values_list("message_id", flat=True).first()
+    expected = UUID(end.message_id) if end.position else None
+    # Where it is pruned everything before it is, too.
+    if found != expected and (found or rows.filter(pk__lt=end.position).exists()):
+        raise PipelineError(
+            f"Spark has seen event {expected} at position {end.position} of {end.log}; here there "
+            f"is {found or 'none'}: it has read another database."
+        )

@@ -1,57 +1,69 @@
 """The pipelines, from a log to what they leave behind: an audit's gaps and report, statistics.
 
 Each takes a running ``Pipeline`` and tells how it gets on; what Spark computes is in ``pipeline``.
+Statistics go into a file, or into the table that the admin shows: the last run's, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from ...aliases import outbox_alias
 from ...entities.operations import entity_types
 from ...entities.verification import differences
 from ...eventlog.registry import own_columns
 from ...exceptions import InvalidOption
-from .audit_gaps import accepted_gaps, lines, record
+from ...models import Statistic
+from ...models.statistic import label_of
+from ...models.upsert import upsert
+from ...text import Write
+from ..archive_reader import check_files
+from ..audit import LIMIT, Archived, audit
+from ..audit_checks import EVENTS_SCHEMA
+from ..database import connect
+from ..defects import ENTITY_KINDS, Audit, Defect
+from ..figures import figures
+from ..manifest import Manifest
+from ..offset import Offsets
+from ..report import write_report
+from ..schema import some
+from ..statistic_names import COLUMNS, NAMES
+from ..statistics import (
+    PARTITIONS,
+    TOP,
+    USED,
+    for_table,
+    handled_in_inbox,
+    read_once,
+    rows_of,
+    statistics,
+    write_statistics,
+)
+from ..store import Store
+from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline
-from .statistic_table import store
-
-if TYPE_CHECKING:
-    from ..defects import Audit
 
 #: Defects that are written out, line by line.
 TOLD = 50
+#: Statistics of an INSERT.
+BATCH = 500
 
 
 def run_audit(
-    run: Pipeline,
-    *,
-    archive: str = "",
-    pruned: bool = False,
-    report: str = "",
-    write: Callable[[str], Any],
+    run: Pipeline, *, archive: str = "", pruned: bool = False, report: str = "", write: Write
 ) -> Audit:
-    """Audit a log, and its archive; note missing versions as gaps.
-
-    Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``, ``OSError``.
-    """
-    from ..archive_reader import check_files
-    from ..audit import Archived, audit
-    from ..audit_checks import EVENTS_SCHEMA
-    from ..database import connect
-    from ..figures import figures
-    from ..manifest import Manifest
-    from ..offset import Offsets
-    from ..report import write_report
-    from ..schema import some
-    from ..store import Store
-
+    """Audit a log, and its archive; note missing versions as gaps. Raises ``OutboxError``."""
     folder = Path(report).absolute().parent
     if not folder.is_dir():
         raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
@@ -73,14 +85,14 @@ def run_audit(
         if archived_to:
             until = json.dumps(archived_to.dump())
             archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
-        lowest = partial(_lowest, database, offsets.scan.source)
+        lowest = f"SELECT min(id) FROM {offsets.scan.source}"
         result = audit(
             run.read(EVENTS_SCHEMA, end=end),
             log=run.options.log,
             heads=heads,
             look_again=lambda: run.read(read="heads"),
             archived=archived,
-            lowest=lowest if archive or pruned else None,
+            lowest=(lambda: database.run(lowest, [])[0][0]) if archive or pruned else None,
             whole=not pruned,
             accepted=accepted_gaps(run.log, using=run.using),
         )
@@ -90,8 +102,8 @@ def run_audit(
     for entity in entity_types():
         if entity.versions is run.log:
             result = _with_entities(result, entity, using=run.using)
-    for line in lines(result.defects[:TOLD]):
-        write(f"defect {line}")
+    for defect in result.defects[:TOLD]:
+        write(f"defect {defect.line}")
     if result.total > TOLD:
         write(f"… and {result.total - min(TOLD, len(result.defects))} more; see --report")
     if not archive and not pruned and result.counts.keys() & {"late_start", "tail"}:
@@ -110,9 +122,6 @@ def run_audit(
 
 def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
     """Add what of the entities is not as their versions have it."""
-    from ..audit import LIMIT
-    from ..defects import ENTITY_KINDS, Defect
-
     found = [
         Defect(f"entity_{fault.kind}", id, None, None, None, fault.text)
         for id, fault in differences(entity, using=using)
@@ -136,44 +145,51 @@ def run_statistics(
     table: bool = False,
     top: int | None = None,
     partitions: int | None = None,
-    write: Callable[[str], Any],
+    write: Write,
 ) -> None:
-    """Compute the statistics of a log.
-
-    Raises ``ArchiveRefused``, ``ReadRefused``, ``Unreachable``, ``InvalidOption``.
-    """
+    """Compute the statistics of a log. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
-    from ..schema import some
-    from ..statistics import (
-        PARTITIONS,
-        TOP,
-        USED,
-        for_table,
-        handled_in_inbox,
-        read_once,
-        rows_of,
-        statistics,
-        write_statistics,
-    )
-
     handled = handled_in_inbox(inbox.read(read="inbox")) if inbox else None
     with read_once(run.read(some(*USED), archive=archive)) as events:
-        found = statistics(
-            events,
-            log=run.options.log,
-            handled=handled,
-            top=top or TOP,
-            partitions=partitions or PARTITIONS,
-        ).persist()
+        log, most = run.options.log, {"top": top or TOP, "partitions": partitions or PARTITIONS}
+        found = statistics(events, log=log, handled=handled, **most).persist()
         if to:
-            write(f"statistics log={run.options.log} file={write_statistics(found, to)}")
+            write(f"statistics log={log} file={write_statistics(found, to)}")
         if table:
-            rows = store(rows_of(for_table(found)), log=run.options.log)
-            write(f"statistics log={run.options.log} table=outbox_statistic rows={rows}")
+            rows = store(rows_of(for_table(found)), log=log)
+            write(f"statistics log={log} table=outbox_statistic rows={rows}")
         found.unpersist()
 
 
-def _lowest(database: Any, source: str) -> int | None:
-    [(lowest,)] = database.run(f"SELECT min(id) FROM {source}", [])
-    return lowest  # type: ignore[no-any-return]
+def store(rows: Iterable[tuple[Any, ...]], *, log: str, using: str | None = None) -> int:
+    """Replace the statistics of a log in the table, in one transaction. Raises ``ValueError``.
+
+    Readers see the old ones until it commits, and a run that is killed has changed nothing. It is
+    short: on PostgreSQL no subscription gets beyond a transaction that is still writing.
+    """
+    using = using or outbox_alias()
+    made = (_statistic(row, log) for row in rows)
+    # The first row comes when all of them were computed, and only then the transaction begins.
+    batch = list(islice(made, BATCH))
+    table, written = Statistic.objects.using(using), 0
+    with transaction.atomic(using=using):
+        table.filter(source=log, name__in=NAMES).delete()
+        while batch:
+            # Rows of another run at the same time, which were not there to be deleted, are updated.
+            upsert(table, batch, update=["value", "written_at"], unique=COLUMNS[:-1])
+            written += len(batch)
+            batch = list(islice(made, BATCH))
+    return written
+
+
+def _statistic(row: tuple[Any, ...], log: str) -> Statistic:
+    source, minute, name, dimension, label, value = row
+    if source != log:
+        raise ValueError(
+            f"A statistic of {source!r} was given as one of {log!r}. Store each log by itself."
+        )
+    if not settings.USE_TZ:
+        minute = timezone.make_naive(minute, timezone.get_default_timezone())
+    values = (source, minute, name, dimension, label_of(label), value)
+    return Statistic(**dict(zip(COLUMNS, values, strict=True)))
