@@ -5,4 +5,7 @@ SIGKILL at the worst moment, and so is the process that keeps two views up to da
 of the orders; a Celery worker executes what arrives. Then two independent accounts are compared:
 the ledgers in which the writers noted, after each commit or rollback, what became of an order, and
 the notes that the worker made of each run. The views are compared with the orders, row by row.
+
+Then ten thousand buyers want a thousand pieces of one article at one moment. The process that
+serves them is killed, and all ask again: each must be told what it was told before.
 """

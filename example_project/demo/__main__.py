@@ -21,10 +21,13 @@ def main():
         "--orders", type=int, default=2000, help="how many are placed (default 2000)"
     )
     parser.add_argument("--writers", type=int, default=4, help="processes that place them (4)")
+    parser.add_argument(
+        "--buyers", type=int, default=10_000, help="of the flash sale, ten for a piece (10000)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep what an earlier run has left")
     options = parser.parse_args()
-    if options.orders < 1 or options.writers < 1:
-        parser.error("--orders and --writers must be at least 1")
+    if min(options.orders, options.writers, options.buyers) < 1:
+        parser.error("--orders, --writers and --buyers must be at least 1")
     interrupt_on_termination()
     # A short lease, so that nobody waits long for the killed drainer's successor.
     os.environ.setdefault("LEASE_SECONDS", "4")
@@ -37,7 +40,7 @@ def main():
             if not options.keep:
                 data_folder.empty()
             data_folder.make()
-            return run(options.orders, options.writers)
+            return run(options.orders, options.writers, options.buyers)
     except data_folder.InUseError as error:
         return f"demo: {error}"
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from django.db.models import Count as Number
 from django.db.models import Sum
 from django.utils import timezone
 
-from example_project.shop.models import ArticleSales, Execution, Order, OrderProgress, Stock
+from example_project.shop.models import ArticleSales, Execution, Order, OrderProgress, Shelf, Stock
 from outbox_app.models import Incident
 
 from .ledger import COMMITTED, ROLLED_BACK, UNKNOWN
@@ -41,13 +41,20 @@ class Start:
     @classmethod
     def now(cls):
         return cls(
-            last_id(Execution), last_id(Incident), total("on_hand", Stock.objects), timezone.now()
+            last_id(Execution), last_id(Incident), total("on_hand", shelves()), timezone.now()
         )
 
 
 def last_id(model):
     """Return the highest id of a table, 0 if it is empty."""
     return model.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def shelves():
+    """Return the shelves of the articles, without those of a sale."""
+    return Shelf.objects.filter(
+        pk__in=[str(pk) for pk in Stock.objects.values_list("pk", flat=True)]
+    )
 
 
 def total(field, rows):
@@ -104,7 +111,7 @@ class Count:
 
         runs = Execution.objects.filter(pk__gt=start.execution, task__in=STAGED_AS)
         self.runs = list(runs.values_list("subject", "task", "state"))
-        self.taken = start.on_hand - total("on_hand", Stock.objects)
+        self.taken = start.on_hand - total("on_hand", shelves())
         self.reserved = total("quantity", Order.objects.filter(reserved_at__gte=start.time))
         self.views = compare_views()
         self.incidents = list(Incident.objects.filter(pk__gt=start.incident))

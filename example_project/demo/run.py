@@ -14,10 +14,10 @@ from django.core.management import call_command
 
 from example_project import demo_user
 from example_project.processes import DRAINER, PYTHON, SUBSCRIPTIONS, WORKER, Child, stop
-from example_project.shop.models import Execution
+from example_project.shop.models import Execution, Shelf
 from outbox_app.models import Cursor, Incident, StagedJob
 
-from . import ledger
+from . import ledger, sale
 from .counting import Count, Start, compare_views, total
 from .pipeline import REPORT, look_at_the_log
 from .terminal import Progress, incident_words, table
@@ -32,13 +32,15 @@ FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@2"}
 #: Freezes a process that runs subscriptions in its third page, before the commit: the views are
 #: written, and nothing of it counts.
 FREEZE_PAGE = {"OUTBOX_FAILPOINT": "handled=stop@3"}
+#: Freezes the process of the sale where a batch is committed, and no buyer has its answer yet.
+FREEZE_SALE = {"OUTBOX_FAILPOINT": "entity_committed=stop@2"}
 
 
 class Failed(Exception):
     """The demo could not be carried out."""
 
 
-def run(orders, writers):
+def run(orders, writers, buyers):
     """Carry out the demo; return the exit code."""
     call_command("migrate", verbosity=0)
     demo_user.make()
@@ -50,6 +52,7 @@ def run(orders, writers):
             demo.kill_a_drainer()
             demo.wait_for_executions()
             demo.wait_for_views()
+            sold = demo.sell(buyers)
         finally:
             demo.stop()
     except Failed as failure:
@@ -57,8 +60,8 @@ def run(orders, writers):
         print(f"\n{table(demo.count())}\n\nFAILED: {failure}")
         return 1
     count = demo.count()
-    print(f"\n{table(count)}\n")
-    if not count.passed:
+    print(f"\n{table(count)}\n{sold.lines()}\n")
+    if not (count.passed and sold.passed):
         show_logs()
         print("FAILED: the table above says what is wrong.")
         return 1
@@ -158,6 +161,32 @@ class Demo:
     def wait_for_views(self):
         """Wait until the views have all the events."""
         self._wait(lambda: not any(view.wrong for view in compare_views()), "the views")
+
+    def sell(self, buyers):
+        """Hold a flash sale, kill its process, ask all buyers again; return what came of it."""
+        shelf, pieces = f"sale-{self.folder.name}", max(1, buyers // 10)
+        Shelf.execute(shelf, "fill", {"pieces": pieces}, command_id="first")
+        paths = [self.folder / f"sale-{number}.txt" for number in (1, 2)]
+        command = [*PYTHON, "-m", "example_project.demo.sale", "--shelf", shelf]
+        command += ["--buyers", str(buyers), "--answers"]
+        victim = self._start("sale-1", [*command, str(paths[0])], FREEZE_SALE)
+        self._wait(lambda: victim.is_frozen() or victim.exit_code is not None, "a batch of buyers")
+        victim.kill()
+        self.children.remove(victim)
+        told_before = sale.answers(paths[0])
+        self.progress.say(
+            f"{victim.name} (process {victim.pid}) killed with SIGKILL between a commit and its "
+            f"answers. {len(told_before):,} of {buyers:,} buyers have been told; all ask again."
+        )
+        self.writers.append(self._start("sale-2", [*command, str(paths[1])]))
+        self._wait(self._is_all_placed, "the buyers")
+
+        def count():
+            told = sale.answers(paths[1])
+            return sale.SaleCount(shelf, buyers, pieces, told_before, told)
+
+        self._wait(lambda: not count().missing, "the receipts of the sale")
+        return count()
 
     def stop(self):
         """Stop what still runs, the worker last."""

@@ -7,7 +7,7 @@ from .models import ArticleSales, Execution, Order, OrderProgress, Payment, Rece
 
 @admin.register(Stock)
 class StockAdmin(admin.ModelAdmin):
-    list_display = ["name", "price", "on_hand"]
+    list_display = ["name", "price"]
 
 
 @admin.register(Order)

@@ -1,6 +1,19 @@
 """App configuration of the shop; it connects the receiver that notes each execution."""
 
 from django.apps import AppConfig
+from django.db import connections
+from django.db.models.signals import post_migrate
+
+#: How many of an article are on its shelf in the beginning.
+PIECES = 1000
+
+
+def fill_shelves(sender, using, **kwargs):
+    """Give each article a shelf. A migration could not: commands are code of today."""
+    Shelf, Stock = sender.get_model("Shelf"), sender.get_model("Stock")
+    if Shelf._meta.db_table in connections[using].introspection.table_names():
+        for pk in Stock.objects.values_list("pk", flat=True):
+            Shelf.execute(str(pk), "fill", {"pieces": PIECES}, command_id="first")
 
 
 class ShopConfig(AppConfig):
@@ -8,3 +21,5 @@ class ShopConfig(AppConfig):
 
     def ready(self):
         from . import notes  # noqa: F401
+
+        post_migrate.connect(fill_shelves, sender=self)

@@ -9,19 +9,59 @@ import uuid
 from django.db import models
 from django.utils import timezone
 
+from outbox_app.entities import Entity, EntityVersion, Rejected, command
+
 
 class Stock(models.Model):
-    """An article and how many of it are on hand."""
+    """An article. How many of it are on hand is on its shelf, which has its id."""
 
     name = models.CharField(max_length=100, unique=True)
     price = models.DecimalField(max_digits=8, decimal_places=2)
-    on_hand = models.IntegerField(default=0)
 
     class Meta:
         verbose_name_plural = "stock"
 
     def __str__(self):
         return self.name
+
+
+class ShelfVersion(EntityVersion):
+    """What shelves were asked, and answered."""
+
+
+class Shelf(Entity):
+    """The pieces of an article that are on hand: many tasks and buyers change it at once."""
+
+    versions = ShelfVersion
+    on_hand = models.IntegerField()
+
+    class Meta:
+        verbose_name_plural = "shelves"
+
+    def columns(self):
+        return {"on_hand": self.state["on_hand"]}
+
+    @command(creates=True)
+    def fill(self, pieces):
+        self.state = {"on_hand": pieces}
+
+    @command()
+    def take(self, pieces):
+        """Take what was ordered; a negative number is what has to be ordered anew."""
+        self.state["on_hand"] -= pieces
+
+    @command()
+    def refill(self, pieces):
+        self.state["on_hand"] = max(self.state["on_hand"], pieces)
+
+    @command()
+    def sell(self, buyer):
+        """Sell one piece at once, as long as there are some; the receipt follows the sale."""
+        if not self.state["on_hand"]:
+            raise Rejected("There is none left.", code="sold_out")
+        self.state["on_hand"] -= 1
+        self.stage("example_project.shop.tasks.send_sale_receipt", [f"{self.pk}/{buyer}"])
+        return {"left": self.state["on_hand"]}
 
 
 class Order(models.Model):

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from outbox_app import publish
 
-from .models import Order, Stock
+from .models import Order, Shelf, Stock
 from .tasks import capture_payment, reorder, reserve_stock, send_receipt
 
 #: Articles of which fewer are on hand are ordered anew.
@@ -35,7 +35,7 @@ def place_order(customer, stock, quantity=1):
 @transaction.atomic
 def reorder_low_stock():
     """Stage one task for each article that runs low; return how many there are."""
-    low = Stock.objects.filter(on_hand__lt=LOW).values_list("pk", flat=True)
-    jobs = [reorder.s(pk) for pk in low]
+    low = set(Shelf.objects.filter(on_hand__lt=LOW).values_list("pk", flat=True))
+    jobs = [reorder.s(pk) for pk in Stock.objects.values_list("pk", flat=True) if str(pk) in low]
     group(jobs).delay()
     return len(jobs)

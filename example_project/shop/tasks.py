@@ -1,19 +1,18 @@
 """The work that follows an order. Ordinary Celery tasks: nothing in them knows of the outbox.
 
-A job is delivered at least once, so each task must bear being run twice. Taking from the stock
+A job is delivered at least once, so each task must bear being run twice. Taking from the shelf
 would count twice, so ``idempotent`` notes the job's id in the same transaction. The others can be
-made only once anyway: an order has one payment and one receipt, and a full stock is full. What has
-happened is published in the same transaction, once as well.
+made only once anyway: an order has one payment and one receipt, and a command is executed once for
+its id. What has happened is published in the same transaction, once as well.
 """
 
 from celery import shared_task
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from outbox_app import idempotent, publish
 
-from .models import Order, Payment, Receipt, Stock
+from .models import Order, Payment, Receipt, Shelf
 
 #: How many of an article are on hand after it was ordered anew.
 FULL = 1000
@@ -22,9 +21,10 @@ FULL = 1000
 @shared_task
 @idempotent
 def reserve_stock(order_id):
-    """Take the ordered articles from the stock."""
+    """Take the ordered articles from their shelf."""
     order = Order.objects.get(pk=order_id)
-    Stock.objects.filter(pk=order.stock_id).update(on_hand=F("on_hand") - order.quantity)
+    taken = {"pieces": order.quantity}
+    Shelf.execute(str(order.stock_id), "take", taken, command_id=f"order:{order.pk}")
     order.reserved_at = timezone.now()
     order.save(update_fields=["reserved_at"])
     publish(str(order.pk), "order.reserved")
@@ -52,8 +52,13 @@ def send_receipt(order_id):
         publish(str(payment.order_id), "order.receipt_sent")
 
 
+@shared_task(bind=True)
+def reorder(self, stock_id):
+    """Fill up the shelf of an article."""
+    reordered = f"reorder:{self.request.id}"
+    Shelf.execute(str(stock_id), "refill", {"pieces": FULL}, command_id=reordered)
+
+
 @shared_task
-@transaction.atomic
-def reorder(stock_id):
-    """Fill up the stock of an article."""
-    Stock.objects.filter(pk=stock_id, on_hand__lt=FULL).update(on_hand=FULL)
+def send_sale_receipt(sale):
+    """Send the receipt of a sale; the note of the task's execution is all that is written."""

@@ -7,7 +7,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from . import services
-from .models import Order, OrderProgress, Stock
+from .models import Order, OrderProgress, Shelf, Stock
 
 SHOWN = 50
 
@@ -19,8 +19,11 @@ def orders(request):
     progress = OrderProgress.objects.in_bulk([order.pk for order in latest])
     for order in latest:
         order.progress = progress.get(order.pk)
-    context = {"orders": latest, "stock": Stock.objects.select_related("sales").order_by("name")}
-    return render(request, "shop/orders.html", context)
+    stock = list(Stock.objects.select_related("sales").order_by("name"))
+    shelves = Shelf.objects.in_bulk([str(article.pk) for article in stock])
+    for article in stock:
+        article.shelf = shelves.get(str(article.pk))
+    return render(request, "shop/orders.html", {"orders": latest, "stock": stock})
 
 
 @require_POST

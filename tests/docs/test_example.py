@@ -28,8 +28,11 @@ def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedPr
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a dozen processes and Spark, on whatever the machine has left
-def test_demo_kills_two_processes_loses_nothing_and_explains_each_duplicate(tmp_path: Path) -> None:
-    done = example("demo", "--orders", "300", "--writers", "2", data=tmp_path)
+def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
+    tmp_path: Path,
+) -> None:
+    arguments = ("--orders", "300", "--writers", "2", "--buyers", "2000")
+    done = example("demo", *arguments, data=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"drainer-2 .* killed with SIGKILL", done.stdout)
     assert re.search(r"subscriptions-1 .* killed with SIGKILL in the middle of a page", done.stdout)
@@ -37,6 +40,10 @@ def test_demo_kills_two_processes_loses_nothing_and_explains_each_duplicate(tmp_
     assert "View article-sales: 4 rows right, 0 wrong" in done.stdout
     assert "Incident recorded: " in done.stdout
     assert re.search(r"^executed +200 +600$", done.stdout, re.MULTILINE)
+    assert re.search(r"sale-1 .* killed with SIGKILL between a commit and its answers", done.stdout)
+    assert "Sale: 2,000 buyers, 200 pieces; 200 sold, 1,800 told no, 0 left" in done.stdout
+    assert re.search(r"^Asked again: [1-9].* 0 of them get another now$", done.stdout, re.MULTILINE)
+    assert "Receipts: 200 sent, 0 missing, 0 without a sale" in done.stdout
     # The killed drainer had published a batch: all of it went twice.
     row = re.search(r"^duplicated +\d+ +(\d+) +(\d+) of them explained", done.stdout, re.MULTILINE)
     assert row
