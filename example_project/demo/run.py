@@ -33,7 +33,7 @@ FREEZE = {"OUTBOX_FAILPOINT": "published_not_deleted=stop@2"}
 #: written, and nothing of it counts.
 FREEZE_PAGE = {"OUTBOX_FAILPOINT": "handled=stop@3"}
 #: Freezes the process of the sale where a batch is committed, and no buyer has its answer yet.
-FREEZE_SALE = {"OUTBOX_FAILPOINT": "entity_committed=stop@2"}
+FREEZE_SALE = {"OUTBOX_FAILPOINT": "entity_committed=stop@3"}
 
 
 class Failed(Exception):
