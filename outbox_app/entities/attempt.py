@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice, takewhile
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import F, QuerySet, Value
+from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
 from ..enclosure import SwallowedError
@@ -34,11 +33,12 @@ from ..exceptions import (
     VersionConflict,
 )
 from ..failpoints import failpoint
-from ..models import DatabaseNow, StreamHead
+from ..models import StreamHead
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected
 from .handling import Gifts, Guard, Handled, handle, spec_of, storable, stored_rejection, violated
 from .request import Call, Caller, Outcome, Rejection, Request
+from .rows import load, update
 from .versions import Step, write_versions
 
 
@@ -111,17 +111,16 @@ class Attempt:
         return seen, head
 
     def _load(self, head: int | None) -> None:
-        rows: Any = QuerySet(self.entity, using=self.using).filter(pk=self.id)
-        if head and self.vendor == "mysql":
-            rows = rows.select_for_update()  # at REPEATABLE READ a plain read shows the old version
-        row = rows.annotate(now=DatabaseNow()).first()
+        # At REPEATABLE READ a plain read of MySQL shows the old version.
+        lock = bool(head) and self.vendor == "mysql"
+        self.now, row = load(self.entity, self.id, lock=lock, using=self.using)
         self.exists = self.existed = row is not None
         if row is None:
             if head is None:
                 head = current_version(self.table, self.id, using=self.using)
             row = self.entity(pk=self.id, version=head, state=None)
-            row.now = _now(self.entity, using=self.using)
-        self.row, self.now = row, row.now
+        row.now = self.now
+        self.row = row
         self._fresh = None
         #: Where the entity is read; a compare-and-set.
         self.loaded: int = row.version
@@ -133,10 +132,8 @@ class Attempt:
         ids = {call.request.command_id for call in self.calls}
         fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
         rows: Any = QuerySet(self.entity.versions, using=self.using).filter(stream=self.id)
-        known = rows.filter(command_id__in=ids)
-        if self.vendor == "postgresql":  # a thousand placeholders take their time
-            known = rows.extra(where=["command_id = ANY(%s)"], params=[list(ids)])
-        found = list(known.values_list(*fields))
+        known = self._known_ids(ids)
+        found = list(rows.filter(command_id__in=known).values_list(*fields)) if known else []
         if hidden and len(found) < len(ids) and self.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
             # their versions, which are there: a lock on an absent id would be one on a gap.
@@ -146,6 +143,21 @@ class Attempt:
             rejection = Rejection(**response) if rejected and response else None  # erased
             outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
             self.answered[id] = hash, command, outcome
+
+    def _known_ids(self, ids: set[str]) -> list[str]:
+        """Return those that are taken. There are none, as a rule: no query set is made for that."""
+        connection = connections[self.using]
+        given: list[Any]
+        among, given = f"IN ({', '.join(['%s'] * len(ids))})", [*ids]
+        if self.vendor == "postgresql":  # a thousand placeholders take their time
+            among, given = "= ANY(%s)", [[*ids]]
+        table = connection.ops.quote_name(self.table)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT command_id FROM {table} WHERE stream = %s AND command_id {among}",
+                [self.id, *given],
+            )
+            return [id for (id,) in cursor.fetchall()]
 
     def _handle_all(self) -> list[Call]:
         alone = 0  # up to here commands of a batch handler run one by one
@@ -312,16 +324,18 @@ class Attempt:
         self.gifts.write()
 
     def _write_row(self) -> None:
-        rows: Any = QuerySet(self.entity, using=self.using)
-        accepted = not all(step.rejected for step in self.steps)
-        own = self.types.fields if self.types.derives_columns else ()
-        given = {"state": json.loads(self.text or "null"), "changed_at": self.now}
-        given |= {name: getattr(self.row, name) for name in own}
+        given: dict[str, Any] = {}
+        if not all(step.rejected for step in self.steps):
+            own = self.types.fields if self.types.derives_columns else ()
+            given = {"state": self.text, "changed_at": self.now}
+            given |= {name: getattr(self.row, name) for name in own}
         if self.existed:
-            changes = {"version": F("version") + len(self.steps)} | (given if accepted else {})
-            if rows.filter(pk=self.id, version=self.loaded).update(**changes) != 1:
+            count = len(self.steps)
+            if not update(self.entity, self.id, self.loaded, count, given, using=self.using):
                 raise self._damaged()
-        elif accepted:
+        elif given:
+            given["state"] = json.loads(given["state"])
+            rows: Any = QuerySet(self.entity, using=self.using)
             rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])
 
     def _refuse_last(self, error: IntegrityError) -> None:
@@ -374,20 +388,6 @@ class Attempt:
             f"The row of {self.entity.__name__} {self.id!r} is at version {self.loaded}, and its "
             "versions end elsewhere: it was edited by hand. Nothing was written."
         )
-
-
-def _now(entity: Any, *, using: str) -> datetime:
-    """Return the time by the database's clock: no row of the entity can be asked for it."""
-    connection: Any = connections[using]
-    rows: Any = QuerySet(entity, using=using)
-    field = entity._meta.get_field("changed_at")
-    sql, params = rows.query.get_compiler(using).compile(DatabaseNow())
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {sql}", params)
-        [value] = cursor.fetchone()
-    for convert in connection.ops.get_db_converters(Value(None, output_field=field)):
-        value = convert(value, field, connection)
-    return value  # type: ignore[no-any-return]
 
 
 def _ends_the_batch(error: Exception) -> bool:

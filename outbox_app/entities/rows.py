@@ -1,0 +1,74 @@
+"""The row of an entity, by SQL that is made once for each type.
+
+Django makes a statement in more time than the database takes to answer it, and every command waits
+for these two. The time is read with the row, also where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from django.db import connections
+from django.db.models import QuerySet
+from django.db.models.expressions import Col
+
+from ..models import DatabaseNow
+
+
+@cache
+def _select(entity: Any, using: str) -> str:
+    quote = connections[using].ops.quote_name
+    compiler = QuerySet(entity, using=using).query.get_compiler(using)
+    now, _ = compiler.compile(DatabaseNow())
+    columns = ", ".join(f"entity.{quote(field.column)}" for field in entity._meta.concrete_fields)
+    table, pk = quote(entity._meta.db_table), quote(entity._meta.pk.column)
+    return (
+        f"SELECT {now}, {columns} FROM (SELECT 1 AS one) AS one "
+        f"LEFT JOIN {table} AS entity ON entity.{pk} = %s"
+    )
+
+
+def load(entity: Any, id: str, *, lock: bool, using: str) -> tuple[datetime, Any]:
+    """Return the time by the database's clock, and the row of an entity or None."""
+    connection, meta = connections[using], entity._meta
+    with connection.cursor() as cursor:
+        cursor.execute(_select(entity, using) + (" FOR UPDATE" if lock else ""), [id])
+        now, *values = cursor.fetchone()
+    fields = [meta.get_field("changed_at"), *meta.concrete_fields]
+    found: list[Any] = []
+    for field, value in zip(fields, [now, *values], strict=True):
+        column = Col(meta.db_table, field)
+        for convert in (
+            *connection.ops.get_db_converters(column),
+            *column.get_db_converters(connection),
+        ):
+            value = convert(value, column, connection)
+        found.append(value)
+    now, *values = found
+    if values[fields.index(meta.pk) - 1] is None:
+        return now, None
+    return now, entity.from_db(using, [field.attname for field in meta.concrete_fields], values)
+
+
+def update(
+    entity: Any, id: str, version: int, count: int, values: Mapping[str, Any], *, using: str
+) -> bool:
+    """Raise the version of a row by the count, and write values; say whether it was at the version.
+
+    The state is given as JSON.
+    """
+    connection, meta = connections[using], entity._meta
+    quote = connection.ops.quote_name
+    fields = [(meta.get_field(name), value) for name, value in values.items()]
+    params = [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
+    changes = "".join(f", {quote(field.column)} = %s" for field, _ in fields)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
+            f"WHERE {quote(meta.pk.column)} = %s AND version = %s",
+            [count, *params, id, version],
+        )
+        return bool(cursor.rowcount == 1)
