@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any
@@ -68,7 +69,7 @@ class Attempt:
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: Of the command that changes a unique column: where its gifts begin, and what was before.
-        self.last: tuple[CommandSpec, Any, Any] | None = None
+        self.last: tuple[CommandSpec, Any, Any, str | None] | None = None
 
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
@@ -221,12 +222,12 @@ class Attempt:
                 raise Rejected(f"{name} {request.id!r} exists already.", code="exists")
             given = json.loads(request.text)  # anew each time: handlers may change it
             handled = self._run(spec, [given] if spec.batch else given, call.caller)
-            response = handled.response
             if spec.batch:
-                [response] = self._each(spec, response, 1)
+                [response] = self._each(spec, handled.response, 1)
                 if isinstance(response, Rejected):
                     raise response
-            response, text = storable(self._name(spec), "the response", response)
+                handled.response = storable(self._name(spec), "the response", response)
+            response, text = handled.response
         except Rejected as error:
             self.gifts.drop(mark)
             return self._reject(call, spec, error)
@@ -235,7 +236,7 @@ class Attempt:
         if any(before[2][name] != self.columns[name] for name in self.types.unique) or (
             not before[1] and self.types.unique
         ):
-            self.last = spec, mark, before
+            self.last = spec, mark, before, handled.savepoint
         return self._step(call, spec.type_of(self.entity), response, text)
 
     def _handle_run(self, run: list[Call]) -> bool:
@@ -268,6 +269,7 @@ class Attempt:
         instance = self.entity.__new__(self.entity)
         instance.__dict__ = {
             **self.row.__dict__,
+            **{name: deepcopy(self.row.__dict__[name]) for name in self.types.fields},
             "_state": ModelState(),
             "version": self.version,
             "state": json.loads(self.text or "null") if self._fresh is None else self._fresh,
@@ -308,22 +310,22 @@ class Attempt:
         return outcome
 
     def _write(self) -> None:
-        head = {self.id: None if self.locked else self.loaded}
-        if not bump_versions(self.table, {self.id: len(self.steps)}, head, using=self.using):
-            raise Moved
         if self.last is None:
-            self._write_row()
+            self._write_entity()
         else:
             try:
                 with transaction.atomic(using=self.using):
-                    self._write_row()
+                    self._write_entity()
             except IntegrityError as error:
                 self._refuse_last(error)
-                self._write_row()
+                self._write_entity()
         write_versions(self.entity, self.steps, using=self.using)
         self.gifts.write()
 
-    def _write_row(self) -> None:
+    def _write_entity(self) -> None:
+        head = {self.id: None if self.locked else self.loaded}
+        if not bump_versions(self.table, {self.id: len(self.steps)}, head, using=self.using):
+            raise Moved
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.steps):
             own = self.types.fields if self.types.derives_columns else ()
@@ -341,11 +343,13 @@ class Attempt:
     def _refuse_last(self, error: IntegrityError) -> None:
         """Reject the last command, whose row an index has refused."""
         assert self.last is not None
-        spec, mark, (text, exists, columns) = self.last
+        spec, mark, (text, exists, columns), savepoint = self.last
         [*_, step] = self.steps
         rejected = step.call.caller.run(violated, self.types, self.row, error, using=self.using)
         if rejected is None:
             raise error
+        if savepoint is not None:  # what its handler has written
+            transaction.savepoint_rollback(savepoint, using=self.using)
         self.gifts.drop(mark)
         self.text, self.exists = text, exists
         self.row.__dict__.update(columns)
@@ -366,7 +370,9 @@ class Attempt:
 
         def fits(call: Call) -> bool:
             request = call.request
-            if request.command != name or request.expected is not None or request.command_id in ids:
+            if call.alone or request.command != name or request.command_id in ids:
+                return False
+            if request.expected is not None:
                 return False
             ids.add(request.command_id)
             return True

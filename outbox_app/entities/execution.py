@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any
 
@@ -74,19 +74,36 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     perform = _join if connections[using].in_atomic_block else _commit
     try:
         return perform(entity, calls, using=using)
-    except (EntityError, OutcomeUnknown, OperationalError, InterfaceError) as error:
-        for call in calls:  # none of them is to blame
-            call.answer = copy(error).with_traceback(error.__traceback__)
     except Exception as error:
-        if len(calls) == 1:
-            calls[0].answer = error
+        if len(calls) == 1 or _blames_none(error, using):
+            for call in calls:
+                call.answer = _own(error)
             return ()
         # What the database, or a receiver, refuses of one command is not the others' failure.
         half = len(calls) // 2
         left = answer(entity, calls[:half], using=using)
         rest = calls[half:]
         return [*left, *rest] if left else answer(entity, rest, using=using)
-    return ()
+
+
+def _blames_none(error: Exception, using: str) -> bool:
+    if isinstance(error, OperationalError | InterfaceError):
+        return is_conflict(error) or not _is_alive(using)
+    return isinstance(error, EntityError | OutcomeUnknown)
+
+
+def _own(error: Exception) -> Exception:
+    """Return a copy, as each caller's traceback is its own; where it can be copied."""
+    with suppress(Exception):
+        own = copy(error).with_traceback(error.__traceback__)
+        own.__cause__ = error.__cause__
+        return own
+    return error
+
+
+def _is_alive(using: str) -> bool:
+    connection = connections[using]
+    return connection.connection is not None and connection.is_usable()
 
 
 def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
@@ -107,6 +124,9 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             with _read_committed(max(calls[0].seconds_left, 0), using=using):
                 locked = atomic or attempts > 1
                 left = Attempt(entity, calls, using=using, locked=locked).run()
+                # An error of one after the commit is logged, and no answer.
+                hooks: list[Any] = connections[using].run_on_commit
+                hooks[:] = [(sids, hook, True) for sids, hook, _ in hooks]
                 handled = True
             failpoint("entity_committed")
             return left
@@ -117,7 +137,8 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 raise
         except (OperationalError, InterfaceError) as error:
             if not is_conflict(error):
-                connections[using].close()
+                if handled or not _is_alive(using):
+                    connections[using].close()
                 if handled:
                     unknown = error
                 elif unknown is not None:
@@ -127,10 +148,15 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         time.sleep(random.uniform(0, PAUSE))
     request = calls[0].request
     if unknown is None:
-        raise EntityContended(
+        contended = EntityContended(
             f"{entity.__name__} {request.id!r} was changed by other commands during each of "
             f"{attempts} attempts at {request.command!r}. Nothing was written: send it again."
         )
+        # The time of the oldest is over, and not that of the others.
+        rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
+        for call in set(calls).difference(rest):
+            call.answer = _own(contended)
+        return rest
     raise OutcomeUnknown(
         f"The connection to {using!r} was lost while {request.command!r} of {request.id!r} was "
         "committed. Send it again with the same command id: it is executed once."

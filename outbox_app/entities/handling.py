@@ -23,7 +23,13 @@ from ..aliases import log_alias
 from ..enclosure import enclosed
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
 from ..eventlog.publish import publish_checked, require_log
-from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused
+from ..exceptions import (
+    InvalidCommand,
+    InvalidEvent,
+    NotAtomic,
+    StatementRefused,
+    TransactionEnded,
+)
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EntityRow, EventLog
 from .declaration import CommandSpec, Rejected, commands_of, rules_of
@@ -43,14 +49,16 @@ class TypeSpec:
         self.derives_columns = entity.columns is not _base_columns(entity)
         #: Fields of the project's own.
         self.fields: dict[str, Field[Any, Any]] = {
-            f.name: f for f in entity._meta.concrete_fields if f.name not in BASE
+            f.attname: f for f in entity._meta.concrete_fields if f.name not in BASE
         }
         #: The names of those that a unique index or an exclusion constraint is about.
         self.unique = {name for name, field in self.fields.items() if field.unique}
         for constraint in entity._meta.constraints:
             if not isinstance(constraint, CheckConstraint):
                 # Without fields it is about expressions, or an exclusion: any of them counts.
-                self.unique.update(getattr(constraint, "fields", ()) or self.fields)
+                names = getattr(constraint, "fields", ())
+                about = (n for n, f in self.fields.items() if not names or f.name in names)
+                self.unique.update(about)
 
 
 BASE = {field.name for field in EntityRow._meta.concrete_fields}
@@ -181,10 +189,12 @@ class Handled:
     #: Decoded from the text.
     state: Any
     text: str
-    #: As it was returned.
+    #: As it was returned; but for a batch, as readers will see it, and its JSON.
     response: Any
     #: None: the type has none of its own.
     columns: dict[str, Any] | None
+    #: From before the handler, where it may write and an index may still refuse its columns.
+    savepoint: str | None = None
 
 
 def handle(
@@ -213,16 +223,27 @@ def handle(
     def run() -> Handled:
         running.set(Running(name, gifts.using, gifts))
         collect_in(gifts.jobs)
-        response = spec.handler(instance, given) if spec.batch else spec.handler(instance, **given)
+        try:
+            response = (
+                spec.handler(instance, given) if spec.batch else spec.handler(instance, **given)
+            )
+        finally:
+            if connections[gifts.using].closed_in_transaction:
+                raise TransactionEnded(f"{guard.what} closed the connection of its transaction.")
         state, text, columns = _checked(name, types, instance)
+        if not spec.batch:
+            response = storable(name, "the response", response)
         return Handled(state, text, response, columns)
 
     if not spec.atomic:
         return caller.run(run)
     guard.allowed = gifts.using
     try:
+        savepoint = transaction.savepoint(using=gifts.using) if types.unique else None
         with enclosed(guard.what, using=gifts.using), transaction.atomic(using=gifts.using):
-            return caller.run(run)
+            handled = caller.run(run)
+        handled.savepoint = savepoint
+        return handled
     finally:
         guard.allowed = ""
 
@@ -295,8 +316,10 @@ def violated(types: TypeSpec, instance: Any, error: Exception, *, using: str) ->
             refused.append((constraint.name, text, _fails(constraint, instance, using)))
     for name, field in types.fields.items():
         if field.unique:
-            [text] = instance.unique_error_message(model, [name]).messages
-            refused.append((name, text, rows.filter(**{name: getattr(instance, name)}).exists()))
+            [text] = instance.unique_error_message(model, [field.name]).messages
+            value = getattr(instance, name)
+            taken = value is not None and rows.filter(**{name: value}).exists()
+            refused.append((field.name, text, taken))
     # What the snapshot of the caller's transaction hides, the database names.
     named = [(name, text, name in str(error)) for name, text, _ in refused]
     return next((Rejected(text, code=name) for name, text, yes in refused + named if yes), None)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
@@ -43,6 +43,8 @@ BATCH_SIZE = 4 * 1024 * 1024
 MAX_WAITING = 50_000
 #: Seconds for which an idle thread of the pool waits for more, and for batches at the end.
 IDLE = 10.0
+#: Seconds for which a call may wait.
+MAX_TIMEOUT = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +103,15 @@ class Queues:
         line = self._enter(call, entity, key, using=using)
         try:
             in_time = woken.wait(max(call.seconds_left, 0))
+            if not in_time and self._leave(line, call):
+                raise _timed_out(call)
+            if not woken.is_set():
+                raise _unknown(call)
+            if call.leads:
+                self.lead(line, call)
         except BaseException:
             self._abandon(line, call)
             raise
-        if not in_time and self._leave(line, call):
-            raise _timed_out(call)
-        if not woken.is_set():
-            raise _unknown(call)
-        if call.leads:
-            self.lead(line, call)
         return call.result()
 
     async def aask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
@@ -136,19 +138,22 @@ class Queues:
     def lead(self, line: Line, own: Waiting | None = None) -> None:
         """Answer one batch and pass the lead on, however that ends."""
         left: Sequence[Any] = ()
-        with self.changed:
-            batch = line.take()
-            self.waiting -= len(batch)
-        self._led().add(line.key)
+        batch: list[Waiting] = []
+        self.of_thread.leads = True
         try:
+            with self.changed:
+                batch = line.take()
+                self.waiting -= len(batch)
             if batch:
                 left = answer(line.entity, batch, using=line.using)
         except BaseException:
             # This thread is told to end. Others do what it leaves: ids tell what was committed.
             left = [c for c in batch if c is not own and not isinstance(c.answer, BaseException)]
+            for call in left:
+                call.alone = True
             raise
         finally:
-            self._led().discard(line.key)
+            self.of_thread.leads = False
             with self.changed:
                 line.put_back(left)
                 self.waiting += len(left)
@@ -156,9 +161,9 @@ class Queues:
             others = set(left)
             _deliver([call for call in batch if call not in others])
 
-    def is_led_here(self, key: Hashable) -> bool:
-        """Say whether this thread leads a line: a command of it would wait for itself."""
-        return key in self._led()
+    def leads_here(self) -> bool:
+        """Say whether this thread leads: those that wait for it are not to be waited for."""
+        return getattr(self.of_thread, "leads", False)
 
     def close(self) -> None:
         """Refuse what waits and what comes, and let the batches under way end."""
@@ -170,17 +175,9 @@ class Queues:
                 line.waiting = OrderedDict.fromkeys(c for c in line.waiting if c.leads)
             self.waiting -= len(waiting)
             self.changed.notify_all()
-        for call in waiting:
-            call.answer = _overloaded("This process is about to end.")
-        _deliver(waiting)
+        _refuse(waiting, "This process is about to end.")
         with self.changed:
             self.changed.wait_for(lambda: not self.lines, timeout=IDLE)
-
-    def _led(self) -> set[Hashable]:
-        if not hasattr(self.of_thread, "led"):
-            self.of_thread.led = set()
-        led: set[Hashable] = self.of_thread.led
-        return led
 
     def _enter(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Line:
         with self.changed:
@@ -234,8 +231,19 @@ class Queues:
             if len(self.to_lead) <= self.idle:
                 self.changed.notify_all()
             elif self.threads < outbox_settings().ENTITY_THREADS:
-                self.threads += 1
-                threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
+                self._start()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="outbox-entities", daemon=True).start()
+            self.threads += 1
+        except RuntimeError as error:  # the system has no more
+            if not self.threads:
+                line = self.to_lead.pop()
+                waiting, line.waiting = list(line.waiting), OrderedDict()
+                self.waiting -= len(waiting)
+                self._pass_on(line)
+                _refuse(waiting, f"No thread can lead for coroutines: {error}.")
 
     def _work(self) -> None:
         """Lead for coroutines, until nothing comes."""
@@ -257,10 +265,17 @@ class Queues:
 
 def _deliver(calls: Sequence[Waiting]) -> None:
     """Wake the callers; those of a loop by one call into it."""
+    half = len(calls) // 2
+    try:
+        _wake(calls[:half])
+        failpoint("entity_answered")
+    finally:
+        _wake(calls[half:])
+
+
+def _wake(calls: Sequence[Waiting]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Waiting]] = defaultdict(list)
-    for number, call in enumerate(calls):
-        if number == len(calls) // 2:
-            failpoint("entity_answered")
+    for call in calls:
         if call.woken is not None:
             call.woken.set()
         elif call.future is not None:
@@ -296,6 +311,12 @@ def _overloaded(why: str) -> Overloaded:
     return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
 
 
+def _refuse(calls: Sequence[Waiting], why: str) -> None:
+    for call in calls:
+        call.answer = _overloaded(why)
+    _deliver(calls)
+
+
 queues = Queues()
 
 
@@ -317,10 +338,9 @@ in_one_thread = False
 def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process."""
     call = Waiting(request, _deadline(entity, timeout))
-    if not in_callers_transaction(entity, using=using) and entity.batch_size > 1:
+    if not _belongs_here(entity, using):
         key = using, _scope(using), entity, request.id
-        if not queues.is_led_here(key):
-            return queues.ask(call, entity, key, using=using)
+        return queues.ask(call, entity, key, using=using)
     answer(entity, [call], using=using)
     return call.result()
 
@@ -328,11 +348,20 @@ def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> 
 async def aask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
     """As ``ask``, for a coroutine."""
     scope = _scope(using)
-    if in_one_thread or scope is not None or entity.batch_size == 1:
+    here = in_one_thread or scope is not None or entity.batch_size == 1
+    if not here and getattr(AsyncToSync.executors, "current", None):  # below synchronous code
+        here = await sync_to_async(_belongs_here)(entity, using)
+    if here:
         # The session belongs to the thread that Django's own synchronous code runs in.
         return await sync_to_async(ask)(entity, request, timeout=timeout, using=using)
     call = Waiting(request, _deadline(entity, timeout))
     return await queues.aask(call, entity, (using, scope, entity, request.id), using=using)
+
+
+def _belongs_here(entity: Any, using: str) -> bool:
+    """Say whether this thread answers at once: in its own transaction, or after its batch."""
+    alone = in_callers_transaction(entity, using=using) or entity.batch_size == 1
+    return alone or queues.leads_here()
 
 
 @async_unsafe("In a coroutine, call execute_many() by sync_to_async: it would stop the loop.")
@@ -349,7 +378,10 @@ def ask_many(
         lines.setdefault(id, Line(id, entity, using)).waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
-            line.put_back(answer(entity, line.take(), using=using))
+            batch, deadline = line.take(), _deadline(entity, timeout)
+            for call in batch:
+                call.deadline = deadline  # each transaction has its own
+            line.put_back(answer(entity, batch, using=using))
     return list(calls)
 
 
@@ -363,6 +395,6 @@ def _scope(using: str) -> Hashable | None:
 
 def _deadline(entity: Any, timeout: float | None) -> float:
     seconds = entity.timeout if timeout is None else timeout
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise InvalidCommand(f"timeout must be a number of seconds above 0; got {seconds!r}.")
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_TIMEOUT:
+        raise InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
     return time.monotonic() + seconds

@@ -134,6 +134,8 @@ class Call:
     #: By the monotonic clock, in seconds.
     deadline: float
     caller: Caller = field(default_factory=lambda: Caller())
+    #: No batch handler answers it with others: one has ended its thread.
+    alone: bool = False
     #: What the last attempt made of it; the caller's as soon as that is committed.
     answer: Outcome | BaseException | None = None
 

@@ -84,13 +84,18 @@ class Person(Entity):
     row = models.IntegerField(null=True)
     seat = models.IntegerField(null=True)
     age = models.IntegerField(default=0)
+    nick = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001
+    tags = models.JSONField(default=list)
+    friend = models.OneToOneField(
+        "self", models.DO_NOTHING, null=True, db_constraint=False, related_name="+"
+    )
 
     class Meta:
         db_table = "person"
         constraints = (models.UniqueConstraint(fields=["row", "seat"], name="person_seat"),)
 
     def columns(self) -> Any:
-        return {"email": None, "row": None, "seat": None} | self.state
+        return {"email": None, "row": None, "seat": None, "nick": None} | self.state
 
     @command(creates=True)
     def enter(self, **state: Any) -> None:

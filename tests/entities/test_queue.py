@@ -25,73 +25,7 @@ from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
 from tests.patience import eventually
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Queues of the test's own, all of which are empty at its end."""
-    queues = queue.Queues()
-    monkeypatch.setattr(queue, "queues", queues)
-    monkeypatch.setattr(queue, "IDLE", 0.2)
-    yield queues
-    eventually(lambda: not queues.lines and not queues.threads)
-    assert queues.waiting == 0
-    assert not queues.to_lead
-
-
-@pytest.fixture
-def withdraw(alias):
-    """``withdraw("x")``: 1 from account a; closes its connection."""
-
-    def execute(command_id, amount=1, **options):
-        try:
-            return Account.execute(
-                "a", "withdraw", {"amount": amount}, command_id=command_id, using=alias, **options
-            )
-        finally:
-            connections.close_all()
-
-    return execute
-
-
-@pytest.fixture
-def held():
-    """``held.wait()``: the first batch stands at its first point, until ``held.go.set()``."""
-
-    class Held:
-        def __init__(self):
-            self.go, self.there = threading.Event(), threading.Event()
-
-        def wait(self):
-            assert self.there.wait(60)
-
-    held = Held()
-
-    def hold():
-        set_failpoint("entity_loaded", None)
-        held.there.set()
-        assert held.go.wait(60)
-
-    set_failpoint("entity_loaded", hold)
-    yield held
-    held.go.set()
-    set_failpoint("entity_loaded", None)
-
-
-@pytest.fixture
-def batches():
-    """The number of commands of each batch that was committed."""
-    sizes = []
-    original = queue.answer
-
-    def note(entity, calls, *, using):
-        sizes.append(len(calls))
-        return original(entity, calls, using=using)
-
-    queue.answer = note
-    yield sizes
-    queue.answer = original
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 
 
 def waiting(fresh, count):
