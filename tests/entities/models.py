@@ -47,6 +47,14 @@ class Account(Entity):
         return self.now
 
     @command()
+    def append(self, item: Any) -> Any:
+        if item % 7 == 0:
+            raise Rejected("Seven.", code="seven")
+        items = self.state.setdefault("items", [])
+        items.append(item)
+        return len(items)
+
+    @command()
     def leave(self, value: Any) -> Any:
         self.state = LEFT[value]
 
