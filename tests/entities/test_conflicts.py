@@ -18,6 +18,7 @@ from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
 from tests.entities.models import Account
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -158,7 +159,7 @@ def test_a_creation_of_a_caller_holds_up_no_other(alias, snapshots):
         Account.execute("a", "open", {"owner": "a"}, command_id="x", using=alias)
         with pytest.raises(UnknownEntity):
             Account.execute("c", "withdraw", {"amount": 1}, command_id="x", using=alias)
-        assert pool.submit(create).result(timeout=8).version == 1
+        assert pool.submit(create).result(timeout=patience(8)).version == 1
     assert not StreamHead.objects.using(alias).filter(stream="c").exists()
 
 

@@ -228,4 +228,4 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     more(1)
     before = statements()
     more(30)
-    assert statements() == before <= 40
+    assert statements() == before <= 44  # some of them for each log
