@@ -55,10 +55,20 @@ class Attempt:
         calls: Its commands, in their order; all for one id.
         using: Database alias.
         locked: Lock the head first, so that no other command can come between.
+        wait: Seconds to wait for each lock. Default: what holds in the transaction.
     """
 
-    def __init__(self, entity: Any, calls: Sequence[Call], *, using: str, locked: bool) -> None:
+    def __init__(
+        self,
+        entity: Any,
+        calls: Sequence[Call],
+        *,
+        using: str,
+        locked: bool,
+        wait: float | None = None,
+    ) -> None:
         self.entity, self.calls, self.using, self.locked = entity, calls, using, locked
+        self.wait = wait
         self.id = calls[0].request.id
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
@@ -114,7 +124,7 @@ class Attempt:
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.
         lock = bool(head) and self.vendor == "mysql"
-        self.now, row = load(self.entity, self.id, lock=lock, using=self.using)
+        self.now, row = load(self.entity, self.id, lock=lock, wait=self.wait, using=self.using)
         self.exists = self.existed = row is not None
         if row is None:
             if head is None:
@@ -131,9 +141,11 @@ class Attempt:
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.request.command_id for call in self.calls}
+        known = self._known_ids(ids)
+        if not known and not hidden:
+            return
         fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
         rows: Any = QuerySet(self.entity.versions, using=self.using).filter(stream=self.id)
-        known = self._known_ids(ids)
         found = list(rows.filter(command_id__in=known).values_list(*fields)) if known else []
         if hidden and len(found) < len(ids) and self.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
@@ -150,7 +162,7 @@ class Attempt:
         connection = connections[self.using]
         given: list[Any]
         among, given = f"IN ({', '.join(['%s'] * len(ids))})", [*ids]
-        if self.vendor == "postgresql":  # a thousand placeholders take their time
+        if self.vendor == "postgresql" and len(ids) > 1:  # many placeholders take their time
             among, given = "= ANY(%s)", [[*ids]]
         table = connection.ops.quote_name(self.table)
         with connection.cursor() as cursor:

@@ -121,9 +121,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         handled = False
         attempts += 1
         try:
-            with _read_committed(max(calls[0].seconds_left, 0), using=using):
-                locked = atomic or attempts > 1
-                left = Attempt(entity, calls, using=using, locked=locked).run()
+            locked = atomic or attempts > 1
+            wait = max(calls[0].seconds_left, 0)
+            with _read_committed(wait, locked=locked, using=using):
+                left = Attempt(entity, calls, using=using, locked=locked, wait=wait).run()
                 # An error of one after the commit is logged, and no answer.
                 hooks: list[Any] = connections[using].run_on_commit
                 hooks[:] = [(sids, hook, True) for sids, hook, _ in hooks]
@@ -164,7 +165,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
 
 
 @contextmanager
-def _read_committed(seconds: float, *, using: str) -> Iterator[None]:
+def _read_committed(wait: float, *, locked: bool, using: str) -> Iterator[None]:
     """Open a transaction at READ COMMITTED, whatever the connection's own level is."""
     connection: Any = connections[using]
     connection.ensure_connection()
@@ -175,7 +176,11 @@ def _read_committed(seconds: float, *, using: str) -> Iterator[None]:
     if other and connection.vendor == "mysql":
         with connection.cursor() as cursor:
             cursor.execute(statement)
-    with atomic_with_lock_wait(seconds, using=using):
+    if connection.vendor == "postgresql" and not locked:  # the first statement bounds the wait
+        opened: Any = transaction.atomic(using=using)
+    else:
+        opened = atomic_with_lock_wait(wait, using=using)
+    with opened:
         if other and connection.vendor == "postgresql":
             with connection.cursor() as cursor:
                 cursor.execute(statement)

@@ -19,24 +19,34 @@ from ..models import DatabaseNow
 
 
 @cache
-def _select(entity: Any, using: str) -> str:
+def _select(entity: Any, using: str, bounded: bool) -> str:
     quote = connections[using].ops.quote_name
     compiler = QuerySet(entity, using=using).query.get_compiler(using)
     now, _ = compiler.compile(DatabaseNow())
     columns = ", ".join(f"entity.{quote(field.column)}" for field in entity._meta.concrete_fields)
     table, pk = quote(entity._meta.db_table), quote(entity._meta.pk.column)
+    one = "set_config('lock_timeout', %s, true)" if bounded else "1"
     return (
-        f"SELECT {now}, {columns} FROM (SELECT 1 AS one) AS one "
+        f"SELECT {now}, {columns}, one.one FROM (SELECT {one} AS one) AS one "
         f"LEFT JOIN {table} AS entity ON entity.{pk} = %s"
     )
 
 
-def load(entity: Any, id: str, *, lock: bool, using: str) -> tuple[datetime, Any]:
-    """Return the time by the database's clock, and the row of an entity or None."""
+def load(
+    entity: Any, id: str, *, lock: bool, wait: float | None, using: str
+) -> tuple[datetime, Any]:
+    """Return the time by the database's clock, and the row of an entity or None.
+
+    ``wait`` bounds, in seconds, how long the transaction waits for each lock; on PostgreSQL, where
+    that saves a statement.
+    """
     connection, meta = connections[using], entity._meta
+    bounded = wait is not None and connection.vendor == "postgresql"
+    bounds = [f"{max(1, round(wait * 1000))}ms"] if wait is not None and bounded else []
     with connection.cursor() as cursor:
-        cursor.execute(_select(entity, using) + (" FOR UPDATE" if lock else ""), [id])
-        now, *values = cursor.fetchone()
+        sql = _select(entity, using, bounded) + (" FOR UPDATE" if lock else "")
+        cursor.execute(sql, [*bounds, id])
+        now, *values, _ = cursor.fetchone()
     fields = [meta.get_field("changed_at"), *meta.concrete_fields]
     found: list[Any] = []
     for field, value in zip(fields, [now, *values], strict=True):

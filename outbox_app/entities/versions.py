@@ -1,6 +1,6 @@
 """Writes the versions of a batch: one INSERT for a thousand, from the JSON that is there already.
 
-Receivers of ``events_published`` are given a query set, which is evaluated only if one looks.
+Receivers of ``events_published`` are given the rows, which are read only if one of them looks.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from django.db import connections
 from django.db.models import QuerySet
+from django.utils.functional import SimpleLazyObject
 
 from ..eventlog.insert import COLUMNS, chunks, insert_rows, own_values
 from ..eventlog.newevent import slice_of
@@ -59,19 +61,21 @@ def write_versions(entity: Any, steps: Sequence[Step], *, using: str) -> None:
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
-    own = own_values(log, using=using)
-    for name in OWN:
-        own.pop(name, None)
-    insert = _insert_json if connections[using].vendor == "postgresql" else _insert
+    own = own_values(log, using=using, but=OWN)
+    many = len(steps) > 1 and connections[using].vendor == "postgresql"
+    insert = _insert_json if many else _insert
     sizes = [len(s.call.request.text) + len(s.response) + len(s.state or "") for s in steps]
     for chunk in chunks(steps, sizes, columns=len(COLUMNS + OWN) + len(own), using=using):
         insert(log, chunk, own, using=using)
-        stored: Any = QuerySet(log, using=using).order_by("version")
-        numbers = chunk[0].version, chunk[-1].version
-        # A query set that is evaluated when a receiver looks.
-        written = stored.filter(stream=chunk[0].call.request.id, version__range=numbers)
+        written = SimpleLazyObject(partial(_stored, log, chunk, using=using))
         events_published.send(log, using=using, events=written)
     wake_after_commit(using, EVENTS)
+
+
+def _stored(log: Any, steps: Sequence[Step], *, using: str) -> list[Any]:
+    rows: Any = QuerySet(log, using=using).filter(stream=steps[0].call.request.id)
+    numbers = steps[0].version, steps[-1].version
+    return list(rows.filter(version__range=numbers).order_by("version"))
 
 
 def _insert(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:
@@ -85,7 +89,7 @@ def _insert(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str)
         params += (str(id) if native else id.hex, request.command_id, request.command)
         response = None if step.response == "null" else step.response
         params += (request.hash, step.rejected, response, step.state, *own.values())
-    insert_rows(log, [*COLUMNS, *OWN, *own], params, using=using)
+    insert_rows(log, [*COLUMNS, *OWN, *own], params, returning=False, using=using)
 
 
 def _insert_json(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:

@@ -7,7 +7,7 @@ Rows get their positions in the order of the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -42,21 +42,21 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
             id = str(row.message_id) if native else row.message_id.hex
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
             params += (_stored(f, row, connection) for f in extra)
-        given = insert_rows(log, names, params, using=using)
+        given = insert_rows(log, names, params, returning=True, using=using)
         set_given([event.row for event in chunk], given, log, using=using)
 
 
 def insert_rows(
-    log: type[EventLog], names: Sequence[str], params: Sequence[Any], *, using: str
+    log: type[EventLog], names: Sequence[str], params: Sequence[Any], *, returning: bool, using: str
 ) -> Sequence[Any]:
     """Insert rows by one statement, given the values of one after the other.
 
     Returns:
-        ``RETURNED`` of each row; nothing where the database cannot return it.
+        ``RETURNED`` of each row, if that is wanted and the database can.
     """
     connection = connections[using]
     quote = connection.ops.quote_name
-    returning = connection.features.can_return_rows_from_bulk_insert
+    returning = returning and connection.features.can_return_rows_from_bulk_insert
     slots = f"({', '.join(['%s'] * len(names))})"
     rows = ", ".join([slots] * (len(params) // len(names)))
     tail = f" RETURNING {', '.join(RETURNED)}" if returning else ""
@@ -103,10 +103,11 @@ def insert_and_bump(
     return True
 
 
-def own_values(log: type[EventLog], *, using: str) -> dict[str, Any]:
+def own_values(log: type[EventLog], *, using: str, but: Collection[str] = ()) -> dict[str, Any]:
     """Return the columns that a log has of its own, with the values of a row that gives none."""
-    row, connection = log(), connections[using]
-    return {str(f.column): _stored(f, row, connection) for f in _extra_fields(log)}
+    fields = [field for field in _extra_fields(log) if field.name not in but]
+    row, connection = log() if fields else None, connections[using]
+    return {str(f.column): _stored(f, row, connection) for f in fields}  # type: ignore[arg-type]
 
 
 def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
