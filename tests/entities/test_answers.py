@@ -135,7 +135,7 @@ def test_the_time_is_the_databases(alias, account, ask):
         ("withdraw", {"amount": 1, "more": 2}, {}, "unexpected keyword argument 'more'"),
         *(("date", value, {}, "arguments must be a mapping") for value in ([1], [], 0, "", False)),
         ("withdraw", {"amount": {1}}, {}, "arguments cannot be stored as JSON"),
-        ("vanish", {}, {}, "has no command 'vanish'. It has: ask_itself, "),
+        ("vanish", {}, {}, "has no command 'vanish'. It has: "),
         ("withdraw", {"amount": 1}, {"id": ""}, "id must not be empty"),
         ("withdraw", {"amount": 1}, {"id": 7}, "id must be a string"),
         ("withdraw", {"amount": 1}, {"command_id": ""}, "command_id must not be empty"),
