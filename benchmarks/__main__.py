@@ -37,7 +37,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
     database = f"{options.database.upper()}_URL"
     arguments: dict[str, Any] = {"quick": options.quick}
-    if options.name == "losses":
+    if options.name in ("entities", "losses"):
         arguments["scale"] = options.scale
     beside = {"drain": ["REDIS_URL"], "spark": ["MARIADB_URL"]}
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios and raw rounds")
-    parser.add_argument("--scale", type=float, default=1.0, help="losses: part of the time")
+    parser.add_argument("--scale", type=float, default=1.0, help="entities, losses: part of it")
     parser.add_argument(
         "--database",
         choices=("postgres", "mariadb"),

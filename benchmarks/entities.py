@@ -36,8 +36,12 @@ ENTITIES = 10_000
 _numbers = count()
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
+
+    Args:
+        quick: Fewer and shorter rounds.
+        scale: Part of the time, of the entities, and of the long one's versions.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: commands per second of each
@@ -47,10 +51,10 @@ def run(*, quick: bool) -> dict[str, Any]:
     seconds, rounds, versions = (2.0, 3, 100_000) if quick else (5.0, 7, 1_000_000)
     found = []
     with scratch_database():
-        prepare(versions)
+        prepare(int(versions * scale), max(1, int(ENTITIES * scale)))
         for _ in range(rounds):
-            found.append({name: contest(seconds) for name, contest in CONTESTS.items()})
-        statements = count_statements()
+            found.append({name: contest(seconds * scale) for name, contest in CONTESTS.items()})
+        statements = count_statements(seconds * scale)
     ratios = {
         "hot_vs_one_by_one": median(found, lambda r: best(r) / r["one_by_one"]["per_second"]),
         "hot_vs_select_for_update": median(found, lambda r: best(r) / r["by_hand"]["per_second"]),
@@ -79,8 +83,10 @@ def best(round: Any) -> float:
     return max(round["hot"]["per_second"], round["hot_batch"]["per_second"])
 
 
-def prepare(versions: int) -> None:
+def prepare(versions: int, entities: int) -> None:
     """Open the entities, and give one of them a long history."""
+    global ENTITIES
+    ENTITIES = entities
     from django.db import connection
 
     from outbox_app.entities import Command
@@ -119,7 +125,9 @@ def awaited(entity: str, id: Callable[[int], str], seconds: float) -> dict[str, 
     took: list[float] = []
 
     async def ask(number: int, end: float) -> None:
-        while (began := time.perf_counter()) < end:
+        asked = False
+        while (began := time.perf_counter()) < end or not asked:
+            asked = True
             name = f"t{next(_numbers)}"
             await kind.aexecute(id(number), "add", {"amount": 1}, command_id=name, timeout=60)
             took.append(time.perf_counter() - began)
@@ -131,7 +139,8 @@ def awaited(entity: str, id: Callable[[int], str], seconds: float) -> dict[str, 
 
     lasted = asyncio.run(all_tasks())
     cuts = statistics.quantiles(took, n=100)
-    return {"per_second": len(took) / lasted, "p50": cuts[49], "p99": cuts[98]}
+    count = len(took)
+    return {"per_second": count / lasted, "count": count, "p50": cuts[49], "p99": cuts[98]}
 
 
 def threaded(ask: Callable[[str, int], Any], seconds: float, threads: int) -> dict[str, float]:
@@ -143,7 +152,7 @@ def threaded(ask: Callable[[str, int], Any], seconds: float, threads: int) -> di
     def work(number: int) -> int:
         done = 0
         try:
-            while time.perf_counter() < begin + seconds:
+            while not done or time.perf_counter() < begin + seconds:
                 ask(f"t{next(_numbers)}", number)
                 done += 1
         finally:
@@ -211,7 +220,7 @@ def idle_async(seconds: float) -> dict[str, float]:
     async def ask() -> int:
         done = 0
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
+        while not done or time.perf_counter() < end:
             await Hot.aexecute("idle", "add", {"amount": 1}, command_id=f"t{next(_numbers)}")
             done += 1
         return done
@@ -274,7 +283,7 @@ def some_entity() -> str:
     return f"e{next(_numbers) * 7919 % ENTITIES}"
 
 
-def count_statements() -> float:
+def count_statements(seconds: float) -> float:
     """Statements of a command at the hot entity, in batches as they form."""
     from django.db.backends.utils import CursorWrapper
 
@@ -288,10 +297,10 @@ def count_statements() -> float:
 
     CursorWrapper.execute = note  # type: ignore[method-assign]
     try:
-        found = awaited("Hot", lambda _: "hot", 2.0)
+        found = awaited("Hot", lambda _: "hot", seconds)
     finally:
         CursorWrapper.execute = original  # type: ignore[method-assign]
-    return sent / (found["per_second"] * 2.0)
+    return sent / found["count"]
 
 
 CONTESTS: dict[str, Callable[[float], dict[str, float]]] = {
