@@ -39,7 +39,7 @@ from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected
 from .handling import Gifts, Guard, Handled, handle, spec_of, storable, stored_rejection, violated
 from .request import Call, Caller, Outcome, Rejection, Request
-from .rows import load, update
+from .rows import answered, load, update
 from .versions import Step, write_versions
 
 
@@ -141,36 +141,21 @@ class Attempt:
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.request.command_id for call in self.calls}
-        known = self._known_ids(ids)
-        if not known and not hidden:
+        taken = answered(self.entity.versions, self.id, ids, using=self.using)
+        if not taken and not hidden:
             return
         fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
-        rows: Any = QuerySet(self.entity.versions, using=self.using).filter(stream=self.id)
-        found = list(rows.filter(command_id__in=known).values_list(*fields)) if known else []
+        rows: Any = QuerySet(self.entity.versions, using=self.using)
+        found = list(rows.filter(pk__in=taken).values_list(*fields)) if taken else []
         if hidden and len(found) < len(ids) and self.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
             # their versions, which are there: a lock on an absent id would be one on a gap.
-            newer = rows.filter(version__in=hidden).select_for_update().values_list(*fields)
-            found += [row for row in newer if row[0] in ids]
+            newer = rows.filter(stream=self.id, version__in=hidden).select_for_update()
+            found += [row for row in newer.values_list(*fields) if row[0] in ids]
         for id, hash, command, response, version, rejected in found:
             rejection = Rejection(**response) if rejected and response else None  # erased
             outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
             self.answered[id] = hash, command, outcome
-
-    def _known_ids(self, ids: set[str]) -> list[str]:
-        """Return those that are taken. There are none, as a rule: no query set is made for that."""
-        connection = connections[self.using]
-        given: list[Any]
-        among, given = f"IN ({', '.join(['%s'] * len(ids))})", [*ids]
-        if self.vendor == "postgresql" and len(ids) > 1:  # many placeholders take their time
-            among, given = "= ANY(%s)", [[*ids]]
-        table = connection.ops.quote_name(self.table)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT command_id FROM {table} WHERE stream = %s AND command_id {among}",
-                [self.id, *given],
-            )
-            return [id for (id,) in cursor.fetchall()]
 
     def _handle_all(self) -> list[Call]:
         alone = 0  # up to here commands of a batch handler run one by one

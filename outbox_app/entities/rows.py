@@ -6,7 +6,7 @@ for these two. The time is read with the row, also where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -82,3 +82,19 @@ def update(
             [count, *params, id, version],
         )
         return bool(cursor.rowcount == 1)
+
+
+def answered(log: Any, id: str, command_ids: Collection[str], *, using: str) -> list[int]:
+    """Return the rows of the versions that have one of the command ids: as a rule there is none."""
+    connection = connections[using]
+    where = f"SELECT id FROM {connection.ops.quote_name(log._meta.db_table)} WHERE stream = %s"
+    params: list[Any] = [id, *command_ids]
+    sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
+    if connection.vendor == "postgresql" and len(command_ids) > 1:
+        # Where statistics are old, IN and ANY would read all versions of the entity.
+        params = [[*command_ids], id]
+        each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
+        sql = f"SELECT found.id FROM unnest(%s::text[]) AS asked (id), {each} AS found"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return [row for (row,) in cursor.fetchall()]

@@ -104,7 +104,7 @@ def _ask(answers: int, id: str, command_id: str, item: int, *, alias: str) -> bo
 
     try:
         options = {"command_id": command_id, "using": alias}
-        outcome = Account.execute(id, "append", {"item": item}, **options)  # type: ignore[arg-type]
+        outcome = Account.execute(id, "enlist", {"item": item}, **options)  # type: ignore[arg-type]
     except Exception as error:
         return _again(error)
     return _note(answers, id, command_id, outcome)
@@ -115,7 +115,7 @@ async def _aask(answers: int, id: str, command_id: str, item: int, *, alias: str
 
     try:
         options = {"command_id": command_id, "using": alias}
-        outcome = await Account.aexecute(id, "append", {"item": item}, **options)  # type: ignore[arg-type]
+        outcome = await Account.aexecute(id, "enlist", {"item": item}, **options)  # type: ignore[arg-type]
     except Exception as error:
         return _again(error)
     return _note(answers, id, command_id, outcome)

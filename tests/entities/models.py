@@ -47,7 +47,7 @@ class Account(Entity):
         return self.now
 
     @command()
-    def append(self, item: Any) -> Any:
+    def enlist(self, item: Any) -> Any:
         if item % 7 == 0:
             raise Rejected("Seven.", code="seven")
         items = self.state.setdefault("items", [])

@@ -99,7 +99,7 @@ def test_what_callers_were_told_is_there(alias, environment, tmp_path):
     assert len(there) == COUNT
     asked = [each for process in range(PROCESSES) for each in commands(process, COUNT)]
     again = Account.execute_many(
-        [Command(id, "append", {"item": item}, command_id=name) for id, name, item in asked],
+        [Command(id, "enlist", {"item": item}, command_id=name) for id, name, item in asked],
         using=alias,
     )
     for (id, name, _), outcome in zip(asked, again, strict=True):

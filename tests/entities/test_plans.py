@@ -1,0 +1,98 @@
+"""Each statement of a command is an index lookup, with many versions, whatever statistics say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from django.db import connections
+
+from outbox_app.entities.attempt import Attempt
+from outbox_app.entities.queue import Waiting, _deadline
+from outbox_app.entities.request import Request
+from tests.entities.models import Account, AccountVersion
+from tests.faults.tools import on
+
+ROWS = 20_000
+
+
+@pytest.fixture(params=["empty", "fresh"])
+def statistics(request, alias, ask):
+    """Account a has many versions, and there are as many other accounts."""
+    analyze = {"postgresql": "ANALYZE", "mysql": "ANALYZE TABLE"}[connections[alias].vendor]
+    tables = ("account", "account_version", "outbox_stream")
+    with connections[alias].cursor() as cursor:
+        if request.param == "empty" and analyze == "ANALYZE":
+            for table in tables:
+                cursor.execute(f"{analyze} {table}")
+        ask("open", {"owner": "ann", "balance": 10}, command_id="open")
+        numbers = f"(SELECT seq AS i FROM seq_2_to_{ROWS}) AS numbers"
+        if analyze == "ANALYZE":
+            numbers = f"generate_series(2, {ROWS}) AS numbers (i)"
+        hash = "uuid()" if analyze != "ANALYZE" else "gen_random_uuid()"
+        new = {"version": "i", "command_id": "concat('c', i)", "message_id": hash}
+        names = [f.column for f in AccountVersion._meta.concrete_fields if f.name != "id"]
+        for table, columns, given in (
+            ("account_version", names, new),
+            (
+                "account",
+                ["id", "version", "state", "changed_at"],
+                {"id": "concat('o', i)", "version": "1"},
+            ),
+            (
+                "outbox_stream",
+                ["log", "stream", "version"],
+                {"stream": "concat('o', i)", "version": "1"},
+            ),
+        ):
+            values = ", ".join(given.get(name, f"{table}.{name}") for name in columns)
+            into = f"{table} ({', '.join(columns)})"
+            cursor.execute(f"INSERT INTO {into} SELECT {values} FROM {table}, {numbers}")
+        cursor.execute(f"UPDATE account SET version = {ROWS} WHERE id = 'a'")
+        cursor.execute(f"UPDATE outbox_stream SET version = {ROWS} WHERE stream = 'a'")
+        if request.param == "fresh" and analyze == "ANALYZE":  # it commits on MariaDB
+            for table in tables:
+                cursor.execute(f"{analyze} {table}")
+
+
+class Explainer:
+    """Looks at the plan of each statement that reads or updates."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, execute, sql, params, many, context):
+        if re.match(r"SELECT|UPDATE", sql) and " FROM " in sql.replace("UPDATE", " FROM "):
+            json_ = "(FORMAT JSON) " if context["connection"].vendor == "postgresql" else ""
+            execute(f"EXPLAIN {json_}{sql}", params, many, context)
+            rows = context["cursor"].fetchall()
+            self.check(sql, rows)
+            self.seen.append(sql)
+        return execute(sql, params, many, context)
+
+    def check(self, sql, rows):
+        if len(rows[0]) == 1:
+            plan = rows[0][0] if isinstance(rows[0][0], str) else json.dumps(rows[0][0])
+            assert '"Seq Scan"' not in plan, f"{sql}\n{plan}"
+            if "command_id =" in sql:
+                assert re.search(r'"Index Cond": "[^"]*command_id', plan), f"{sql}\n{plan}"
+        else:
+            assert not {row[3] for row in rows} & {"ALL", "index"}, f"{sql}\n{rows}"
+            assert max(int(row[8] or 0) for row in rows) < 1000, f"{sql}\n{rows}"
+
+
+@on("postgres", "mariadb")
+@pytest.mark.django_db
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize("locked", [False, True])
+def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
+    requests = [
+        Request.of("a", "withdraw", {"amount": 0}, f"c{ROWS - count // 2 + number}")
+        for number in range(1, count + 1)
+    ]
+    calls = [Waiting(request, _deadline(Account, None)) for request in requests]
+    explainer = Explainer()
+    with connections[alias].execute_wrapper(explainer):
+        Attempt(Account, calls, using=alias, locked=locked).run()
+    assert len(explainer.seen) >= 3
