@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -170,6 +171,13 @@ def subscriptions_end_with_the_test() -> Iterator[None]:
     yield
     subscriber._subscribers.clear()
     subscriber._subscribers.update(before)
+
+
+@pytest.fixture(autouse=True)
+def counters_of_entities_begin_with_the_test() -> None:
+    """Those of the process would be written, every ten seconds, into a test that counts."""
+    if counting := sys.modules.get("outbox_app.entities.counting"):
+        counting._countings.clear()
 
 
 @pytest.fixture

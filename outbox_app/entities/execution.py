@@ -27,6 +27,7 @@ from ..exceptions import EntityContended, EntityError, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
+from . import counting
 from .attempt import Attempt, Moved
 from .handling import running, spec_of
 from .request import Call
@@ -108,7 +109,10 @@ def _is_alive(using: str) -> bool:
 
 def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     with transaction.atomic(using=using):
-        return Attempt(entity, calls, using=using, locked=True).run()
+        attempt = Attempt(entity, calls, using=using, locked=True)
+        left = attempt.run()
+        counting.count_after_commit(attempt)
+        return left
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
@@ -117,18 +121,23 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     # The rows that a handler locks come after the head, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
     attempts = 0
+    attempt: Attempt | None = None
     while attempts == 0 or (attempts < ATTEMPTS and calls[0].seconds_left > 0):
         handled = False
         attempts += 1
+        began = time.monotonic()
         try:
             locked = atomic or attempts > 1
             wait = max(calls[0].seconds_left, 0)
             with _read_committed(wait, locked=locked, using=using):
-                left = Attempt(entity, calls, using=using, locked=locked, wait=wait).run()
+                attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
+                left = attempt.run()
                 # An error of one after the commit is logged, and no answer.
                 hooks: list[Any] = connections[using].run_on_commit
                 hooks[:] = [(sids, hook, True) for sids, hook, _ in hooks]
                 handled = True
+            seconds = time.monotonic() - began
+            counting.count(attempt, conflicts=attempts - 1, seconds=seconds)
             failpoint("entity_committed")
             return left
         except Moved:
@@ -149,6 +158,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         time.sleep(random.uniform(0, PAUSE))
     request = calls[0].request
     if unknown is None:
+        counting.count_conflicts(attempt, attempts)
         contended = EntityContended(
             f"{entity.__name__} {request.id!r} was changed by other commands during each of "
             f"{attempts} attempts at {request.command!r}. Nothing was written: send it again."

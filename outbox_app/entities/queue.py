@@ -32,6 +32,7 @@ from ..conf import outbox_settings
 from ..exceptions import CommandTimeout, InvalidCommand, OutcomeUnknown, Overloaded
 from ..failpoints import failpoint
 from ..text import get_logger
+from . import counting
 from .execution import answer, in_callers_transaction
 from .request import Call, Outcome, Request
 
@@ -160,6 +161,11 @@ class Queues:
                 self._pass_on(line)
             others = set(left)
             _deliver([call for call in batch if call not in others])
+        counting.write_if_due(line.using)
+
+    def waiting_on(self, using: str) -> int:
+        with self.changed:
+            return sum(len(line.waiting) for line in self.lines.values() if line.using == using)
 
     def leads_here(self) -> bool:
         """Say whether this thread leads: those that wait for it are not to be waited for."""
@@ -342,6 +348,7 @@ def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> 
         key = using, _scope(using), entity, request.id
         return queues.ask(call, entity, key, using=using)
     answer(entity, [call], using=using)
+    counting.write_if_due(using)
     return call.result()
 
 
@@ -382,6 +389,7 @@ def ask_many(
             for call in batch:
                 call.deadline = deadline  # each transaction has its own
             line.put_back(answer(entity, batch, using=using))
+    counting.write_if_due(using)
     return list(calls)
 
 

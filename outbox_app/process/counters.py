@@ -3,13 +3,15 @@
 A process counts in memory and writes whole rows of its own: the figure of that minute so far, under
 its own source. So a write that is repeated after an unknown outcome changes nothing, and no process
 adds to another one's row. It writes every ten seconds, only what has changed, in a short
-transaction of its own, never inside an open one. A process that is killed loses the counts of ten
-seconds, never a job. A write that fails is logged and tried again. Minutes go by the database's
-clock. Old rows are deleted name by name, in batches that are found by the index (name, minute).
+transaction of its own, never inside an open one. Threads that share counters hold the lock to
+count. A process that is killed loses the counts of ten seconds, never a job. A write that fails is
+logged and tried again. Minutes go by the database's clock. Old rows are deleted name by name, in
+batches that are found by the index (name, minute).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -39,11 +41,18 @@ READY, HELD, OLDEST, NEWEST_ID = "ready", "held", "oldest", "newest_id"
 HANDLED, FAILED, SUBSCRIPTION = "handled", "failed", "subscription"
 #: Of a log, by its table: the highest position there is. Readers take it, publishers write nothing.
 NEWEST_POSITION, LOG = "newest_position", "log"
+#: Of entities: commands that were recorded, those that were rejected, by code, and attempts beyond
+#: the first; batches by their size, and by the time of their transaction, as ``delay``.
+COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "command_conflicts"
+BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
+#: The entities of a process with the most commands; how many wait in it (a sample).
+HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
+    *(COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING),
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.
@@ -94,9 +103,13 @@ class Minute:
 
 
 class Counters:
-    def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, using: str, clock: Callable[[], float] = time.monotonic, kept: int = KEPT
+    ) -> None:
         self.using = using
         self.clock = clock
+        self.kept = kept
+        self.lock = threading.Lock()
         self._backoff = Backoff(f"counters of {using}", logger)
         self._tried_at = clock()
         self._minutes: dict[tuple[datetime, str], Minute] = {}
@@ -104,39 +117,54 @@ class Counters:
     def of(self, holder: LeaseHolder) -> Minute | None:
         """Return the counters of this minute; None while the database's time is not known."""
         now = holder.now()
-        if now is None:
-            return None
-        key = now.replace(second=0, microsecond=0), str(holder.id)
+        return None if now is None else self.at(now, str(holder.id))
+
+    def at(self, now: datetime, source: str) -> Minute:
+        key = now.replace(second=0, microsecond=0), source
         if key not in self._minutes:
             # Minutes stay for a while after they were written: a clock that is put back resumes
             # with the figures that are there. Whole minutes go: a process may have many sources.
             begun = list(dict.fromkeys(begins for begins, _ in self._minutes))
-            if key[0] not in begun and len(begun) >= KEPT:
+            if key[0] not in begun and len(begun) >= self.kept:
                 for old in [each for each in self._minutes if each[0] == begun[0]]:
                     del self._minutes[old]
             self._minutes[key] = Minute(key[0])
         return self._minutes[key]
 
+    @property
+    def is_due(self) -> bool:
+        return self.clock() - self._tried_at >= EVERY
+
     def write_if_due(self) -> None:
-        if self.clock() - self._tried_at >= EVERY:
+        if self.is_due:
             self.write()
+
+    def changed(self) -> list[Minute]:
+        """Return the minutes that are to be written, the newest last."""
+        return [each for each in self._minutes.values() if each.changed]
 
     def write(self) -> None:
         """Write what has changed. What fails is tried again with the next write."""
         self._tried_at = self.clock()
-        rows = [
-            Statistic(
-                source=source,
-                minute=minute,
-                name=name,
-                dimension=dimension,
-                label=label_of(label),
-                value=counters.values[name, dimension, label],
-            )
-            for (minute, source), counters in self._minutes.items()
-            for name, dimension, label in sorted(counters.changed)
-        ]
-        if not rows or connections[self.using].in_atomic_block:
+        if connections[self.using].in_atomic_block:
+            return
+        with self.lock:
+            rows = [
+                Statistic(
+                    source=source,
+                    minute=minute,
+                    name=name,
+                    dimension=dimension,
+                    label=label_of(label),
+                    value=counters.values[name, dimension, label],
+                )
+                for (minute, source), counters in self._minutes.items()
+                for name, dimension, label in sorted(counters.changed)
+            ]
+            taken = [(each, each.changed) for each in self.changed()]
+            for each, _ in taken:
+                each.changed = set()
+        if not rows:
             return
         try:
             with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
@@ -147,12 +175,15 @@ class Counters:
                     unique=["name", "minute", "source", "dimension", "label"],
                     batch_size=BATCH,
                 )
-        except django.db.Error as error:
+        except BaseException as error:
+            with self.lock:
+                for each, changed in taken:
+                    each.changed |= changed
+            if not isinstance(error, django.db.Error):
+                raise
             self._backoff.failed(error)
-            return
-        self._backoff.succeeded()
-        for counters in self._minutes.values():
-            counters.changed.clear()
+        else:
+            self._backoff.succeeded()
 
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:

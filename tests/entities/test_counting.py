@@ -1,0 +1,209 @@
+"""What a process counts of its commands: the figures, when they are written, and what they cost."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import DatabaseError, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from outbox_app.entities import Command, Rejected, counting, execution
+from outbox_app.entities.attempt import Moved
+from outbox_app.entities.queue import queues
+from outbox_app.exceptions import EntityContended
+from outbox_app.models import Statistic
+from outbox_app.process import counters
+from tests.entities.models import Account
+from tests.process.counters.planted import totals
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def written(alias, monkeypatch):
+    """``written()``: what is in the table when the next write is due, by name and label."""
+
+    def read():
+        monkeypatch.setattr(counters, "EVERY", 0)
+        counting.write_if_due(alias)
+        monkeypatch.setattr(counters, "EVERY", 1000)
+        return totals(alias)
+
+    monkeypatch.setattr(counters, "EVERY", 1000)
+    return read
+
+
+def without_times(found):
+    return {key: value for key, value in found.items() if "commit_time" not in key}
+
+
+def test_what_is_counted(alias, account, ask, written):
+    ask("withdraw", {"amount": 1})
+    ask("withdraw", {"amount": 99})
+    ask("open", {"owner": "bob"}, id="b")
+    ask("open", {"owner": "bob"})
+    commands = [Command("a", "withdraw", {"amount": 99}, command_id=f"x{n}") for n in range(7)]
+    Account.execute_many(commands, using=alias)
+    with pytest.raises(ZeroDivisionError):
+        ask("fail")
+    assert ask("withdraw", {"amount": 1}, command_id="c1").replayed
+    found = written()
+    times = [value for key, value in found.items() if "commit_time" in key]
+    assert sum(times) == 6
+    assert without_times(found) == {
+        "commands": 12,
+        "rejected_commands balance": 8,
+        "rejected_commands exists": 1,
+        "command_batch_size 1": 5,
+        "command_batch_size 10": 1,
+        "hottest_entities entities.Account:a": 11,
+        "hottest_entities entities.Account:b": 1,
+        "commands_waiting": 0,
+    }
+    ask("withdraw", {"amount": 1})
+    assert written()["commands"] == 13
+    assert set(Statistic.objects.using(alias).values_list("name", flat=True)) <= {*counters.NAMES}
+
+
+def test_they_are_written_every_ten_seconds_after_the_answer(alias, account, ask, monkeypatch):
+    ask("withdraw", {"amount": 1})
+    assert totals(alias) == {}
+    [counted] = counting._countings.values()
+    monkeypatch.setattr(counted.counters, "_tried_at", float("-inf"))
+    with CaptureQueriesContext(connections[alias]) as seen:
+        ask("withdraw", {"amount": 1})
+    at = [number for number, query in enumerate(seen) if "outbox_statistic" in query["sql"]]
+    assert len(at) == 1
+    assert "account_version" not in "".join(
+        query["sql"] for query in seen.captured_queries[at[0] :]
+    )
+    assert totals(alias)["commands"] == 3
+
+
+def test_what_the_callers_transaction_takes_back_is_not_counted(alias, account, ask, written):
+    with transaction.atomic(using=alias):
+        ask("withdraw", {"amount": 1})
+        with transaction.atomic(using=alias):
+            ask("withdraw", {"amount": 1})
+            transaction.set_rollback(True, using=alias)
+        assert written() == {}
+    found = written()
+    assert found["commands"] == 2
+    assert found["command_batch_size 1"] == 2
+    assert sum(value for key, value in found.items() if "commit_time" in key) == 1
+
+
+def test_a_transaction_that_commits_writes_what_is_due(alias, account, ask, monkeypatch):
+    monkeypatch.setattr(counters, "EVERY", 0)
+    with transaction.atomic(using=alias):
+        ask("withdraw", {"amount": 1})
+        assert totals(alias) == {}
+    assert totals(alias)["commands"] == 2
+
+
+def test_conflicts(alias, account, ask, written, monkeypatch):
+    original, left = execution.Attempt._write, [2]
+
+    def moved(self):
+        if left[0]:
+            left[0] -= 1
+            raise Moved
+        original(self)
+
+    monkeypatch.setattr(execution.Attempt, "_write", moved)
+    ask("withdraw", {"amount": 1})
+    assert written()["command_conflicts"] == 2
+    left[0] = 99
+    with pytest.raises(EntityContended):
+        ask("withdraw", {"amount": 1})
+    found = written()
+    assert found["command_conflicts"] == 2 + execution.ATTEMPTS
+    assert found["commands"] == 2
+
+
+def test_labels_are_bounded(alias, account, ask, written, declare, monkeypatch):
+    def refuse(self, code):
+        raise Rejected("No.", code=code)
+
+    declare(refuse, creates=True)
+    monkeypatch.setattr(counting, "CODES", 3)
+    monkeypatch.setattr(counting, "TOP", 2)
+    monkeypatch.setattr(counting, "KNOWN", 20)
+    for number in range(30):
+        ask("withdraw", {"amount": 0})
+        ask("refuse", {"code": f"code{number % 6}"}, id=f"e{number}")
+    found = written()
+    codes = {key.split()[-1]: n for key, n in found.items() if "rejected" in key}
+    assert codes == {"code0": 5, "code1": 5, "code2": 5, "other": 15}
+    hottest = {key.split()[-1]: n for key, n in found.items() if "hottest" in key}
+    assert hottest.pop("entities.Account:a") == 31
+    assert len(hottest) == 1
+
+
+def test_a_write_that_fails_costs_no_answer(alias, account, ask, monkeypatch, caplog):
+    monkeypatch.setattr(counters, "EVERY", 0)
+    with monkeypatch.context() as broken:
+        for error in (DatabaseError("away"), ZeroDivisionError()):
+
+            def upsert(*args, error=error, **options):
+                raise error
+
+            broken.setattr(counters, "upsert", upsert)
+            assert ask("withdraw", {"amount": 1}).version
+    assert "away" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    ask("withdraw", {"amount": 1})
+    assert totals(alias)["commands"] == 4
+
+
+def test_threads_lose_no_count(alias, account, monkeypatch):
+    monkeypatch.setattr(counters, "EVERY", 0)
+
+    def work(thread):
+        try:
+            for number in range(20):
+                Account.execute(
+                    f"e{thread % 3}",
+                    "refuse_to_open",
+                    command_id=f"{thread}-{number}",
+                    using=alias,
+                    timeout=60,
+                )
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    counting.write_if_due(alias)
+    found = totals(alias)
+    assert found["commands"] == 161
+    assert found["rejected_commands"] == 160
+
+
+def test_what_waits_is_a_sample(alias, account, ask, written, monkeypatch):
+    monkeypatch.setattr(type(queues), "waiting_on", lambda self, using: 7)
+    ask("withdraw", {"amount": 1})
+    assert written()["commands_waiting"] == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_counts_anew(alias, account):
+    [parent] = counting._countings.values()
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        os.write(write, str(len(counting._countings)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 9) == b"0"
+    assert list(counting._countings.values()) == [parent]
+
+
+def test_a_test_case_has_no_callback_of_it(alias):
+    """Its own transaction never commits, and captureOnCommitCallbacks would list it."""
+    block = transaction.atomic(using=alias)
+    block._from_testcase = True
+    with block:
+        Account.execute("a", "open", {"owner": "a"}, command_id="1", using=alias)
+        assert connections[alias].run_on_commit == []
