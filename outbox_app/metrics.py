@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from .aliases import outbox_alias
 from .jobs.drain.status import DrainerStatus
 from .monitoring.diagnosis import CODES, problems
+from .monitoring.series import Commands
 from .monitoring.status import OutboxStatus, outbox_status
 from .text import get_logger
 
@@ -73,6 +74,24 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("subscription",),
     ),
     "outbox_gaps_open": ("Gaps of the logs that are open.", ()),
+    "outbox_entity_commands_per_minute": ("Commands recorded in the last full minute.", ()),
+    "outbox_entity_rejections_per_minute": (
+        "Commands rejected in the last full minute, by the code of the rejection.",
+        ("code",),
+    ),
+    "outbox_entity_conflicts_per_minute": (
+        "Attempts of the last full minute at commands while others were ahead.",
+        (),
+    ),
+    "outbox_entity_batch_size": (
+        "Commands of a batch, percentiles of the last minutes.",
+        ("percentile",),
+    ),
+    "outbox_entity_commit_seconds": (
+        "From the begin of a batch's transaction to its commit, percentiles of the last minutes.",
+        ("percentile",),
+    ),
+    "outbox_entity_waiting": ("Commands that wait in the processes for their batch.", ()),
 }
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -177,6 +196,23 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
         yield "outbox_subscription_handled_events_total", (lag.name,), lag.handled
         yield "outbox_subscription_parked_streams", (lag.name,), lag.parked
     yield "outbox_gaps_open", (), facts.gaps
+    if facts.commands:
+        yield from _of_entities(facts.commands)
+
+
+def _of_entities(commands: Commands) -> Iterator[Sample]:
+    yield "outbox_entity_commands_per_minute", (), commands.recorded
+    for code, count in commands.rejected.items():
+        yield "outbox_entity_rejections_per_minute", (code,), count
+    yield "outbox_entity_conflicts_per_minute", (), commands.conflicts
+    for name, values in (
+        ("outbox_entity_batch_size", commands.batch_size),
+        ("outbox_entity_commit_seconds", commands.commit_seconds),
+    ):
+        for percentile, value in zip(("50", "95"), values, strict=True):
+            if value is not None:
+                yield name, (percentile,), value
+    yield "outbox_entity_waiting", (), commands.waiting
 
 
 def _by_process(drainers: list[DrainerStatus]) -> dict[tuple[str, str], DrainerStatus]:

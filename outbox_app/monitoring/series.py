@@ -10,16 +10,18 @@ whose transaction was rolled back, too, and some of them lie in the minute besid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import connections
-from django.db.models import Max, QuerySet, Sum
+from django.db.models import Max, Q, QuerySet, Sum
 from django.utils import timezone
 
+from ..entities.counting import SIZE_LABELS
 from ..models import DatabaseNow, StagedJob, Statistic
 from ..process import counters
 
@@ -30,6 +32,8 @@ COUNTED = (counters.PUBLISHED, counters.DEAD, counters.HANDLED, counters.FAILED)
 SAMPLED = (counters.READY, counters.HELD, counters.OLDEST)
 #: Samples of which the jobs staged are estimated.
 IDS = (counters.NEWEST_ID, counters.READ_ID)
+#: Entities and codes of rejections that are told, at most.
+HOTTEST, LISTED = 10, 50
 #: How long before the first minute of a series the last sample of ids is looked for.
 LOOK_BACK = timedelta(hours=24)
 
@@ -64,6 +68,23 @@ class Delays:
     p99: float | None = None
     #: Upper bound of each bucket in seconds, and how many jobs it has by itself.
     buckets: list[tuple[float, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What processes answered for entities."""
+
+    #: Of the last full minute: recorded, attempts beyond the first, rejected by code.
+    recorded: float = 0.0
+    conflicts: float = 0.0
+    rejected: dict[str, float] = field(default_factory=dict)
+    #: Of the last minutes: p50 and p95 of commands a batch, and of seconds a transaction.
+    batch_size: tuple[float | None, float | None] = (None, None)
+    commit_seconds: tuple[float | None, float | None] = (None, None)
+    #: Of the last minutes, by type and id: those with the most commands.
+    hottest: dict[str, float] = field(default_factory=dict)
+    #: Commands that wait, as of the last write of each process that wrote lately.
+    waiting: float = 0.0
 
 
 def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
@@ -122,6 +143,41 @@ def delays(*, using: str, minutes: int = 5) -> Delays:
     buckets = [(edge, found.get(edge, 0.0)) for edge in edges]
     p50, p95, p99 = (_percentile(buckets, part) for part in (0.5, 0.95, 0.99))
     return Delays(sum(found.values()), p50, p95, p99, buckets)
+
+
+def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
+    """Return what was answered for entities on some aliases; the current minute is included."""
+    found: dict[str, Any] = {name: Counter() for name in counters.OF_ENTITIES}
+    lately: dict[str, Any] = {name: Counter() for name in counters.OF_ENTITIES}
+    for using in aliases:
+        first, last = _range(using, minutes)
+        rows = _rows(using, {*found} - {counters.HOTTEST, counters.WAITING}, first, last)
+        full = Sum("value", filter=Q(minute=_stored(last - MINUTE)))
+        totals = rows.order_by().values_list("name", "label").annotate(Sum("value"), full=full)
+        for name, label, total, of_full in totals:
+            found[name][label] += total
+            lately[name][label] += of_full or 0.0
+        hot: Any = _rows(using, [counters.HOTTEST], first, last).order_by()
+        totals = hot.values_list("label").annotate(total=Sum("value"))
+        found[counters.HOTTEST].update(dict(totals.order_by("-total", "label")[:HOTTEST]))
+        samples: Any = _rows(using, [counters.WAITING], last - MINUTE, last).order_by("minute")
+        found[counters.WAITING].update(dict(samples.values_list("source", "value")))
+
+    def percentiles(name: str, labels: Collection[str]) -> list[float | None]:
+        buckets = [(float(label), found[name][label]) for label in labels]
+        return [_percentile(buckets, part) for part in (0.5, 0.95)]
+
+    sizes = percentiles(counters.BATCH_SIZE, SIZE_LABELS)
+    p50, p95 = percentiles(counters.COMMIT_TIME, counters.BUCKETS)
+    return Commands(
+        recorded=lately[counters.COMMANDS].total(),
+        conflicts=lately[counters.CONFLICTS].total(),
+        rejected={code: n for code, n in lately[counters.REJECTED].most_common(LISTED) if n},
+        batch_size=(sizes[0] and math.ceil(sizes[0]), sizes[1] and math.ceil(sizes[1])),
+        commit_seconds=(p50, p95),
+        hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
+        waiting=found[counters.WAITING].total(),
+    )
 
 
 def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:

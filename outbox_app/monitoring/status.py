@@ -17,6 +17,7 @@ from django.apps import apps
 from django.db import connections
 
 from ..aliases import log_alias, outbox_alias
+from ..entities.operations import entity_types
 from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
@@ -27,14 +28,14 @@ from ..models import DatabaseNow, Event, Gap, Incident, StagedJob, counting
 from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
 from . import series
-from .series import Delays
+from .series import Commands, Delays
 
 #: Incidents of the last day that are counted.
 INCIDENTS = 1000
 #: From this age on, in seconds, a transaction is listed for the old rows that it keeps.
 OLD_SNAPSHOT = 300.0
 #: What can be left out: a page shows a person only what that person may view.
-PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "history"})
+PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "history"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class OutboxStatus:
     #: Incidents of the last 24 hours by kind, the newest INCIDENTS.
     incidents: dict[str, int] = field(default_factory=dict)
     per_minute: PerMinute = PerMinute()
+    #: None: the project has no entities.
+    commands: Commands | None = None
 
     @property
     def alive(self) -> list[DrainerStatus]:
@@ -144,8 +147,9 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     Args:
         using: Database alias of both. Default: the outbox's for jobs, and that of ``Event`` for
             subscriptions and gaps.
-        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, and ``history`` (incidents
-            and figures per minute) to read besides the drainers. Default: all.
+        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, ``entities``, and
+            ``history`` (incidents and figures per minute) to read besides the drainers.
+            Default: all.
     """
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
@@ -171,6 +175,9 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         )
     if "gaps" in parts:
         facts["gaps"] = counting.counted(Gap.objects.using(logs).filter(state=Gap.State.OPEN))
+    if "entities" in parts and (types := entity_types()):
+        aliases = [using] if using else sorted({log_alias(each.versions) for each in types})
+        facts["commands"] = series.commands(aliases)
     if "history" in parts:
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
     found = OutboxStatus(

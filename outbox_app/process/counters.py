@@ -47,12 +47,13 @@ COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "
 BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
 #: The entities of a process with the most commands; how many wait in it (a sample).
 HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
+OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
-    *(COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING),
+    *OF_ENTITIES,
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.

@@ -228,4 +228,39 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(
     more(1)
     before = statements()
     more(30)
-    assert statements() == before <= 44  # some of them for each log
+    assert statements() == before <= 48  # some of them for each log, four for entities
+
+
+def test_of_entities(alias, monkeypatch):
+    monkeypatch.setattr(series, "_now", lambda using: NOW)
+    for source in ("one", "two"):
+        for ago, count in ((0, 1000), (1, 30), (4, 100), (5, 7777)):
+            figure(alias, counters.COMMANDS, count, ago=ago, source=source)
+        figure(alias, counters.CONFLICTS, 2, source=source)
+        figure(alias, counters.REJECTED, 4, dimension="code", label="balance", source=source)
+        figure(alias, counters.REJECTED, 9, ago=2, dimension="code", label="b", source=source)
+        figure(alias, counters.WAITING, 70, source=source)
+        for label, count in (("1", 60), ("2", 30), ("1000", 10)):
+            figure(alias, counters.BATCH_SIZE, count, dimension="le", label=label, source=source)
+        for label, count in (("0.005", 50), ("0.01", 45), ("+Inf", 5)):
+            figure(alias, counters.COMMIT_TIME, count, dimension="le", label=label, source=source)
+    for number in range(12):
+        figure(alias, counters.HOTTEST, number, ago=3, dimension="entity", label=f"A:{number:02}")
+    figure(alias, counters.HOTTEST, 90, dimension="entity", label="A:01", source="two")
+    figure(alias, counters.WAITING, 3, ago=0, source="two")
+
+    found = outbox_status().commands
+
+    assert (found.recorded, found.conflicts, found.rejected) == (60, 4, {"balance": 8})
+    assert found.batch_size == (1, 750)
+    assert found.commit_seconds == (0.005, 0.01)
+    assert list(found.hottest.items())[:2] == [("A:01", 91), ("A:11", 11)]
+    assert len(found.hottest) == series.HOTTEST
+    assert found.waiting == 73
+    assert outbox_status(parts=()).commands is None
+
+
+def test_of_entities_where_none_was_asked_anything_or_none_is_declared(alias, monkeypatch):
+    assert outbox_status().commands == series.Commands()
+    monkeypatch.setattr(facts_module, "entity_types", lambda: [])
+    assert outbox_status().commands is None

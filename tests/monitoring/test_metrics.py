@@ -44,6 +44,8 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
     monkeypatch.setattr(series, "delays", lambda using: series.Delays(9, 0.1, 0.5, 2.0, []))
+    told = series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5)
+    monkeypatch.setattr(series, "commands", lambda aliases: told)
 
 
 def scraped(accept=""):
@@ -87,6 +89,12 @@ def test_what_is_told_is_so(alias, lively):
     assert value(found, "outbox_subscription_behind_events", subscription="stock") == 2
     assert value(found, "outbox_subscription_handled_events_total", subscription="stock") == 1
     assert value(found, "outbox_gaps_open") == 0
+    assert value(found, "outbox_entity_commands_per_minute") == 60
+    assert value(found, "outbox_entity_rejections_per_minute", code="balance") == 9
+    assert value(found, "outbox_entity_conflicts_per_minute") == 3
+    assert value(found, "outbox_entity_batch_size", percentile="95") == 20
+    assert value(found, "outbox_entity_commit_seconds", percentile="50") == 0.002
+    assert value(found, "outbox_entity_waiting") == 5
 
 
 def test_both_formats_say_the_same(alias, lively):
@@ -147,6 +155,8 @@ def test_what_nobody_measured_has_no_sample(alias):
     text = exposition("")[0].decode()
     assert 'outcome="staged"' not in text
     assert "outbox_publish_delay_seconds{" not in text
+    assert "outbox_entity_commit_seconds{" not in text
+    assert "outbox_entity_rejections_per_minute{" not in text
     assert 'outcome="published"} 0.0' in text
 
 
