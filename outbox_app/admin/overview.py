@@ -2,9 +2,10 @@
 
 One page of a constant number of statements, all of them bounded. Figures of now are read from the
 tables; those of the last hour and day come from what the processes have counted, minute by minute
-(``monitoring.series``). It takes the permission to view drainers; jobs, subscriptions, gaps, dead
-jobs and incidents are shown to those who may view them, queries of other sessions to those with a
-permission of its own. ``?part=live`` answers with what changes only: the page asks for that.
+(``monitoring.series``). It takes the permission to view drainers; jobs, subscriptions, entities,
+gaps, dead jobs and incidents are shown to those who may view them, queries of other sessions to
+those with a permission of its own. ``?part=live`` answers with what changes only: the page asks for
+that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..aliases import log_alias
+from ..entities.operations import entity_types
 from ..jobs.drain import status
 from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription, counting
 from ..monitoring.diagnosis import problems
@@ -46,7 +48,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     parts = {name for name, model in PARTS.items() if may_view(request, model)}
-    facts = outbox_status(parts=parts)
+    types = {each._meta.label for each in entity_types() if may_view(request, each)}
+    facts = outbox_status(parts=parts | {"entities"} if types else parts)
     using = facts.database
     found = problems(facts)
     context: dict[str, Any] = {
@@ -69,6 +72,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if facts.subscriptions:
         context["subscriptions"] = sections.subscriptions(facts.subscriptions)
         context["charts"] = [*context.get("charts", []), sections.events_chart()]
+    if facts.commands:
+        context["entities"] = sections.entities(facts.commands, types)
     if "dead" in parts:
         context["dead"] = sections.dead(facts.dead)
     if "gaps" in parts:

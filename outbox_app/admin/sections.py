@@ -153,6 +153,34 @@ def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
     ]
 
 
+def entities(
+    commands: series.Commands, types: Collection[str]
+) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return rows with their two headings; of entities, those of the types."""
+    fine = ["-" if each is None else duration(each, fine=True) for each in commands.commit_seconds]
+    sizes = ["-" if each is None else number(each) for each in commands.batch_size]
+    figures = [
+        (_("Commands per minute"), number(commands.recorded)),
+        (_("Conflicts per minute"), number(commands.conflicts)),
+        (_("Waiting now"), number(commands.waiting)),
+        (_("Commands of a batch, 50 % and 95 % have at most"), ", ".join(sizes)),
+        (_("Time of a batch's transaction, 50 % and 95 % take at most"), ", ".join(fine)),
+    ]
+    rejected = [
+        (one_line(code, 100) or "-", number(count)) for code, count in commands.rejected.items()
+    ]
+    hottest = [
+        (one_line(name, 100), number(count))
+        for name, count in commands.hottest.items()
+        if name.partition(":")[0] in types
+    ]
+    return [
+        (_("Figure"), _("Value"), figures),
+        (_("Code of rejections"), _("Per minute"), rejected),
+        (_("Most commands"), _("Last 5 minutes"), hottest),
+    ]
+
+
 def dead(matrix: DeadMatrix) -> dict[str, Any]:
     """Return dead jobs by task and by error, with the query of each cell's list."""
     return {

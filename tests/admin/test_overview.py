@@ -20,10 +20,12 @@ from outbox_app.models import (
     Statistic,
     Subscription,
 )
+from outbox_app.monitoring import series
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
 from .pages import OVERVIEW, body, text
+from .test_entities import staff
 
 LIVE = f"{OVERVIEW}?part=live"
 
@@ -321,6 +323,41 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(alias, superuser):
         if rows == 1:
             before = statements()
     assert statements() == before <= 58  # some of them for each log, four for entities
+
+
+class TestEntities:
+    @pytest.fixture
+    def told(self, monkeypatch):
+        hottest = {"entities.Account:a<b>": 900, "entities.Stock:s": 7}
+        told = series.Commands(
+            1234, 3, {"bal<b>ance": 9, "": 1}, (1, 20), (0.002, None), hottest, 5
+        )
+        monkeypatch.setattr(series, "commands", lambda aliases: told)
+
+    def test_what_was_answered(self, alias, superuser, told):
+        shown = text(superuser.get(OVERVIEW))
+        for words in (
+            "Commands per minute 1,234",
+            "Conflicts per minute 3",
+            "Waiting now 5",
+            "50 % and 95 % have at most 1, 20",
+            "50 % and 95 % take at most 2 ms, -",
+            "Code of rejections Per minute bal<b>ance 9 - 1",
+            "Last 5 minutes entities.Account:a<b> 900 entities.Stock:s 7",
+        ):
+            assert words in shown
+
+    def test_who_may_view_no_type_does_not_see_them(self, alias, told):
+        assert "Waiting now" not in text(staff("view_process").get(OVERVIEW))
+
+    def test_entities_are_named_to_those_who_may_view_their_type(self, alias, told):
+        shown = text(staff("view_process", "view_account").get(OVERVIEW))
+        assert "entities.Account:a" in shown
+        assert "entities.Stock" not in shown
+
+    def test_a_project_without_entities_has_no_such_part(self, alias, superuser, monkeypatch):
+        monkeypatch.setattr("outbox_app.admin.overview.entity_types", lambda: [])
+        assert "Waiting now" not in text(superuser.get(OVERVIEW))
 
 
 def test_what_errors_quote_is_masked(alias, superuser):
