@@ -29,12 +29,13 @@ from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import CommandTimeout, InvalidCommand, OutcomeUnknown, Overloaded
+from ..exceptions import InvalidCommand
 from ..failpoints import failpoint
 from ..text import get_logger
 from . import counting
 from .execution import answer, in_callers_transaction
-from .request import Call, Outcome, Request
+from .request import Call, Outcome, Request, overloaded, timed_out, unknown
+from .tracing import trace_batch
 
 logger = get_logger("outbox_app.entities")
 
@@ -105,9 +106,9 @@ class Queues:
         try:
             in_time = woken.wait(max(call.seconds_left, 0))
             if not in_time and self._leave(line, call):
-                raise _timed_out(call)
+                raise timed_out(call)
             if not woken.is_set():
-                raise _unknown(call)
+                raise unknown(call)
             if call.leads:
                 self.lead(line, call)
         except BaseException:
@@ -123,7 +124,7 @@ class Queues:
 
         def expire() -> None:
             if call.future is not None and not call.future.done():
-                error = _timed_out if self._leave(line, call) else _unknown
+                error = timed_out if self._leave(line, call) else unknown
                 call.future.set_exception(error(call))
 
         timer = loop.call_later(call.seconds_left, expire)
@@ -141,6 +142,7 @@ class Queues:
         left: Sequence[Any] = ()
         batch: list[Waiting] = []
         self.of_thread.leads = True
+        began = time.time_ns()
         try:
             with self.changed:
                 batch = line.take()
@@ -160,7 +162,9 @@ class Queues:
                 self.waiting += len(left)
                 self._pass_on(line)
             others = set(left)
-            _deliver([call for call in batch if call not in others])
+            answered = [call for call in batch if call not in others]
+            _deliver(answered)
+        trace_batch(line.entity, answered, began)
         counting.write_if_due(line.using)
 
     def waiting_on(self, using: str) -> int:
@@ -190,9 +194,9 @@ class Queues:
             line = self.lines.get(key)
             ahead = len(line.waiting) if line else 0
             if self.closed:
-                raise _overloaded("This process is about to end.")
+                raise overloaded("This process is about to end.")
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
-                raise _overloaded(
+                raise overloaded(
                     f"{ahead} commands wait for {entity.__name__} {call.request.id!r} in this "
                     f"process, and {self.waiting} for all entities."
                 )
@@ -297,29 +301,9 @@ def _resolve(calls: Sequence[Waiting]) -> None:
             call.future.set_result(None)
 
 
-def _timed_out(call: Call) -> CommandTimeout:
-    request = call.request
-    return CommandTimeout(
-        f"The command {request.command!r} of {request.id!r} was not begun in its time. Nothing was "
-        "written: send it again."
-    )
-
-
-def _unknown(call: Call) -> OutcomeUnknown:
-    request = call.request
-    return OutcomeUnknown(
-        f"The command {request.command!r} of {request.id!r} was under way when its time was over. "
-        "Send it again with the same command id: it is executed once."
-    )
-
-
-def _overloaded(why: str) -> Overloaded:
-    return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
-
-
 def _refuse(calls: Sequence[Waiting], why: str) -> None:
     for call in calls:
-        call.answer = _overloaded(why)
+        call.answer = overloaded(why)
     _deliver(calls)
 
 
@@ -376,7 +360,7 @@ def ask_many(
     entity: Any, requests: Sequence[Request], *, timeout: float | None, using: str
 ) -> list[Call]:
     """Answer commands in batches of their own, entity by entity in the order of their ids."""
-    in_callers_transaction(entity, using=using)
+    inside = in_callers_transaction(entity, using=using)
     deadline = _deadline(entity, timeout)
     calls = [Waiting(request, deadline) for request in requests]
     lines: dict[str, Line] = {}
@@ -388,7 +372,11 @@ def ask_many(
             batch, deadline = line.take(), _deadline(entity, timeout)
             for call in batch:
                 call.deadline = deadline  # each transaction has its own
-            line.put_back(answer(entity, batch, using=using))
+            began = time.time_ns()
+            left = answer(entity, batch, using=using)
+            line.put_back(left)
+            if not inside:
+                trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
     return list(calls)
 

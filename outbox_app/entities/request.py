@@ -21,7 +21,13 @@ from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
-from ..exceptions import InvalidCommand, InvalidEvent
+from ..exceptions import (
+    CommandTimeout,
+    InvalidCommand,
+    InvalidEvent,
+    OutcomeUnknown,
+    Overloaded,
+)
 
 Result = TypeVar("Result")
 
@@ -149,6 +155,26 @@ class Call:
             return self.answer
         assert self.answer is not None, "a call without an answer"
         raise self.answer
+
+
+def timed_out(call: Call) -> CommandTimeout:
+    request = call.request
+    return CommandTimeout(
+        f"The command {request.command!r} of {request.id!r} was not begun in its time. Nothing was "
+        "written: send it again."
+    )
+
+
+def unknown(call: Call) -> OutcomeUnknown:
+    request = call.request
+    return OutcomeUnknown(
+        f"The command {request.command!r} of {request.id!r} was under way when its time was over. "
+        "Send it again with the same command id: it is executed once."
+    )
+
+
+def overloaded(why: str) -> Overloaded:
+    return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
 
 
 def _hash(command: str, arguments: Any) -> str:

@@ -31,16 +31,21 @@ MAX_SECONDS = 1.0
 
 def trace_batch(outcome: PublishResult) -> None:
     """Make the spans of a batch, once its rows are settled."""
-    # Where nothing has imported the API, it has no provider.
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return
     try:
-        # The first look at the provider may make one, as the environment says.
-        if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        if trace := api_with_provider():
             _make_spans(trace, outcome)
     except Exception as error:  # samplers, processors and exporters may raise anything
         logger.warning("Tracing a batch failed error=%r", error)
+
+
+def api_with_provider() -> Any:
+    """Return the module of the API; None without a provider."""
+    # Where nothing has imported the API, it has no provider.
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    # The first look at the provider may make one, as the environment says.
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace
 
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:

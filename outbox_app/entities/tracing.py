@@ -1,0 +1,58 @@
+"""A span of OpenTelemetry for each batch of commands, with links to its callers' spans.
+
+A batch belongs to many traces, so its span is the root of one of its own. What a command publishes
+and stages stays in its caller's trace. The span is made when the answers are with their callers: an
+error or a slow exporter costs none its answer. Where no caller's trace is sampled there is none;
+without a provider this costs a look-up a batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..text import get_logger
+from .request import Call
+
+logger = get_logger("outbox_app.entities")
+
+#: Links of one span, as many as the SDK keeps.
+MAX_LINKS = 128
+
+
+def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
+    """Make the span of a batch that began at a time (in nanoseconds) and has just been answered."""
+    if "opentelemetry.trace" not in sys.modules:
+        return
+    ended = time.time_ns()
+    try:
+        from ..jobs.drain.tracing import api_with_provider
+
+        if trace := api_with_provider():
+            _make_span(trace, entity, calls, began, ended)
+    except Exception as error:  # samplers, processors and exporters may raise anything
+        logger.warning("Tracing a batch failed error=%r", error)
+
+
+def _make_span(trace: Any, entity: Any, calls: Sequence[Call], began: int, ended: int) -> None:
+    from opentelemetry.context import Context
+
+    linked: dict[int, Any] = {}
+    for call in calls:
+        caller = call.caller.context.copy().run(trace.get_current_span).get_span_context()
+        if caller.is_valid and caller.trace_flags.sampled:
+            linked[caller.span_id] = caller
+            if len(linked) == MAX_LINKS:
+                break
+    if linked:
+        label = entity._meta.label
+        span = trace.get_tracer("outbox_app").start_span(
+            f"entity batch {label}",
+            context=Context(),
+            attributes={"outbox.entity.type": label, "outbox.batch.commands": len(calls)},
+            links=[trace.Link(each) for each in linked.values()],
+            start_time=began,
+        )
+        span.end(ended)
