@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from outbox_app.entities import Command
+from outbox_app.entities import Command, queue
 from tests.entities.models import Account
 from tests.patience import eventually
 
@@ -36,7 +36,8 @@ def many(alias, count=7):
     return Account.execute_many(commands, using=alias)
 
 
-def test_callers_are_linked_and_each_command_is_in_one_batch(alias, account, exporter):
+def test_callers_are_linked_and_each_command_is_in_one_batch(alias, account, exporter, monkeypatch):
+    monkeypatch.setattr(queue, "IDLE", 0.2)
     tracer = trace.get_tracer("test")
 
     async def call(number):
@@ -51,6 +52,7 @@ def test_callers_are_linked_and_each_command_is_in_one_batch(alias, account, exp
     connections.close_all()
     # A span is made when the answers are with their callers.
     eventually(lambda: sum(len(span.links) for span in batches(exporter)) == 20)
+    eventually(lambda: not queue.queues.threads)  # they have connections
     spans = {span.context.span_id: span for span in exporter.get_finished_spans()}
     found = batches(exporter)
     linked = [link.context.span_id for span in found for link in span.links]
