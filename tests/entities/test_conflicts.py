@@ -157,9 +157,13 @@ def test_a_creation_of_a_caller_holds_up_no_other(alias, snapshots):
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic(using=alias):
         Account.execute("a", "open", {"owner": "a"}, command_id="x", using=alias)
-        with pytest.raises(UnknownEntity):
-            Account.execute("c", "withdraw", {"amount": 1}, command_id="x", using=alias)
         assert pool.submit(create).result(timeout=patience(8)).version == 1
+
+
+@servers
+def test_a_command_for_what_is_absent_leaves_no_head(alias, snapshots):
+    with transaction.atomic(using=alias), pytest.raises(UnknownEntity):
+        Account.execute("c", "withdraw", {"amount": 1}, command_id="x", using=alias)
     assert not StreamHead.objects.using(alias).filter(stream="c").exists()
 
 
