@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from outbox_app.exceptions import PipelineError
-from outbox_app.pipeline import session
+from outbox_app.pipeline.driver import pipeline as module
 from outbox_app.pipeline.driver.pipeline import pipeline
 
 
@@ -19,8 +19,8 @@ class Gone:
 
 @pytest.fixture(autouse=True)
 def gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "spark_session", lambda **_: Gone())
-    monkeypatch.setattr(session, "is_running", lambda: False)
+    monkeypatch.setattr(module, "spark_session", lambda **_: Gone())
+    monkeypatch.setattr(module, "is_running", lambda: False)
 
 
 @pytest.mark.django_db
