@@ -13,7 +13,7 @@ import pytest
 
 from outbox_app.models import StagedJob
 
-from .tools import eventually, on
+from .tools import PATIENT, eventually, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -35,12 +35,12 @@ def test_broker_is_back_after_a_long_time(
     private_redis.stop()
     app, jobs = make_named_app(private_redis.url), book(alias)
     jobs.stage(app, 2000)
-    drainer = start_drainer(alias, app)
+    drainer = start_drainer(alias, app, outbox=PATIENT)
     drainer.says("Unavailable")
     small = peak_megabytes(drainer.pid)
     # All of it waits already when another one starts, and the broker is still away.
     ids = jobs.stage(app, BACKLOG)
-    other = start_drainer(alias, app)
+    other = start_drainer(alias, app, outbox=PATIENT)
     other.says("Unavailable")
     private_redis.start()
 

@@ -14,7 +14,7 @@ from django.db import connections
 from outbox_app.models import Process, StagedJob
 from tests.patience import patience
 
-from .tools import Book, assert_handed_back, drain, eventually, on
+from .tools import PATIENT, Book, assert_handed_back, drain, eventually, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -117,7 +117,7 @@ def test_while_the_broker_is_slow(
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 500)
     slow.mode, slow.delay = "delay", 0.15
-    drainer = start_drainer(alias, app)
+    drainer = start_drainer(alias, app, outbox=PATIENT)
     eventually(lambda: len(jobs.receive(app, url=rabbitmq_url)) > 3, "in the middle of a batch")
 
     assert drainer.stop() == 0
