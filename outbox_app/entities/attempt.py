@@ -24,7 +24,7 @@ from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
 from ..enclosure import SwallowedError
-from ..eventlog.heads import bump_versions, current_version
+from ..eventlog.heads import add_versions, bump_versions, current_version
 from ..exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -320,8 +320,12 @@ class Attempt:
         self.gifts.write()
 
     def _write_entity(self) -> None:
-        head = {self.id: None if self.locked else self.loaded}
-        if not bump_versions(self.table, {self.id: len(self.steps)}, head, using=self.using):
+        count = len(self.steps)
+        if self.locked:
+            add_versions(self.table, self.id, count, using=self.using)
+        elif not bump_versions(
+            self.table, {self.id: count}, {self.id: self.loaded}, using=self.using
+        ):
             raise Moved
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.steps):
@@ -329,7 +333,6 @@ class Attempt:
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: getattr(self.row, name) for name in own}
         if self.existed:
-            count = len(self.steps)
             if not update(self.entity, self.id, self.loaded, count, given, using=self.using):
                 raise self._damaged()
         elif given:

@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connections, transaction
@@ -147,16 +148,20 @@ def test_a_hidden_twin_is_found_before_anything_is_refused(
 
 @servers
 def test_a_creation_of_a_caller_holds_up_no_other(alias, snapshots):
-    """Nothing that is absent is locked: at REPEATABLE READ that would be the gap."""
+    """Nothing that is absent is locked: at REPEATABLE READ that would be the gap.
+
+    Names of their own: InnoDB keeps what was deleted for a while, and locks beside it.
+    """
+    first, second = (f"{letter}-{uuid4()}" for letter in "ab")
 
     def create():
         try:
-            return Account.execute("b", "open", {"owner": "b"}, command_id="x", using=alias)
+            return Account.execute(second, "open", {"owner": "b"}, command_id="x", using=alias)
         finally:
             connections.close_all()
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic(using=alias):
-        Account.execute("a", "open", {"owner": "a"}, command_id="x", using=alias)
+        Account.execute(first, "open", {"owner": "a"}, command_id="x", using=alias)
         assert pool.submit(create).result(timeout=patience(8)).version == 1
 
 
