@@ -223,3 +223,35 @@ def test_an_error_that_is_swallowed_around_a_raw_cursor(alias, published, run):
     cursor = Cursor.objects.using(alias).get()
     assert cursor.error.startswith("SwallowedError: The handler of 'swallows' caught an error")
     assert (cursor.handled, noted(alias)) == (0, [])
+
+
+def test_one_that_was_ended_while_a_parked_stream_is_handled(alias, published, run):
+    """Its stream gets no error of its own: the partition stops, and says so."""
+    ways = iter(["raise"] * 6 + ["end", "return"])
+
+    @subscriber("ends", on_error="park")
+    def handle(events):
+        way = next(ways, "return") if events[0].stream == "a" else "return"
+        if way == "raise":
+            raise ValueError("not now")
+        if way == "end":
+            by_driver(alias)
+
+    published("a")
+    for _ in range(4):
+        Cursor.objects.using(alias).update(failures=2, retry_at="2020-01-01T00:00Z")
+        run("ends")
+        if parked := ParkedStream.objects.using(alias).first():
+            break
+    assert parked.stream == "a"
+    ways = iter(["end", "return"])
+    control.release("ends")
+    run("ends")
+    stopped = Cursor.objects.using(alias).get()
+    assert stopped.error.startswith("TransactionEnded: The handler of 'ends' ended its transaction")
+    assert "Handling version 1 and later of 'a'." in stopped.error
+    assert stopped.retry_at is None
+    control.resume("ends")
+    run("ends")
+    assert not ParkedStream.objects.using(alias).exists()
+    assert Cursor.objects.using(alias).get().error == ""
