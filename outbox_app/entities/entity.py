@@ -130,7 +130,7 @@ class Entity(EntityRow):
 
         Args:
             commands: ``Command(id, command, arguments, command_id=…)``. All are held in memory.
-            timeout, using: As for ``execute``.
+            timeout, using: As for ``execute``; the time is that of each transaction.
             return_exceptions: Return the error of a command in the place of its answer. Default:
                 the first one is raised when all others have been executed.
 
