@@ -183,7 +183,7 @@ class Attempt:
             call.answer = error
             failpoint("entity_raised")
             if not isinstance(error, Exception) or _ends_the_batch(error):
-                raise  # the thread is told to end, or the transaction is not what it was
+                raise  # the thread has to end, or the transaction is not what it was
 
     def _known(self, request: Request) -> Outcome | None:
         known = self.answered.get(request.command_id)
@@ -262,7 +262,7 @@ class Attempt:
         return True
 
     def _run(self, spec: CommandSpec, given: Any, caller: Caller) -> Handled:
-        # Faster than to create it; and whatever else a handler sets on it is gone after it.
+        # Faster than to create it; and attributes that a handler sets on it are gone after it.
         instance = self.entity.__new__(self.entity)
         instance.__dict__ = {
             **self.row.__dict__,

@@ -176,7 +176,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
 
 @contextmanager
 def _read_committed(wait: float, *, locked: bool, using: str) -> Iterator[None]:
-    """Open a transaction at READ COMMITTED, whatever the connection's own level is."""
+    """Open a transaction at READ COMMITTED; the connection's own level may be another."""
     connection: Any = connections[using]
     connection.ensure_connection()
     level = getattr(connection, "isolation_level", "read committed")  # SQLite has none

@@ -150,7 +150,7 @@ class Queues:
             if batch:
                 left = answer(line.entity, batch, using=line.using)
         except BaseException:
-            # This thread is told to end. Others do what it leaves: ids tell what was committed.
+            # This thread has to end. Others do what it leaves: ids tell what was committed.
             left = [c for c in batch if c is not own and not isinstance(c.answer, BaseException)]
             for call in left:
                 call.alone = True
@@ -219,7 +219,7 @@ class Queues:
             return True
 
     def _abandon(self, line: Line, call: Waiting) -> None:
-        """Take out a call whose thread is told to end; it may have the lead already."""
+        """Take out a call whose thread has to end; it may have the lead already."""
         with self.changed:
             if call in line.waiting:
                 del line.waiting[call]

@@ -75,7 +75,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 _EDITED = (
-    "Somebody has written to a table by hand; commands end with DamagedEntity. Versions are the "
+    "A row was written by hand; commands end with DamagedEntity. Versions are the "
     "truth: manage.py outbox_entities verify --repair writes the row from the newest one."
 )
 #: Of the log of an entity type, whose rows are compared with it.
