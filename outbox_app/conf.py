@@ -91,6 +91,16 @@ class OutboxSettings:
     #: Dotted path of a function that returns what tells apart sessions of which one may not write
     #: for the other, such as the tenant. None: nothing does.
     ENTITY_SCOPE: str | None = None
+    #: Seconds before which no sender is asked about an event that it has prepared.
+    PREPARED_IMMUNE: float = 10.0
+    #: Seconds after which the policy of a prepared event decides, and the longest that a sender may
+    #: give instead.
+    PREPARED_DECIDE_BY: float = 86400.0
+    PREPARED_MAX_DECIDE_BY: float = 14 * 86400.0
+    #: Days for which decided events are kept by their keeper.
+    PREPARED_RETENTION_DAYS: int = 30
+    #: Days for which fences are kept by senders. Longer than any keeper may ask for one.
+    FENCE_RETENTION_DAYS: int = 30
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.

@@ -34,6 +34,14 @@
     │   ├── DamagedEntity       its row was edited by hand
     │   └── WrittenByCommands   rows of entities are written by commands only (also a TypeError)
     ├── OutcomeUnknown          a command may be committed: repeat it with the same id
+    ├── PreparedError           a prepared event is not what the call takes it for
+    │   ├── PrepareRefused      it is not recorded; do not begin the transaction
+    │   │   ├── InvalidPrepared     something of it could never be published  (also a ValueError)
+    │   │   └── PreparedConflict    the id belongs to another one, or to one that is decided
+    │   ├── KeeperUnavailable   the keeper gave no answer; what it was told may have arrived
+    │   ├── FencedOut           the fence says otherwise: the transaction cannot commit, or has not
+    │   ├── UnknownPrepared     the keeper has no such event             (also a LookupError)
+    │   └── Contradiction       it was decided otherwise before; an incident says so
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
@@ -219,6 +227,38 @@ class WrittenByCommands(EntityError, TypeError):
 
 class OutcomeUnknown(OutboxError):
     """The command may or may not be committed. Repeat it with the same command id."""
+
+
+class PreparedError(OutboxError):
+    """A prepared event is not what the call takes it for. The message says what it is."""
+
+
+class PrepareRefused(PreparedError):
+    """The event was not recorded. Do not begin the transaction that it depends on."""
+
+
+class InvalidPrepared(PrepareRefused, ValueError):
+    """Something of the event, or of how it is to be decided, is out of bounds."""
+
+
+class PreparedConflict(PrepareRefused):
+    """The event id belongs to an event of other content, or to one that is decided already."""
+
+
+class KeeperUnavailable(PreparedError):
+    """The keeper gave no answer. A check-back finds out what a lost confirm or cancel meant."""
+
+
+class FencedOut(PreparedError):
+    """The fence says otherwise: the transaction cannot commit, or has not committed."""
+
+
+class UnknownPrepared(PreparedError, LookupError):
+    """The keeper has no such event of this sender."""
+
+
+class Contradiction(PreparedError):
+    """The event was decided otherwise before. An incident has recorded it."""
 
 
 class InvalidSubscriber(OutboxError):

@@ -7,6 +7,8 @@ open outside ``atomic()``, too. Nothing here opens a connection.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -35,6 +37,26 @@ def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:
     if connection.connection is None:
         return not connection.settings_dict["AUTOCOMMIT"]
     return not connection.autocommit
+
+
+def is_only_tests(using: str) -> bool:
+    """Say whether a transaction is open on an alias that only a test has opened."""
+    return connections[using].in_atomic_block and not is_atomic(using)
+
+
+@contextmanager
+def own_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
+    """Use another connection for an alias, in this thread, as long as the block runs.
+
+    What is written in it is committed whatever becomes of the transaction that is open outside.
+    """
+    outer, own = connections[using], connections.create_connection(using)
+    connections[using] = own
+    try:
+        yield own
+    finally:
+        connections[using] = outer
+        own.close()
 
 
 def open_transactions() -> list[str]:

@@ -59,15 +59,16 @@ class TeachingCommand(BaseCommand):
         *,
         once: str,
         interval: str,
-        batch_size: str,
         database: str,
         processes: str,
+        batch_size: str | None = None,
     ) -> None:
         """Declare the options of a command that runs until it is stopped, each with its help."""
         add = parser.add_argument
         add("--once", action="store_true", help=f"{once}, then stop (cron, tests)")
         add("--interval", type=float, metavar="SECONDS", help=interval)
-        add("--batch-size", type=int, metavar="N", help=batch_size)
+        if batch_size is not None:
+            add("--batch-size", type=int, metavar="N", help=batch_size)
         add("--database", metavar="ALIAS", help=database)
         add("--processes", type=int, default=1, metavar="N", help=f"{processes} (default 1)")
 

@@ -6,6 +6,7 @@ from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
 from .job import DeadJob, InboxEntry, Incident, StagedJob
+from .prepared import Fence, PreparedEvent
 from .process import Lease, Process
 from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
@@ -22,12 +23,14 @@ __all__ = [
     "EntityVersion",
     "Event",
     "EventLog",
+    "Fence",
     "Gap",
     "GapQuerySet",
     "InboxEntry",
     "Incident",
     "Lease",
     "ParkedStream",
+    "PreparedEvent",
     "Process",
     "StagedJob",
     "Statistic",

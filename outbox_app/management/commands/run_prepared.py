@@ -1,0 +1,47 @@
+"""``manage.py run_prepared``: asks senders what became of prepared events.
+
+Thin: arguments in, ``prepared.run.run`` out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ...prepared.run import run
+from ..teaching import TeachingCommand
+
+HELP = """
+Asks the senders of prepared events what became of their transactions, and publishes or cancels what
+they answer. A sender is asked about events that it has neither confirmed nor cancelled in 10 s
+(OUTBOX["PREPARED_IMMUNE"]), and then again after 10, 20, 40 s and so on, up to 5 minutes. What it
+cannot say within a day is decided by the policy that it chose, or left to a person.
+
+Run one or more of these on the keeper, beside drain_outbox. Any number may run: one at a time asks
+a given sender, and if it is killed another takes over when its lease has run out.
+
+  SIGTERM, SIGINT   take the answers that are there, hand the senders back, exit 0
+
+A sender that gives no answer holds up its own events only; manage.py outbox_prepared list and the
+admin show its error.
+
+Exit codes: 0 stopped or done; 1 a process died, or with --once a sender gave no answer; 2 wrong
+arguments, or no tables.
+"""
+
+
+class Command(TeachingCommand):
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_foreground_arguments(
+            parser,
+            once="ask about what is due",
+            interval="pause between two looks when nothing is due (default: 1)",
+            database="the keeper's alias (default: the outbox's)",
+            processes="processes that share the senders",
+        )
+
+    def handle(self, **options: Any) -> None:
+        self.run(run, **options)

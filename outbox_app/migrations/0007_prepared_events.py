@@ -1,0 +1,195 @@
+"""Prepared events, at their keeper, and fences, in the databases of senders."""
+
+import django.core.serializers.json
+from django.db import migrations, models
+
+import outbox_app.models.clock
+
+from ._collation import compare_bytes
+
+
+class Migration(migrations.Migration):
+    dependencies = [
+        ("outbox_app", "0006_processes"),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name="Fence",
+            fields=[
+                (
+                    "event_id",
+                    models.UUIDField(primary_key=True, serialize=False, verbose_name="event id"),
+                ),
+                (
+                    "outcome",
+                    models.CharField(
+                        choices=[
+                            ("committed", "committed"),
+                            ("rolled_back", "rolled back"),
+                            ("pruned", "pruned"),
+                        ],
+                        max_length=11,
+                        verbose_name="outcome",
+                    ),
+                ),
+                (
+                    "keeper",
+                    models.CharField(blank=True, default="", max_length=80, verbose_name="keeper"),
+                ),
+                (
+                    "written_at",
+                    models.DateTimeField(
+                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        db_index=True,
+                        verbose_name="written at",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "fence",
+                "verbose_name_plural": "fences",
+                "db_table": "outbox_fence",
+            },
+        ),
+        migrations.AlterField(
+            model_name="incident",
+            name="kind",
+            field=models.CharField(
+                choices=[
+                    ("takeover", "shards taken over from a dead drainer"),
+                    ("unknown", "outcome of a publish unknown"),
+                    ("requeue", "requeued by a person"),
+                    ("contradiction", "prepared event: told to confirm and to cancel"),
+                ],
+                max_length=20,
+                verbose_name="kind",
+            ),
+        ),
+        migrations.CreateModel(
+            name="PreparedEvent",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("sender", models.CharField(max_length=100, verbose_name="sender")),
+                ("event_id", models.UUIDField(verbose_name="event id")),
+                (
+                    "log",
+                    models.CharField(blank=True, default="", max_length=128, verbose_name="log"),
+                ),
+                (
+                    "stream",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="stream"),
+                ),
+                (
+                    "type",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="type"),
+                ),
+                (
+                    "topic",
+                    models.CharField(blank=True, default="", max_length=255, verbose_name="topic"),
+                ),
+                (
+                    "content",
+                    models.JSONField(
+                        default=dict,
+                        encoder=django.core.serializers.json.DjangoJSONEncoder,
+                        verbose_name="content",
+                    ),
+                ),
+                (
+                    "content_hash",
+                    models.CharField(
+                        blank=True, default="", max_length=64, verbose_name="content hash"
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("prepared", "prepared"),
+                            ("undecided", "undecided"),
+                            ("confirmed", "confirmed"),
+                            ("cancelled", "cancelled"),
+                        ],
+                        default="prepared",
+                        max_length=9,
+                        verbose_name="state",
+                    ),
+                ),
+                (
+                    "policy",
+                    models.CharField(
+                        choices=[
+                            ("ask", "a person decides"),
+                            ("cancel", "cancel"),
+                            ("confirm", "confirm"),
+                        ],
+                        default="ask",
+                        max_length=7,
+                        verbose_name="policy",
+                    ),
+                ),
+                (
+                    "prepared_at",
+                    models.DateTimeField(
+                        db_default=outbox_app.models.clock.DatabaseNow(),
+                        editable=False,
+                        verbose_name="prepared at",
+                    ),
+                ),
+                ("decide_by", models.DateTimeField(verbose_name="decide by")),
+                (
+                    "next_check_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="next check at"),
+                ),
+                ("asked", models.PositiveIntegerField(default=0, verbose_name="asked")),
+                ("answered", models.PositiveIntegerField(default=0, verbose_name="answered")),
+                (
+                    "unreachable",
+                    models.PositiveIntegerField(default=0, verbose_name="not answered"),
+                ),
+                (
+                    "last_answer",
+                    models.TextField(blank=True, default="", verbose_name="last answer"),
+                ),
+                (
+                    "decided_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="decided at"),
+                ),
+                (
+                    "decided_by",
+                    models.CharField(
+                        blank=True, default="", max_length=255, verbose_name="decided by"
+                    ),
+                ),
+                ("reason", models.TextField(blank=True, default="", verbose_name="reason")),
+            ],
+            options={
+                "verbose_name": "prepared event",
+                "verbose_name_plural": "prepared events",
+                "db_table": "outbox_prepared",
+                "permissions": [
+                    ("check_preparedevent", "Can have senders asked about prepared events"),
+                    ("confirm_preparedevent", "Can confirm prepared events"),
+                    ("cancel_preparedevent", "Can cancel prepared events"),
+                    ("extend_preparedevent", "Can extend prepared events"),
+                    ("view_payload_preparedevent", "Can see what prepared events contain"),
+                ],
+                "indexes": [
+                    models.Index(fields=["sender", "next_check_at"], name="outbox_prepared_check"),
+                    models.Index(fields=["state", "prepared_at"], name="outbox_prepared_state"),
+                    models.Index(fields=["decided_at"], name="outbox_prepared_decided"),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("sender", "event_id"), name="outbox_prepared_event"
+                    )
+                ],
+            },
+        ),
+        migrations.RunPython(
+            compare_bytes("outbox_fence", "outbox_prepared"),
+            migrations.RunPython.noop,
+            atomic=False,
+        ),
+    ]

@@ -1,0 +1,133 @@
+"""Prepared events, at the keeper; fences, in the database of each sender.
+
+A prepared event is shown to no reader of a log. It is published, or its job staged, in the
+transaction that makes it confirmed; confirmed and cancelled are final. A fence says what became of
+its sender's transaction: who inserts it first has decided, as its primary key is the referee. Rows
+are moved by ``prepared.keeper`` and written by ``prepared.fences`` only.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+from uuid import UUID
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .clock import DatabaseNow
+
+
+class PreparedEventQuerySet(models.QuerySet["PreparedEvent"]):
+    """Prepared events by state."""
+
+    def open(self) -> PreparedEventQuerySet:
+        """Those that may still be confirmed or cancelled."""
+        return self.filter(state__in=PreparedEvent.OPEN)
+
+    def due(self, sender: str) -> PreparedEventQuerySet:
+        """Those that their sender is to be asked about now, the longest due first."""
+        due = self.filter(sender=sender, next_check_at__lte=DatabaseNow())
+        return due.order_by("next_check_at")
+
+
+class PreparedEvent(models.Model):
+    """An event, or a job, that waits for the outcome of its sender's transaction."""
+
+    class State(models.TextChoices):
+        PREPARED = "prepared", _("prepared")
+        UNDECIDED = "undecided", _("undecided")
+        CONFIRMED = "confirmed", _("confirmed")
+        CANCELLED = "cancelled", _("cancelled")
+
+    class Policy(models.TextChoices):
+        ASK = "ask", _("a person decides")
+        CANCEL = "cancel", _("cancel")
+        CONFIRM = "confirm", _("confirm")
+
+    OPEN: ClassVar = (State.PREPARED, State.UNDECIDED)
+
+    # Not the primary key, since Django's admin takes none of two columns.
+    id = models.BigAutoField(primary_key=True)
+    #: "alias:" and a database alias of this project, or the name of a peer.
+    sender = models.CharField(_("sender"), max_length=100)
+    event_id = models.UUIDField(_("event id"))
+    #: Table of the log that the event is for; empty for a job.
+    log = models.CharField(_("log"), max_length=128, blank=True, default="")
+    stream = models.CharField(_("stream"), max_length=255, blank=True, default="")
+    #: Of the event, or name of the job's task; empty where it was cancelled before it was prepared.
+    type = models.CharField(_("type"), max_length=255, blank=True, default="")
+    topic = models.CharField(_("topic"), max_length=255, blank=True, default="")
+    #: Data and metadata of an event, args and kwargs of a job.
+    content = models.JSONField(_("content"), default=dict, encoder=DjangoJSONEncoder)
+    #: SHA-256 of all that is published.
+    content_hash = models.CharField(_("content hash"), max_length=64, blank=True, default="")
+    state = models.CharField(
+        _("state"), max_length=9, choices=State.choices, default=State.PREPARED
+    )
+    policy = models.CharField(_("policy"), max_length=7, choices=Policy.choices, default=Policy.ASK)
+    prepared_at = models.DateTimeField(_("prepared at"), db_default=DatabaseNow(), editable=False)
+    #: When its policy decides, if nothing else has.
+    decide_by = models.DateTimeField(_("decide by"))
+    #: NULL: its sender is not asked any more.
+    next_check_at = models.DateTimeField(_("next check at"), null=True, blank=True)
+    #: Questions that were sent, that were answered, and that were not.
+    asked = models.PositiveIntegerField(_("asked"), default=0)
+    answered = models.PositiveIntegerField(_("answered"), default=0)
+    unreachable = models.PositiveIntegerField(_("not answered"), default=0)
+    last_answer = models.TextField(_("last answer"), blank=True, default="")
+    decided_at = models.DateTimeField(_("decided at"), null=True, blank=True)
+    #: "call", "answer", "policy", or a person.
+    decided_by = models.CharField(_("decided by"), max_length=255, blank=True, default="")
+    reason = models.TextField(_("reason"), blank=True, default="")
+
+    objects = PreparedEventQuerySet.as_manager()
+
+    class Meta:
+        db_table = "outbox_prepared"
+        verbose_name = _("prepared event")
+        verbose_name_plural = _("prepared events")
+        permissions = [
+            ("check_preparedevent", _("Can have senders asked about prepared events")),
+            ("confirm_preparedevent", _("Can confirm prepared events")),
+            ("cancel_preparedevent", _("Can cancel prepared events")),
+            ("extend_preparedevent", _("Can extend prepared events")),
+            ("view_payload_preparedevent", _("Can see what prepared events contain")),
+        ]
+        indexes = [
+            models.Index(fields=["sender", "next_check_at"], name="outbox_prepared_check"),
+            models.Index(fields=["state", "prepared_at"], name="outbox_prepared_state"),
+            models.Index(fields=["decided_at"], name="outbox_prepared_decided"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["sender", "event_id"], name="outbox_prepared_event"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.stream or self.event_id}: {self.get_state_display()}"
+
+
+class Fence(models.Model):
+    """What became of a sender's transaction; in the sender's database, committed with its rows."""
+
+    class Outcome(models.TextChoices):
+        COMMITTED = "committed", _("committed")
+        ROLLED_BACK = "rolled_back", _("rolled back")
+        #: Of the one row ``MARK``.
+        PRUNED = "pruned", _("pruned")
+
+    #: The id of the row whose ``written_at`` says before when fences have been pruned.
+    MARK: ClassVar = UUID(int=0)
+
+    event_id = models.UUIDField(_("event id"), primary_key=True)
+    outcome = models.CharField(_("outcome"), max_length=11, choices=Outcome.choices)
+    keeper = models.CharField(_("keeper"), max_length=80, blank=True, default="")
+    written_at = models.DateTimeField(_("written at"), db_default=DatabaseNow(), db_index=True)
+
+    class Meta:
+        db_table = "outbox_fence"
+        verbose_name = _("fence")
+        verbose_name_plural = _("fences")
+
+    def __str__(self) -> str:
+        return f"{self.event_id}: {self.get_outcome_display()}"

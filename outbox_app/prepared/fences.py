@@ -1,0 +1,175 @@
+"""Fences: one row in the sender's database decides what became of a transaction.
+
+The sender inserts 'committed', first thing in its business transaction. Who is asked about it reads
+the row, and inserts 'rolled_back' where there is none, in a transaction of its own: the INSERT
+waits for a transaction that is still open, and once it is there that transaction cannot commit.
+So an answer stays true. "Not found, so rolled back" would be wrong a moment later.
+
+A fence is remembered, or the question is refused: rows are removed when they are old, and the mark
+says before when. A question about an older event is answered 'too_old', which decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import django.db
+from django.db import IntegrityError, connections, transaction
+
+from ..conf import outbox_settings
+from ..exceptions import FencedOut, NotAtomic
+from ..failpoints import failpoint
+from ..models import Fence
+from ..models.clock import database_time
+from ..models.upsert import insert_if_missing, upsert
+from ..process.lock_wait import is_conflict
+from ..transactions import is_only_tests, own_connection
+
+if TYPE_CHECKING:
+    from .sender import Prepared
+
+COMMITTED, ROLLED_BACK = Fence.Outcome.COMMITTED.value, Fence.Outcome.ROLLED_BACK.value
+#: Answers that decide nothing: the transaction is open; its fence may have been removed.
+IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
+
+#: Seconds for which an answer waits for a transaction that is open. MySQL knows whole ones only.
+LOCK_SECONDS = 0.5
+#: By so much the clocks of keeper and sender may differ.
+CLOCKS = timedelta(days=1)
+PRUNE_BATCH = 1000
+
+
+def fence(event: Prepared) -> None:
+    """Write into the open transaction that its commit is what the event waits for.
+
+    Call it first, before the business rows: then a check-back waits for the transaction.
+
+    Args:
+        event: What ``prepare()`` returned.
+
+    Raises:
+        NotAtomic: No transaction is open on the alias of the event.
+        FencedOut: The keeper was told already what became of the event. The transaction, or the
+            savepoint that is open, cannot commit any more.
+    """
+    using = event.using
+    if not connections[using].in_atomic_block:
+        raise NotAtomic(
+            f"fence() was called outside a transaction on {using!r}. Wrap the work and the call in "
+            f"transaction.atomic(using={using!r})."
+        )
+    try:
+        with transaction.atomic(using=using, savepoint=False):
+            row = Fence(event_id=event.event_id, outcome=COMMITTED, keeper=event.to)
+            row.save(using=using, force_insert=True)
+    except IntegrityError as error:
+        raise FencedOut(
+            f"The prepared event {event.event_id} is decided on {using!r} already: the keeper has "
+            "asked for it before its transaction began (a longer immune= gives it more time), or "
+            "its id was used before. This transaction is rolled back; prepare a new event."
+        ) from error
+    failpoint("fenced")
+
+
+def outcomes(
+    events: Mapping[UUID, datetime], *, known: Collection[UUID] = (), using: str
+) -> dict[UUID, str]:
+    """Say what became of the transactions of events, so that it cannot change any more.
+
+    Args:
+        events: When each was prepared, by its id.
+        known: Those that have committed, as business rows show. A fence may say otherwise.
+        using: The sender's alias.
+
+    Returns:
+        ``COMMITTED``, ``ROLLED_BACK``, ``IN_PROGRESS`` or ``TOO_OLD`` for each.
+    """
+    with _own_session(using):
+        found = recorded(events, using=using)
+        answers = {}
+        for id, prepared_at in events.items():
+            mark = None if id in known else found.get(Fence.MARK)
+            outcome = COMMITTED if id in known else ROLLED_BACK
+            if id in found:
+                answers[id] = found[id]
+            elif mark is not None and prepared_at < mark + CLOCKS:
+                answers[id] = TOO_OLD
+            else:
+                answers[id] = _decided(id, outcome, using=using)
+        return answers
+
+
+def recorded(ids: Any, *, using: str) -> dict[UUID, Any]:
+    """Return the outcomes that fences have; under ``MARK`` before when they were removed."""
+    rows = Fence.objects.using(using).filter(pk__in=[*ids, Fence.MARK])
+    found = rows.values_list("event_id", "outcome", "written_at")
+    return {id: at if id == Fence.MARK else outcome for id, outcome, at in found}
+
+
+def _decided(id: UUID, outcome: str, *, using: str) -> str:
+    try:
+        if _insert(id, outcome, using=using):
+            return outcome
+    except django.db.OperationalError as error:
+        if not is_conflict(error):
+            raise
+        return IN_PROGRESS
+    return str(recorded([id], using=using).get(id, IN_PROGRESS))
+
+
+def _insert(id: UUID, outcome: str, *, using: str) -> bool:
+    native = connections[using].features.has_native_uuid_field
+    values = {"event_id": id if native else id.hex, "outcome": outcome, "keeper": ""}
+    if connections[using].vendor != "postgresql":
+        return insert_if_missing(Fence, values, using=using)
+    with transaction.atomic(using=using):
+        if not is_only_tests(using):
+            with connections[using].cursor() as cursor:
+                # For this transaction only, as a pooler may give the session to others.
+                cursor.execute(
+                    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+                    f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000:.0f}"
+                )
+        return insert_if_missing(Fence, values, using=using)
+
+
+@contextmanager
+def _own_session(using: str) -> Iterator[None]:
+    """Open a session that waits for locks for a short time and, on MySQL, locks no gap."""
+    if is_only_tests(using):
+        yield
+        return
+    with own_connection(using) as connection:
+        with connection.cursor() as cursor:
+            if connection.vendor == "mysql":
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+            elif connection.vendor == "sqlite":
+                cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
+        yield
+
+
+def prune_fences(*, using: str, older_than: int | None = None) -> int:
+    """Remove the fences that were written so many days ago; return how many.
+
+    The mark comes first and never goes back: a run that is interrupted refuses more questions than
+    it has to, and no fewer.
+    """
+    days = outbox_settings().FENCE_RETENTION_DAYS if older_than is None else older_than
+    fences = Fence.objects.using(using)
+    now = database_time(fences.all())
+    if now is None:
+        return 0
+    before = now - timedelta(days=days)
+    if (marked := recorded([], using=using).get(Fence.MARK)) is None or marked < before:
+        mark = Fence(event_id=Fence.MARK, outcome=Fence.Outcome.PRUNED, written_at=before)
+        upsert(fences.all(), [mark], update=["written_at"], unique=["event_id"])
+    old = fences.exclude(pk=Fence.MARK).filter(written_at__lt=before).order_by("written_at")
+    removed = 0
+    while ids := list(old.values_list("pk", flat=True)[:PRUNE_BATCH]):
+        removed += fences.filter(pk__in=ids)._raw_delete(using)
+    return removed

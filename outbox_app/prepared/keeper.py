@@ -1,0 +1,224 @@
+"""The keeper: records prepared events, and publishes or forgets them when they are decided.
+
+Every move is one conditional UPDATE, and what follows from it (the event in its log, the job in the
+outbox) is in the same transaction: both, or neither. Of two that decide at once, one moves the
+row and the other one sees what it did. Confirmed and cancelled are final. What is told otherwise
+afterwards is a contradiction, written down as an incident: a fence was not used, or a policy or a
+person decided against what happened.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+import django.db
+from django.db import IntegrityError
+
+from ..eventlog.newevent import NewEvent
+from ..eventlog.publish import publish_many
+from ..eventlog.registry import log_named
+from ..exceptions import OutboxError
+from ..failpoints import failpoint
+from ..jobs.staging.stage import stage
+from ..models import DatabaseNow, Incident, PreparedEvent
+from ..process.backoff import described
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
+from ..text import get_logger
+from .request import Request, content_hash
+
+logger = get_logger("outbox_app.prepared")
+
+State = PreparedEvent.State
+#: Answers that are no state: there is no such event; its id belongs to another one; it was decided
+#: otherwise.
+UNKNOWN, CONFLICT, CONTRADICTION = "unknown", "conflict", "contradiction"
+#: How a decision came: told by the sender, answered by it, by policy. A person has a name.
+CALL, ANSWER, POLICY = "call", "answer", "policy"
+
+#: Seconds for which a transaction waits for a lock, and how often it is done anew.
+LOCK_SECONDS, ATTEMPTS = 2.0, 10
+
+
+Result = TypeVar("Result")
+
+
+class Decision(NamedTuple):
+    event_id: UUID
+    #: ``State.CONFIRMED`` or ``State.CANCELLED``.
+    state: str
+
+
+class Answer(NamedTuple):
+    event_id: UUID
+    #: A state, ``UNKNOWN``, ``CONFLICT`` or ``CONTRADICTION``.
+    state: str
+    detail: str = ""
+
+
+class _Raced(django.db.OperationalError):
+    """Another process has moved one of the rows."""
+
+
+class _Damaged(OutboxError):
+    """The row is not what was prepared: it was edited by hand."""
+
+
+def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Answer]:
+    """Record events of a sender, in a transaction of its own; return the state of each.
+
+    An id that is known with the same content has the answer that it had, ``CONFLICT`` with other.
+    """
+    rows = [
+        PreparedEvent(
+            sender=sender,
+            event_id=each.event_id,
+            log=each.log,
+            stream=each.stream,
+            type=each.type,
+            topic=each.topic,
+            content=each.content,
+            content_hash=each.hash,
+            policy=each.policy,
+            decide_by=DatabaseNow() + timedelta(seconds=each.decide_by),
+            next_check_at=DatabaseNow() + timedelta(seconds=min(each.immune, each.decide_by)),
+        )
+        for each in requests
+    ]
+    events = PreparedEvent.objects.using(using).filter(sender=sender)
+
+    def record() -> dict[UUID, tuple[str, str]]:
+        events.bulk_create(rows, ignore_conflicts=True)
+        found = events.filter(event_id__in=[each.event_id for each in requests])
+        return {row.event_id: (row.state, row.content_hash) for row in found}
+
+    states = _in_transaction(record, using)
+    failpoint("prepared")
+    return [_prepared(each, *states[each.event_id]) for each in requests]
+
+
+def _prepared(request: Request, state: str, hash: str) -> Answer:
+    if hash not in (request.hash, ""):  # empty: cancelled before it was prepared
+        return Answer(request.event_id, CONFLICT, "the id belongs to an event of other content")
+    return Answer(request.event_id, state)
+
+
+def decide(
+    sender: str, decisions: Sequence[Decision], *, by: str, reason: str = "", using: str
+) -> list[Answer]:
+    """Confirm or cancel events, all in one transaction; each alone where one of them fails.
+
+    An event that cannot be published, as its row was edited by hand, is undecided from then on, and
+    says why. Errors of the database itself are raised, with nothing decided.
+    """
+    try:
+        answers = _in_transaction(lambda: _decide(sender, decisions, by, reason, using), using)
+        failpoint("decided_committed")
+        return answers
+    except (django.db.OperationalError, django.db.InterfaceError):
+        raise
+    except Exception as error:
+        if len(decisions) == 1:
+            return [_refused(sender, decisions[0], error, using)]
+    return [
+        answer
+        for each in decisions
+        for answer in decide(sender, [each], by=by, reason=reason, using=using)
+    ]
+
+
+def _decide(
+    sender: str, decisions: Sequence[Decision], by: str, reason: str, using: str
+) -> list[Answer]:
+    events = PreparedEvent.objects.using(using).filter(sender=sender)
+    rows = {row.event_id: row for row in events.filter(event_id__in=[d[0] for d in decisions])}
+    answers, moved = [], {}
+    for id, wanted in dict(decisions).items():
+        row = rows.get(id)
+        if row is None and wanted == State.CANCELLED:
+            moved[id] = wanted
+            answers.append(Answer(id, wanted))
+        elif row is None:
+            answers.append(Answer(id, UNKNOWN))
+        elif row.state in PreparedEvent.OPEN:
+            moved[id] = wanted
+            answers.append(Answer(id, wanted))
+        elif row.state == wanted:
+            answers.append(Answer(id, wanted))
+        else:
+            answers.append(_contradiction(row, wanted, by, using))
+    said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
+    said["next_check_at"] = None
+    for state in (State.CONFIRMED, State.CANCELLED):
+        pks = [rows[id].pk for id, wanted in moved.items() if wanted == state and id in rows]
+        if pks and events.open().filter(pk__in=pks).update(state=state, **said) != len(pks):
+            raise _Raced
+    # A prepare that arrives after its cancel finds this row.
+    dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | said
+    events.bulk_create([PreparedEvent(event_id=id, **dead) for id in moved if id not in rows])
+    failpoint("decided")
+    _publish([rows[id] for id, wanted in moved.items() if wanted == State.CONFIRMED], using)
+    return answers
+
+
+def _publish(rows: Sequence[PreparedEvent], using: str) -> None:
+    for log, events in groupby(rows, key=lambda row: row.log):
+        group = list(events)
+        for row in group:
+            published = (row.log, row.stream, row.type, row.topic, row.content)
+            if content_hash(*published) != row.content_hash:
+                raise _Damaged("The row differs from what was prepared: it was edited by hand.")
+        if log:
+            new = [
+                NewEvent(r.stream, r.type, topic=r.topic, message_id=r.event_id, **r.content)
+                for r in group
+            ]
+            publish_many(new, log=log_named(log), using=using)
+            continue
+        for row in group:
+            stage(row.type, **row.content, task_id=str(row.event_id), using=using)
+
+
+def _contradiction(row: PreparedEvent, wanted: str, by: str, using: str) -> Answer:
+    detail = (
+        f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state}, by "
+        f"{row.decided_by}; {by} says {wanted}. Nothing was changed."
+    )
+    Incident.objects.using(using).create(
+        kind=Incident.Kind.CONTRADICTION,
+        first_id=row.pk,
+        last_id=row.pk,
+        detail=detail,
+    )
+    logger.error(
+        "Contradiction event=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
+    )
+    return Answer(row.event_id, CONTRADICTION, detail)
+
+
+def _refused(sender: str, decision: Decision, error: Exception, using: str) -> Answer:
+    logger.error("Not published event=%s error=%r", decision.event_id, error)
+    rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=decision.event_id)
+    reason = described(error)
+    rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason)
+    return Answer(decision.event_id, State.UNDECIDED, reason)
+
+
+def _in_transaction(step: Callable[[], Result], using: str) -> Result:
+    """Run a step in a transaction, anew where another one has refused it."""
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            with atomic_with_lock_wait(LOCK_SECONDS, using=using):
+                return step()
+        except (IntegrityError, django.db.OperationalError) as error:
+            again = isinstance(error, IntegrityError | _Raced) or is_conflict(error)
+            if not again or attempts == ATTEMPTS:
+                raise
+        time.sleep(random.uniform(0, 0.05))

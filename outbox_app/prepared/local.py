@@ -1,0 +1,94 @@
+"""Keeper and sender in one project, on two of its database aliases: called, not sent to.
+
+What the keeper writes is committed when a call returns, whatever becomes of a transaction that is
+open on its alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import django.db
+from django.db import connections
+
+from ..aliases import log_alias, outbox_alias
+from ..exceptions import InvalidPrepared, KeeperUnavailable
+from ..transactions import is_atomic, own_connection
+from . import keeper
+from .keeper import Answer, Decision
+from .questions import Question, answers
+from .request import NewPrepared, Request, checked
+
+#: What the names of senders that are aliases begin with. No name of a peer has a colon.
+PREFIX = "alias:"
+
+
+class LocalKeeper:
+    """The keeper of this project, as a sender on another of its aliases calls it."""
+
+    name = ""
+
+    def __init__(self, alias: str) -> None:
+        self.sender = PREFIX + alias
+        self.using = outbox_alias()
+        if alias == self.using:
+            raise InvalidPrepared(
+                f"The keeper is on {alias!r} as well. Call publish(), or stage(), in the same "
+                "transaction: then nothing can be in doubt."
+            )
+
+    def checked(self, new: NewPrepared) -> Request:
+        request = checked(new)
+        if not new.job and log_alias(new.log) != self.using:  # type: ignore[arg-type]
+            raise InvalidPrepared(
+                f"The log {request.log} is not on {self.using!r}, as is the keeper."
+            )
+        return request
+
+    def prepare(self, requests: Sequence[Request]) -> list[Answer]:
+        with self._outside():
+            return keeper.prepare(self.sender, requests, using=self.using)
+
+    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+        with self._outside():
+            return keeper.decide(self.sender, decisions, by=keeper.CALL, using=self.using)
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        """Work in no transaction of the caller, whose rollback would undo it."""
+        try:
+            if is_atomic(self.using):
+                with own_connection(self.using) as connection:
+                    if connection.vendor == "sqlite":  # has one writer: the caller itself, maybe
+                        with connection.cursor() as cursor:
+                            cursor.execute(
+                                f"PRAGMA busy_timeout = {keeper.LOCK_SECONDS * 1000:.0f}"
+                            )
+                    yield
+            else:
+                yield
+        except (django.db.OperationalError, django.db.InterfaceError) as error:
+            if not connections[self.using].in_atomic_block:
+                connections[self.using].close_if_unusable_or_obsolete()
+            raise KeeperUnavailable(
+                f"The keeper on {self.using!r} gave no answer: {error}"
+            ) from error
+
+
+class LocalSender:
+    """A sender on an alias of this project, as the keeper asks it."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
+        return answers(questions, using=self.alias)
+
+
+def local_sender(name: str) -> Any:
+    """Return the sender of a name; None for one that is no alias of this project."""
+    alias = name.removeprefix(PREFIX)
+    return LocalSender(alias) if name.startswith(PREFIX) and alias in connections else None

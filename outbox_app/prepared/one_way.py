@@ -1,0 +1,81 @@
+"""Calls that nobody waits for: a confirm after the commit must not hold up a request.
+
+A bounded queue of two threads, which are started when there is something to do, anew after a fork,
+and end when there is nothing. What is full, fails or is killed loses a call: the check-back is the
+retry.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from django.db import connections
+
+from ..text import get_logger
+
+logger = get_logger("outbox_app.prepared")
+
+#: Threads; calls that may wait; seconds after which an idle thread ends; seconds at exit.
+THREADS, LONGEST, IDLE, AT_EXIT = 2, 10_000, 1.0, 2.0
+
+_lock = threading.Lock()
+_calls: queue.Queue[Callable[[], None]] = queue.Queue(LONGEST)
+_threads: set[threading.Thread] = set()
+
+
+def send(call: Callable[[], None]) -> None:
+    """Have a thread make a call, some time soon. It may be lost."""
+    try:
+        _calls.put_nowait(call)
+    except queue.Full:
+        logger.warning("Too many calls wait, so the keeper will ask queue=%d", LONGEST)
+        return
+    with _lock:
+        if len(_threads) < THREADS:
+            thread = threading.Thread(target=_work, name="outbox-one-way", daemon=True)
+            _threads.add(thread)
+            thread.start()
+
+
+def _work() -> None:
+    try:
+        while True:
+            try:
+                call = _calls.get(timeout=IDLE)
+            except queue.Empty:
+                with _lock:
+                    if _calls.empty():
+                        _threads.discard(threading.current_thread())
+                        return
+                continue
+            try:
+                call()
+            except Exception as error:
+                logger.warning("The keeper was not told, so it will ask error=%r", error)
+            finally:
+                _calls.task_done()
+    finally:
+        connections.close_all()
+
+
+def drain(seconds: float) -> bool:
+    """Wait until every call was made, for so many seconds at most; say whether they were."""
+    until = time.monotonic() + seconds
+    while _calls.unfinished_tasks and time.monotonic() < until:
+        time.sleep(0.01)
+    return not _calls.unfinished_tasks
+
+
+def _after_fork() -> None:
+    global _lock, _calls
+    _lock, _calls = threading.Lock(), queue.Queue(LONGEST)
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(drain, AT_EXIT)

@@ -1,0 +1,170 @@
+"""What a sender asks its keeper to record, checked before anything is sent or written.
+
+All that could make the publishing fail later is refused here: names, JSON, size, log, task and
+arguments. So a confirm cannot fail on the content of an event.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from celery import current_app
+
+from ..conf import outbox_settings
+from ..eventlog.newevent import NewEvent, canonical, checked_name
+from ..eventlog.newevent import checked as checked_event
+from ..eventlog.publish import require_log
+from ..eventlog.registry import log_named
+from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
+from ..models import Event, EventLog, PreparedEvent
+
+#: A log, or its table.
+Log = type[EventLog] | str
+#: Of a request: log, stream, type, topic, content.
+Published = tuple[str, str, str, str, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class NewPrepared:
+    """An event, or a job, to be prepared. The fields are those of ``prepared()``."""
+
+    stream: str = ""
+    type: str = ""
+    data: Any = None
+    topic: str = ""
+    metadata: Mapping[str, Any] | None = None
+    log: Log = Event
+    event_id: UUID | str | None = None
+    policy: str = "ask"
+    decide_by: float | None = None
+    immune: float | None = None
+    job: str = ""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+class Request(NamedTuple):
+    """A checked request, as a keeper records it."""
+
+    event_id: UUID
+    #: Table of the log; empty for a job.
+    log: str
+    stream: str
+    #: Of the event, or the task of the job.
+    type: str
+    topic: str
+    #: ``data`` and ``metadata``, or ``args`` and ``kwargs``, as JSON gives them back.
+    content: dict[str, Any]
+    policy: str
+    #: Seconds from its recording.
+    decide_by: float
+    immune: float
+
+    @property
+    def hash(self) -> str:
+        """Of all that is published."""
+        return content_hash(self.log, self.stream, self.type, self.topic, self.content)
+
+
+def content_hash(*published: Any) -> str:
+    text = json.dumps(published, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+def checked(new: NewPrepared, *, remote: bool = False) -> Request:
+    """Return what a keeper is sent. Raises ``InvalidPrepared``.
+
+    With ``remote`` the log and the task are the keeper's, and so is the check of their names.
+    """
+    if not isinstance(new, NewPrepared):
+        raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
+    conf = outbox_settings()
+    try:
+        published = _job(new, remote=remote) if new.job else _event(new, remote=remote)
+    except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
+        raise InvalidPrepared(str(error)) from error
+    if new.policy not in PreparedEvent.Policy.values:
+        known = ", ".join(map(repr, PreparedEvent.Policy.values))
+        raise InvalidPrepared(f"policy must be one of {known}; got {new.policy!r:.100}.")
+    longest = conf.PREPARED_MAX_DECIDE_BY
+    decide_by = _seconds("decide_by", new.decide_by, conf.PREPARED_DECIDE_BY, 0.001, longest)
+    immune = _seconds("immune", new.immune, min(conf.PREPARED_IMMUNE, decide_by), 0, decide_by)
+    return Request(_event_id(new.event_id), *published, new.policy, decide_by, immune)
+
+
+def _event(new: NewPrepared, *, remote: bool) -> Published:
+    if new.args or new.kwargs:
+        raise InvalidPrepared("args and kwargs are of a job; give its task as job=, or none.")
+    log = Event if remote else log_named(new.log) if isinstance(new.log, str) else new.log
+    require_log(log)
+    data = {} if new.data is None else new.data
+    event = NewEvent(new.stream, new.type, data, new.metadata or {}, new.topic)
+    row = checked_event(event, log).row
+    table = log._meta.db_table
+    if remote:
+        table = checked_name("log", new.log if isinstance(new.log, str) else new.log._meta.db_table)
+    content = {"data": row.data, "metadata": row.metadata}
+    return table, row.stream, row.type, row.topic, content
+
+
+def _job(new: NewPrepared, *, remote: bool) -> Published:
+    given = {"stream": new.stream, "type": new.type, "topic": new.topic, "data": new.data}
+    if extra := [name for name, value in given.items() if value]:
+        raise InvalidPrepared(f"A job has no {', '.join(extra)}. Give either job= or an event.")
+    task = checked_name("job", new.job)
+    args, _ = canonical("args", list(new.args))
+    kwargs, _ = canonical("kwargs", dict(new.kwargs or {}))
+    if not remote:
+        check_task(task, args, kwargs)
+    return "", "", task, "", {"args": args, "kwargs": kwargs}
+
+
+def check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a task that the app does not know, and arguments that do not fit its signature."""
+    task = current_app.tasks.get(name)
+    if task is None:
+        raise InvalidPrepared(f"The Celery app has no task {name!r}. Prepare one that it has.")
+    if task.typing:
+        try:
+            task.__header__(*args, **kwargs)  # type: ignore[attr-defined]
+        except TypeError as error:
+            raise InvalidPrepared(
+                f"The arguments do not fit the task {name!r}: {error}."
+            ) from error
+
+
+def _seconds(name: str, value: float | None, default: float, least: float, most: float) -> float:
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidPrepared(f"{name} must be a number of seconds; got {value!r:.100}.")
+    if not least <= value <= most:
+        raise InvalidPrepared(f"{name} must be from {least:g} to {most:g} seconds; got {value:g}.")
+    return float(value)
+
+
+def _event_id(value: UUID | str | None) -> UUID:
+    if value is None:
+        return time_ordered_id()
+    try:
+        id = value if isinstance(value, UUID) else UUID(value)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidPrepared(f"event_id must be a UUID; got {value!r:.100}.") from error
+    if not id.int:
+        raise InvalidPrepared("event_id must not be the UUID of zeros: fences use it themselves.")
+    return id
+
+
+def time_ordered_id() -> UUID:
+    """Return a UUID of version 7 (RFC 9562): milliseconds, then 74 random bits."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds << 80) | secrets.randbits(80)
+    value = value & ~(0xF << 76) | 0x7 << 76
+    return UUID(int=value & ~(0x3 << 62) | 0x2 << 62)

@@ -1,0 +1,57 @@
+"""Running the check-back in the foreground: what ``manage.py run_prepared`` calls.
+
+SIGTERM and SIGINT take the answers that are there and hand the senders back. Several processes
+share the senders.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..aliases import outbox_alias
+from ..process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
+from ..text import Write, get_logger
+from .asking import CheckBack
+
+logger = get_logger("outbox_app.prepared")
+
+EXIT_OK, EXIT_SILENT = 0, 1
+
+
+def run(
+    *,
+    using: str | None = None,
+    interval: float | None = None,
+    once: bool = False,
+    processes: int = 1,
+    write: Write = logger.info,
+) -> int:
+    """Ask senders until SIGTERM or SIGINT, or with ``once`` until nothing is due.
+
+    Returns:
+        An exit code: 0; 1 where a process died, or with ``once`` a sender gave no answer.
+    """
+    require_at_least(processes=(processes, 1), interval=(interval, 0.01))
+    using = using or outbox_alias()
+    prepare(using, write=write)
+    work = partial(_run_here, using, interval=interval, once=once, write=write)
+    return run_workers(work, count=processes, restart=not once, write=write)
+
+
+def _run_here(
+    using: str, *, interval: float | None, once: bool, write: Write, parent: int | None = None
+) -> int:
+    loop = CheckBack(
+        using=using, interval=interval, on_turn=Progress(write, _progress, parent=parent)
+    )
+    stop_on_signals(loop.stop)
+    write(f"prepared started database={using}")
+    decided = loop.run(once=once)
+    trouble = loop.trouble
+    write(f"prepared stopped decided={decided}{trouble and f' trouble={trouble}'}")
+    return EXIT_SILENT if once and trouble else EXIT_OK
+
+
+def _progress(loop: CheckBack, rate: float) -> str:
+    trouble = loop.trouble
+    return f"asking rate={rate:.0f}/s decided={loop.done}{trouble and f' trouble={trouble}'}"

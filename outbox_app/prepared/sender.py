@@ -1,0 +1,261 @@
+"""The sender's side: prepare, the fence in the business transaction, then confirm or cancel.
+
+``prepared()`` is the whole of it as a block. What was raised inside it, and where, says nothing of
+what became of the transaction: a COMMIT may have worked although its reply was lost. So the block
+asks its own fence, exactly as a check-back does, and tells the keeper what the fence says; where
+the fence gives no answer it tells nothing. A confirm or cancel that is lost is found out by the
+check-back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ..exceptions import (
+    Contradiction,
+    FencedOut,
+    InvalidPrepared,
+    PreparedConflict,
+    UnknownPrepared,
+)
+from ..models import PreparedEvent
+from ..text import get_logger
+from ..transactions import is_only_tests, open_transactions
+from . import one_way
+from .fences import COMMITTED, ROLLED_BACK, fence, outcomes
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, Decision
+from .local import LocalKeeper
+from .request import NewPrepared, Request
+
+logger = get_logger("outbox_app.prepared")
+
+State = PreparedEvent.State
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A recorded event. Fence, confirm or cancel it."""
+
+    event_id: UUID
+    #: Alias of the business transaction.
+    using: str
+    #: The keeper's service; empty for this project.
+    to: str
+    request: Request
+
+
+def keeper_of(to: str, using: str) -> Any:
+    """Return the keeper of a service, as a sender on an alias calls it."""
+    if to:
+        raise InvalidPrepared(f"There is no keeper {to!r}.")
+    return LocalKeeper(using)
+
+
+@contextmanager
+def prepared(
+    stream: str = "",
+    type: str = "",
+    data: Any = None,
+    *,
+    using: str,
+    to: str = "",
+    wait: bool = False,
+    **options: Any,
+) -> Iterator[Prepared]:
+    """Prepare an event, open a transaction, and have the event published if it commits.
+
+    The block is the business transaction: ``atomic(using)``, with the fence as its first statement.
+
+    Args:
+        stream, type, data: As for ``publish()``.
+        using: Database alias of the business rows; not the one of the keeper's log.
+        to: The keeper, where it is another service. Default: this project.
+        wait: Return when the keeper has confirmed. Default: it is told by a thread, after the
+            commit; if that fails, it asks.
+        **options: ``topic``, ``metadata``, ``log`` as for ``publish()``. ``event_id``: a UUID that
+            makes the call repeatable (default: a new one). ``policy``: what happens if nobody knows
+            by ``decide_by`` (seconds, default a day): "ask" (default), "cancel" or "confirm".
+            ``immune``: seconds before which the keeper does not ask (default 10). ``job``: a task
+            name, with ``args`` and ``kwargs``, instead of an event.
+
+    Raises:
+        InvalidPrepared: Something could never be published. Nothing was sent.
+        PreparedConflict: The id belongs to another event, or to one that is decided.
+        KeeperUnavailable: The keeper gave no answer. The transaction was not begun.
+        FencedOut: The keeper has asked before the transaction began; it is rolled back.
+    """
+    new = NewPrepared(stream, type, data, **options)
+    with prepared_many([new], using=using, to=to, wait=wait) as [event]:
+        yield event
+
+
+@contextmanager
+def prepared_many(
+    events: Sequence[NewPrepared], *, using: str, to: str = "", wait: bool = False
+) -> Iterator[list[Prepared]]:
+    """As ``prepared()``, for several events of one transaction: one request, a fence for each."""
+    recorded = prepare_many(events, using=using, to=to)
+    connection = connections[using]
+    try:
+        with transaction.atomic(using=using):
+            for event in recorded:
+                fence(event)
+            yield recorded
+            confirm_on_commit(*recorded, wait=wait)
+    except BaseException:
+        # Inside an outer transaction nothing is certain yet: the check-back finds out.
+        if not connection.in_atomic_block or is_only_tests(using):
+            _tell_what_fences_say(recorded)
+        raise
+
+
+def prepare(
+    stream: str = "", type: str = "", data: Any = None, *, using: str, to: str = "", **options: Any
+) -> Prepared:
+    """Record an event with its keeper, before the transaction that it depends on.
+
+    It joins no transaction: when it returns, the keeper has the event, and shows it to nobody. Then
+    open ``atomic(using)``, call ``fence(event)`` first, and after the commit ``confirm(event)``.
+
+    Args, Raises: As for ``prepared()``.
+    """
+    [event] = prepare_many([NewPrepared(stream, type, data, **options)], using=using, to=to)
+    return event
+
+
+def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> list[Prepared]:
+    """As ``prepare()``, for several events in one request: all of them, or an error."""
+    if using not in connections:
+        raise InvalidPrepared(f"using={using!r}: there is no such database alias.")
+    keeper = keeper_of(to, using)
+    requests = [keeper.checked(new) for new in events]
+    if len({each.event_id for each in requests}) < len(requests):
+        raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
+    if open_transactions():
+        _warn_once(open_transactions())
+    for request, answer in zip(requests, keeper.prepare(requests), strict=True):
+        _require_prepared(request, answer)
+    return [Prepared(each.event_id, using, to, each) for each in requests]
+
+
+def _require_prepared(request: Request, answer: Answer) -> None:
+    if answer.state == State.PREPARED:
+        return
+    found = "is another event's" if answer.state == CONFLICT else f"is {answer.state} already"
+    raise PreparedConflict(
+        f"The event id {request.event_id} {found}{answer.detail and f': {answer.detail}'}. Do not "
+        "begin the transaction; a new event needs a new id."
+    )
+
+
+def confirm(*events: Prepared, wait: bool = True) -> None:
+    """Have events published whose transactions have committed, as their fences show.
+
+    Args:
+        events: What ``prepare()`` returned.
+        wait: Return when the keeper has answered. Else a thread tells it.
+
+    Raises:
+        FencedOut: The transaction has not committed, or it wrote no fence. The keeper was not told.
+        KeeperUnavailable: The keeper gave no answer. Its check-back finds out.
+        Contradiction: The event was cancelled before, by a person or a policy.
+    """
+    for event in events:
+        if (outcome := _outcome(event)) != COMMITTED:
+            raise FencedOut(
+                f"The prepared event {event.event_id} cannot be confirmed: its fence on "
+                f"{event.using!r} says {outcome}. Call fence(event) inside the transaction, and "
+                "confirm(event) after it has committed."
+            )
+    _tell(events, State.CONFIRMED, wait=wait)
+
+
+def cancel(*events: Prepared, wait: bool = True) -> None:
+    """Withdraw events: from then on no transaction that fences one of them can commit.
+
+    Raises:
+        FencedOut: The transaction has committed already, or is open. The keeper was not told.
+        KeeperUnavailable, Contradiction: As for ``confirm()``.
+    """
+    for event in events:
+        if (outcome := _outcome(event)) != ROLLED_BACK:
+            raise FencedOut(
+                f"The prepared event {event.event_id} cannot be cancelled: its fence on "
+                f"{event.using!r} says {outcome}."
+            )
+    _tell(events, State.CANCELLED, wait=wait)
+
+
+def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
+    """Have events confirmed when the open transaction of their alias commits.
+
+    For code that does not see the commit, as under ``ATOMIC_REQUESTS``. Of a rollback nothing is
+    told: the check-back finds out.
+    """
+    tell = partial(_tell, events, State.CONFIRMED, wait=wait)
+    for using in {event.using for event in events}:
+        if is_only_tests(using):  # leaving the block counts as the commit
+            tell(wait=True)
+        else:
+            transaction.on_commit(tell, using=using, robust=not wait)
+
+
+def _outcome(event: Prepared) -> str:
+    return outcomes({event.event_id: timezone.now()}, using=event.using)[event.event_id]
+
+
+def _tell_what_fences_say(events: Sequence[Prepared]) -> None:
+    told = {COMMITTED: State.CONFIRMED, ROLLED_BACK: State.CANCELLED}
+    try:
+        for event in events:
+            if state := told.get(_outcome(event)):
+                _tell([event], state, wait=is_only_tests(event.using))
+    except Exception as error:  # the caller's own is the one to raise
+        logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
+
+
+def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
+    if not wait:
+        one_way.send(partial(_tell, events, state, wait=True))
+        return
+    for to, using in dict.fromkeys((event.to, event.using) for event in events):
+        group = [event for event in events if (event.to, event.using) == (to, using)]
+        keeper = keeper_of(to, using)
+        answers = keeper.decide([Decision(event.event_id, state) for event in group])
+        lost = {answer.event_id for answer in answers if answer.state == UNKNOWN}
+        if lost and state == State.CONFIRMED:  # the keeper's database was restored
+            keeper.prepare([event.request for event in group if event.event_id in lost])
+            answers += keeper.decide([Decision(id, state) for id in lost])
+        for answer in answers:
+            if answer.state == CONTRADICTION:
+                raise Contradiction(answer.detail)
+            if answer.state not in (state, UNKNOWN):
+                raise UnknownPrepared(f"{answer.event_id}: {answer.state} {answer.detail}")
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(aliases: Sequence[str]) -> None:
+    for alias in set(aliases) - _warned:
+        _warned.add(alias)
+        logger.warning(
+            "prepare() was called in a transaction database=%s: the transaction is held open while "
+            "the keeper is waited for. Prepare before it begins.",
+            alias,
+        )
+
+
+aprepare = sync_to_async(prepare)
+aprepare_many = sync_to_async(prepare_many)
+aconfirm = sync_to_async(confirm)
+acancel = sync_to_async(cancel)

@@ -1,0 +1,88 @@
+"""Business rows on one alias, the keeper on another: each database keeps once, and sends once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+
+from outbox_app.models import Event, Fence, PreparedEvent
+from outbox_app.prepared import one_way
+from outbox_app.prepared.asking import CheckBack
+from tests.patience import patience
+
+#: By keeper, the sender.
+SENDERS = {"default": "postgres", "postgres": "mariadb", "mariadb": "default"}
+
+
+@pytest.fixture
+def sender(alias: str) -> str:
+    """The alias of the business rows; the keeper is on ``alias``."""
+    other = SENDERS[alias]
+    if other not in django_settings.DATABASES:
+        other = next(each for each in django_settings.DATABASES if each != alias)
+    return other
+
+
+@pytest.fixture(autouse=True)
+def one_way_calls_end() -> Iterator[None]:
+    """Calls of a test are made before its rows are removed."""
+    yield
+    assert one_way.drain(patience(10))
+
+
+@pytest.fixture
+def told() -> Callable[[], None]:
+    """``told()``: every one-way call was made."""
+
+    def wait() -> None:
+        assert one_way.drain(patience(10))
+
+    return wait
+
+
+@pytest.fixture
+def published(alias: str) -> Callable[[], list[tuple[str, str, Any]]]:
+    """``published()``: what the keeper's log has."""
+
+    def read() -> list[tuple[str, str, Any]]:
+        events = Event.objects.using(alias).order_by("id")
+        return list(events.values_list("stream", "type", "data"))
+
+    return read
+
+
+@pytest.fixture
+def states(alias: str) -> Callable[[], list[str]]:
+    """``states()``: of the prepared events, in the order of their recording."""
+
+    def read() -> list[str]:
+        rows = PreparedEvent.objects.using(alias).order_by("id")
+        return list(rows.values_list("state", flat=True))
+
+    return read
+
+
+@pytest.fixture
+def fences(sender: str) -> Callable[[], list[str]]:
+    """``fences()``: outcomes in the sender's database."""
+
+    def read() -> list[str]:
+        rows = Fence.objects.using(sender).exclude(pk=Fence.MARK).order_by("written_at")
+        return list(rows.values_list("outcome", flat=True))
+
+    return read
+
+
+@pytest.fixture
+def ask(alias: str) -> Callable[..., CheckBack]:
+    """``ask()``: a check-back that runs until nothing is due."""
+
+    def run(**options: Any) -> CheckBack:
+        loop = CheckBack(using=alias, **options)
+        loop.run(once=True)
+        return loop
+
+    return run

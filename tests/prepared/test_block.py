@@ -1,0 +1,186 @@
+"""``prepared()``: published if and only if the block's transaction committed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import _state
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, connections, transaction
+
+from outbox_app.exceptions import (
+    FencedOut,
+    InvalidPrepared,
+    KeeperUnavailable,
+    PreparedConflict,
+)
+from outbox_app.models import Fence, PreparedEvent, StagedJob
+from outbox_app.prepared import NewPrepared, fence, prepared, prepared_many
+from outbox_app.prepared import sender as senders
+from tests import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+
+
+def paid(using: str, **options: Any) -> Any:
+    return prepared("order-17", "order.paid", {"total": 30}, using=using, **options)
+
+
+def test_left_without_an_error(
+    alias: str, sender: str, told: Any, published: Any, states: Any, fences: Any
+) -> None:
+    with paid(sender):
+        Group.objects.using(sender).create(name="business")
+        assert states() == ["prepared"]
+        assert published() == []
+    told()
+    assert Group.objects.using(sender).count() == 1
+    assert published() == [("order-17", "order.paid", {"total": 30})]
+    assert (states(), fences()) == (["confirmed"], ["committed"])
+
+
+def test_left_with_an_error(
+    alias: str, sender: str, told: Any, published: Any, states: Any, fences: Any
+) -> None:
+    def fail() -> None:
+        with paid(sender):
+            Group.objects.using(sender).create(name="business")
+            raise ValueError("no money")
+
+    with pytest.raises(ValueError, match="no money"):
+        fail()
+    told()
+    assert not Group.objects.using(sender).exists()
+    assert published() == []
+    assert (states(), fences()) == (["cancelled"], ["rolled_back"])
+
+
+def test_an_error_after_the_commit_cancels_nothing(
+    alias: str, sender: str, told: Any, published: Any, states: Any
+) -> None:
+    def fail() -> None:
+        raise ValueError("after the commit")
+
+    with pytest.raises(ValueError, match="after the commit"), paid(sender):
+        transaction.on_commit(fail, using=sender)
+    told()
+    assert states() == ["confirmed"]
+    assert len(published()) == 1
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_block_inside_a_transaction_waits_for_its_end(
+    alias: str, sender: str, commits: bool, told: Any, published: Any, states: Any, ask: Any
+) -> None:
+    with transaction.atomic(using=sender):
+        with paid(sender, immune=0):
+            Group.objects.using(sender).create(name="business")
+        told()
+        assert states() == ["prepared"]
+        transaction.set_rollback(not commits, using=sender)
+    told()
+    assert states() == ["confirmed" if commits else "prepared"]
+    ask()
+    assert states() == ["confirmed" if commits else "cancelled"]
+    assert len(published()) == Group.objects.using(sender).count() == commits
+
+
+def test_a_savepoint_takes_its_event_with_it(
+    alias: str, sender: str, told: Any, published: Any, states: Any, ask: Any
+) -> None:
+    with transaction.atomic(using=sender):
+        with pytest.raises(ValueError, match="this part"), paid(sender, immune=0):
+            raise ValueError("this part")
+        with paid(sender):
+            Group.objects.using(sender).create(name="the other part")
+    told()
+    ask()
+    assert states() == ["cancelled", "confirmed"]
+    assert len(published()) == 1
+
+
+def test_several_events_of_one_transaction(
+    alias: str, sender: str, told: Any, published: Any, fences: Any
+) -> None:
+    new = [NewPrepared(f"order-{n}", "order.paid", {"n": n}) for n in range(20)]
+    with prepared_many(new, using=sender) as events:
+        assert len(events) == 20
+    told()
+    assert published() == [(f"order-{n}", "order.paid", {"n": n}) for n in range(20)]
+    assert fences() == ["committed"] * 20
+
+
+def test_a_job(alias: str, sender: str, told: Any, make_app: Any, monkeypatch: Any) -> None:
+    app = make_app()
+    app.task(name="tests.add")(tasks.add)
+    monkeypatch.setattr(_state._tls, "current_app", app)
+    with prepared(job="tests.add", args=[1, 2], using=sender) as event:
+        pass
+    told()
+    [job] = StagedJob.objects.using(alias)
+    assert (job.task, job.task_id) == ("tests.add", str(event.event_id))
+
+
+def test_who_has_asked_first_has_decided(alias: str, sender: str, told: Any, states: Any) -> None:
+    """An answer is true for ever: the transaction that comes after it cannot commit."""
+    event = senders.prepare("order-17", "order.paid", using=sender)
+    assert senders._outcome(event) == "rolled_back"
+
+    def pay(swallow: Any) -> None:
+        with transaction.atomic(using=sender):
+            Group.objects.using(sender).create(name="business")
+            with suppress(*swallow):
+                fence(event)
+            Group.objects.using(sender).count()
+
+    with pytest.raises(FencedOut):
+        pay([])
+    with pytest.raises(DatabaseError):  # the fence has marked it for rollback
+        pay([FencedOut])
+    assert not Group.objects.using(sender).exists()
+
+
+def test_confirmed_at_once(alias: str, sender: str, published: Any) -> None:
+    with paid(sender, wait=True):
+        pass
+    assert len(published()) == 1
+
+
+def test_in_a_transaction_of_the_keeper(
+    alias: str, sender: str, told: Any, states: Any, published: Any
+) -> None:
+    """What is prepared stays, whatever becomes of a transaction that is open there."""
+    if connections[alias].vendor == "sqlite":  # has one writer at a time
+        unavailable = pytest.raises(KeeperUnavailable)
+        with transaction.atomic(using=alias), unavailable, paid(sender):
+            raise AssertionError("never begun")
+        return
+    with transaction.atomic(using=alias):
+        with paid(sender):
+            pass
+        told()
+        transaction.set_rollback(True, using=alias)
+    assert states() == ["confirmed"]
+    assert len(published()) == 1
+
+
+def test_the_same_id_again(alias: str, sender: str, told: Any, published: Any) -> None:
+    with paid(sender) as event:
+        pass
+    told()
+    confirmed = pytest.raises(PreparedConflict, match="is confirmed already")
+    with confirmed, paid(sender, event_id=event.event_id):
+        raise AssertionError("never begun")
+    refused = pytest.raises(PreparedConflict, match="is another event's")
+    with refused, prepared("order-17", "order.lost", using=sender, event_id=event.event_id):
+        raise AssertionError("never begun")
+    assert len(published()) == 1
+
+
+def test_on_the_keepers_own_alias(alias: str) -> None:
+    with pytest.raises(InvalidPrepared, match="in the same transaction"), paid(alias):
+        raise AssertionError("never begun")
+    assert not PreparedEvent.objects.using(alias).exists()
+    assert not Fence.objects.using(alias).exists()
