@@ -3,7 +3,9 @@
 ``python -m tests.entities.appending ALIAS COUNT LOG`` forks four of them. Each asks its commands
 by threads and by coroutines, until all are answered; a command whose answer does not come is asked
 again with its id. One that is killed, by itself at one of the points of a batch, is forked anew and
-asks all of its commands again. Each answer is a line of the log, written when the caller has it.
+asks all of its commands again; one is stopped for a while, with what it has locked. Each answer is
+a line of the log, written when the caller has it. With ``hot`` for a fourth argument nothing is
+killed or stopped, and each command has a coroutine of its own, all of them on one list.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import django
@@ -23,35 +27,43 @@ PROCESSES, ENTITIES, COROUTINES, THREADS = 4, 3, 12, 4
 POINTS = ("loaded", "handled", "written", "committed", "answered")
 #: A process is killed so many times at most.
 KILLS = 3
+#: A process is stopped once, for so many seconds: longer than callers wait.
+STOPS, STOPPED, TIMEOUT = 3, 2.0, 1.0
 
 
-def commands(process: int, count: int) -> Iterator[tuple[str, str, int]]:
+def commands(
+    process: int, count: int, *, entities: int = ENTITIES
+) -> Iterator[tuple[str, str, int]]:
     """Return entity, command id and item of what a process asks."""
     for number in range(process, count, PROCESSES):
-        yield f"list-{number % ENTITIES}", f"c{number}", number
+        yield f"list-{number % entities}", f"c{number}", number
 
 
-def main(alias: str, count: int, log: str) -> None:
+def main(alias: str, count: int, log: str, kind: str = "") -> None:
     django.setup()
     kills = dict.fromkeys(range(PROCESSES), 0)
-    running = {_fork(process, alias, count, log, kills=0): process for process in range(PROCESSES)}
+    work = _work_hot if kind == "hot" else _work
+    running = {
+        _fork(work, process, alias, count, log, kills=0): process for process in range(PROCESSES)
+    }
     while running:
         pid, status = os.wait()
         process = running.pop(pid)
         if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
             kills[process] += 1
-            running[_fork(process, alias, count, log, kills=kills[process])] = process
+            again = _fork(work, process, alias, count, log, kills=kills[process])
+            running[again] = process
         elif status:
             sys.exit(f"process {process} ended with {status}")
 
 
-def _fork(process: int, alias: str, count: int, log: str, *, kills: int) -> int:
+def _fork(work: Any, process: int, alias: str, count: int, log: str, *, kills: int) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        _work(process, alias, count, log, kills)
+        work(process, alias, count, log, kills)
         code = 0
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
@@ -63,7 +75,9 @@ def _work(process: int, alias: str, count: int, log: str, kills: int) -> None:
     from django.db import connections
 
     from outbox_app.failpoints import set_failpoint
+    from tests.entities.models import Account
 
+    Account.timeout = TIMEOUT
     if kills < KILLS:
         point = POINTS[(process + PROCESSES * kills) % len(POINTS)]
         left = [3 + process + 5 * kills]
@@ -74,6 +88,8 @@ def _work(process: int, alias: str, count: int, log: str, kills: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         set_failpoint(f"entity_{point}", kill)
+    if process == STOPS and not kills:
+        set_failpoint("entity_written", lambda: _stop(f"{log}.stopped"))
     answers = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     todo = list(commands(process, count))
     half = len(todo) // 2
@@ -97,6 +113,33 @@ def _work(process: int, alias: str, count: int, log: str, kills: int) -> None:
         asyncio.run(in_loop())
         for each in asked:
             each.result()
+
+
+def _work_hot(process: int, alias: str, count: int, log: str, kills: int) -> None:
+    answers = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    async def ask(each: tuple[str, str, int]) -> None:
+        while not await _aask(answers, *each, alias=alias):
+            pass
+
+    async def in_loop() -> None:
+        await asyncio.gather(*map(ask, commands(process, count, entities=1)))
+
+    asyncio.run(in_loop())
+
+
+def _stop(note: str) -> None:
+    """Stop this process once, until a child of its own continues it."""
+    from outbox_app.failpoints import set_failpoint
+
+    set_failpoint("entity_written", None)
+    Path(note).touch()
+    stopped = os.getpid()
+    if not os.fork():
+        time.sleep(STOPPED)
+        os.kill(stopped, signal.SIGCONT)
+        os._exit(0)
+    os.kill(stopped, signal.SIGSTOP)
 
 
 def _ask(answers: int, id: str, command_id: str, item: int, *, alias: str) -> bool:
@@ -140,4 +183,4 @@ def _note(answers: int, id: str, command_id: str, outcome: Any) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -1,4 +1,4 @@
-"""A history of four processes that append to lists, are killed, and lose their connections.
+"""A history of four processes that append to lists, are killed, stopped, and lose connections.
 
 Everything that a caller was told is there, at the version it was told; versions have no hole; a
 list holds the items of its accepted versions, in their order; and each command is answered in
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from django.db import DatabaseError, connections
@@ -70,6 +71,18 @@ def check(alias, told):
     return there
 
 
+def test_a_thousand_callers_on_one_entity(alias, environment, tmp_path):
+    Account.execute("list-0", "open", {"owner": "x"}, command_id="open", using=alias)
+    log = tmp_path / "answers"
+    subprocess.run(
+        [sys.executable, "-m", "tests.entities.appending", alias, "1000", str(log), "hot"],
+        env=environment(alias),
+        check=True,
+    )
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(told) == len(check(alias, told)) == 1000
+
+
 def test_what_callers_were_told_is_there(alias, environment, tmp_path):
     Account.execute_many(
         [
@@ -97,6 +110,7 @@ def test_what_callers_were_told_is_there(alias, environment, tmp_path):
     told = [json.loads(line) for line in log.read_text().splitlines()]
     there = check(alias, told)
     assert len(there) == COUNT
+    assert Path(f"{log}.stopped").exists()
     asked = [each for process in range(PROCESSES) for each in commands(process, COUNT)]
     again = Account.execute_many(
         [Command(id, "enlist", {"item": item}, command_id=name) for id, name, item in asked],

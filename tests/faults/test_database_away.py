@@ -7,12 +7,16 @@ published before is deleted first (``debts``).
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
+from outbox_app.exceptions import CommandTimeout, EntityContended, OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob
+from tests.entities.models import Account
+from tests.entities.test_history import check
 from tests.patience import patience
 
 from .tools import QUICK, assert_handed_back, draining, eventually
@@ -151,3 +155,38 @@ def test_server_killed_and_restarted(
     jobs.receive(app)
     jobs.assert_exact()
     assert_handed_back(private_alias)
+
+
+def test_commands_while_the_server_is_killed_and_restarted(private_alias, private_database):
+    """Each command is repeated until it is answered; what was answered is there, once."""
+    told, lost = [], []
+    Account.execute("hot", "open", {"owner": "x"}, command_id="open", using=private_alias)
+
+    def ask(thread):
+        for number in range(thread, 200, 4):
+            given = {"command_id": f"c{number}", "using": private_alias}
+            while True:
+                try:
+                    outcome = Account.execute("hot", "enlist", {"item": number}, **given)
+                    break
+                except (
+                    *(CommandTimeout, EntityContended, OutcomeUnknown),
+                    *(InterfaceError, OperationalError),
+                ) as error:
+                    lost.append(error)
+            code = outcome.rejected and outcome.rejected.code
+            told.append(["hot", f"c{number}", outcome.version, outcome.response, code])
+        connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, thread) for thread in range(4)]
+        for reached in (40, 120):
+            eventually(lambda reached=reached: len(told) >= reached)
+            private_database.kill()
+            private_database.start()
+        for each in asked:
+            each.result(timeout=patience(60))
+    connections[private_alias].close()
+    assert lost
+    assert len(told) == 200
+    check(private_alias, told)
