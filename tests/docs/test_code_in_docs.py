@@ -2,6 +2,9 @@
 
 A block that cannot run has a comment that no reader sees in the line before it: ``<!-- not run:
 REASON -->``. What is staged on a page is rolled back: the page runs inside one transaction.
+
+A page on prepared events has an alias "billing", with a table of fences. It runs as in a
+``TestCase``, whose transactions are no caller's.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
 import pytest
 from celery import Celery, _state
-from django.db import transaction
+from django.db import connections, transaction
 from django.test.utils import isolate_apps
 
+from outbox_app.models import Fence
+from outbox_app.prepared import questions
 from outbox_app.subscriptions import subscriber
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,12 +60,34 @@ def keep_current_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _state._set_current_app(current)
 
 
+@contextmanager
+def billing(folder: Path) -> Iterator[None]:
+    """A database of business rows, as a ``TestCase`` has it: in a transaction."""
+    connections.settings["billing"] = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(folder / "billing.sqlite3"),
+        "OPTIONS": {},
+    }
+    tests = transaction.atomic(using="billing")
+    tests._from_testcase = True
+    try:
+        connections["billing"].connect()  # which Django's TestCase would refuse of a query
+        with connections["billing"].schema_editor() as editor:
+            editor.create_model(Fence)
+        with tests:
+            yield
+    finally:
+        connections["billing"].close()
+        del connections["billing"], connections.settings["billing"]
+
+
 @pytest.mark.django_db
 @pytest.mark.usefixtures("keep_current_app")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page)]
 )
-def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module inside an installed app, so that a page may define models.
     module = types.ModuleType(f"tests.docs.{page.stem}")
     module.__package__ = "tests.docs"
@@ -67,7 +95,9 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (page.stem, "models"):
         monkeypatch.setitem(sys.modules, f"tests.docs.{name}", module)
     monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
-    with isolate_apps("tests"), transaction.atomic():
+    monkeypatch.setattr(questions, "_functions", list(questions._functions))
+    prepares = "outbox_app.prepared import" in page.read_text()
+    with isolate_apps("tests"), billing(tmp_path) if prepares else transaction.atomic():
         for block in blocks(page):
             exec(block, module.__dict__)
 
