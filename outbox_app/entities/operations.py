@@ -1,42 +1,55 @@
-"""What a person does with entities: list them, look at one, import commands from a file.
+"""What a person does with entities: list them, look at one, import commands, erase one.
 
-Nothing here writes past the commands. An import executes one after the other, each in a transaction
-of its own. If it is broken off, run it again: what was answered is replayed. See ``verification``
-and ``erasure`` for the rest; both lock the head of an entity first, as commands do.
+An import executes one command after the other, each in a transaction of its own. If it is broken
+off, run it again: what was answered is replayed.
+
+An erasure is a person's right to be forgotten: request, answer and state of every version are
+emptied, and the row is removed. Version numbers, names of commands and command ids stay, so nothing
+that is repeated late is executed. The first transaction removes the row and ends the chain with a
+version that has no state: from then on the entity does not exist, until a command creates it. Older
+versions are emptied after it, in batches; a second run finishes what a crash has left. Copies
+elsewhere (archives, backups, projections, events and jobs that handlers gave) are not reached.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
-import django.db
 from django.apps import apps
-from django.db import connections
-from django.db.models import QuerySet
+from django.db import IntegrityError, InterfaceError, OperationalError, connections
+from django.db.models import F, QuerySet
 
 from ..aliases import log_alias
-from ..conf import outbox_settings
 from ..eventlog.heads import bump_versions
-from ..exceptions import EntityContended, InvalidArgument, OutcomeUnknown, UnknownEntity
-from ..models import EntityRow, EntityVersion, StreamHead
+from ..eventlog.newevent import NewEvent, checked
+from ..eventlog.publish import publish_checked
+from ..exceptions import (
+    DamagedEntity,
+    EntityContended,
+    EntityError,
+    InvalidArgument,
+    InvalidEvent,
+    OutcomeUnknown,
+    UnknownEntity,
+)
+from ..models import EntityRow, EntityVersion
 from ..models.counting import LISTED, counted
+from ..process.foreground import throttled
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
-from ..text import get_logger
+from ..text import Write, get_logger
 
 logger = get_logger("outbox_app.entities")
 
 #: Seconds to wait for the lock of an entity.
 LOCK_SECONDS = 10
-#: Keys of a line of an import: those that it must have, and all.
-REQUIRED = {"id", "command", "command_id"}
-KNOWN = {*REQUIRED, "type", "arguments"}
-#: How the lines of an import end.
-ENDINGS = ("executed", "replayed", "rejected", "failed")
+#: Behind the type of the event of an erasure, and the key of the metadata.
+ERASED = "erased"
+#: Versions emptied at once.
+BATCH_SIZE = 500
 
 
 def entity_types() -> list[Any]:
@@ -57,59 +70,45 @@ def entity_named(name: str) -> Any:
 
 
 def summary(entity: Any, *, using: str | None = None) -> dict[str, Any]:
-    """Return tables and alias of a type, and its rows, counted up to a bound; None: no table."""
+    """Return tables and alias of a type, and its rows, counted up to a bound."""
     using = using or log_alias(entity.versions)
-    tables = connections[using].introspection.table_names()
-    counts = [
-        counted(QuerySet(model, using=using)) if model._meta.db_table in tables else None
-        for model in (entity, entity.versions)
-    ]
     return {
         "type": entity._meta.label,
         "table": entity._meta.db_table,
         "log": entity.versions._meta.db_table,
         "database": using,
-        "entities": counts[0],
-        "versions": counts[1],
+        "entities": counted(QuerySet(entity, using=using)),
+        "versions": counted(QuerySet(entity.versions, using=using)),
     }
 
 
 def describe(
     entity: Any, id: str, *, version: int | None = None, using: str | None = None
 ) -> dict[str, Any]:
-    """Return version and state of an entity, and its last versions, as JSON can hold them.
+    """Return version and state of an entity, and its last versions; or those of one version.
 
-    With ``version``: as it was then, and that version alone.
-
-    Raises:
-        UnknownEntity: It does not exist, or has no such version any more.
+    Raises ``UnknownEntity`` where there is none, or none any more.
     """
     using = using or log_alias(entity.versions)
-    rows: Any = QuerySet(entity, using=using)
-    row = rows.filter(pk=id).first() if version is None else None
-    versions = entity.history(id, using=using).order_by("-version")
-    found = list(versions[:LISTED] if version is None else versions.filter(version=version))
-    heads = StreamHead.objects.using(using).filter(log=entity.versions._meta.db_table, stream=id)
-    head = version or heads.values_list("version", flat=True).first()
-    if not found and (version is not None or (row is None and not head)):
+    versions: Any = entity.history(id, using=using).order_by("-version")
+    row = now = QuerySet(entity, using=using).filter(pk=id).first()
+    if version is not None:
+        versions, row = versions.filter(version=version), None
+        now = versions.first()
+    fields = ("version", "type", "command", "command_id", "rejected", "response", "metadata")
+    last = list(versions.values(*fields, "recorded_at", arguments=F("data"))[:LISTED])
+    if not now and not last:
         which = "" if version is None else f" version {version}, or none any more, of"
         raise UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
-    shown: Any = row if version is None else found[0]
     return {
         "type": entity._meta.label,
         "id": id,
         "database": using,
-        "version": row.version if row else head,
-        "state": shown and shown.state,
-        "changed_at": row and row.changed_at.isoformat(),
-        "versions": [_described(each) for each in found],
+        "version": now.version if now else last[0]["version"],
+        "state": now and now.state,
+        "changed_at": row and row.changed_at,
+        "versions": last,
     }
-
-
-def _described(version: EntityVersion) -> dict[str, Any]:
-    names = ("version", "type", "command", "command_id", "rejected", "response", "metadata")
-    described = {name: getattr(version, name) for name in names}
-    return {**described, "arguments": version.data, "recorded_at": version.recorded_at.isoformat()}
 
 
 def import_commands(
@@ -117,78 +116,125 @@ def import_commands(
     *,
     default: Any = None,
     using: str | None = None,
-    write: Callable[[str], Any] = logger.info,
-) -> Counter[str]:
-    """Execute a command for each line of JSON; one that fails does not end the import.
+    write: Write = logger.info,
+) -> bool:
+    """Execute a command for each line of JSON; say whether all were answered.
 
-    Args:
-        lines: Objects with ``id``, ``command``, ``command_id``, ``arguments`` and ``type``.
-        default: The type of lines that name none.
-        using: Database alias. Default: that of each type.
-        write: Takes progress, and why a line has failed.
-
-    Returns:
-        How many lines ended in each of ``ENDINGS``. Where the database is away, its error is
-        raised: import the same lines again.
+    A line has the arguments of ``execute()``, and the type where that is not the default. One that
+    fails does not end the import; where the database is away, its error is raised.
     """
-    done = Counter(dict.fromkeys(ENDINGS, 0))
-    told = time.monotonic()
+    done = dict.fromkeys(("executed", "replayed", "rejected", "failed"), 0)
+    tell = throttled(write)
     for number, line in enumerate(lines, 1):
         if line.isspace():
             continue
         try:
             outcome = _execute(line, default, using)
-        except (OutcomeUnknown, django.db.OperationalError, django.db.InterfaceError):
+        except (OutcomeUnknown, OperationalError, InterfaceError):
             raise
         except Exception as error:  # a handler's own, too
             done["failed"] += 1
             write(f"failed line={number}: {type(error).__name__}: {error}")
         else:
-            refused = "rejected" if outcome.rejected else "executed"
-            done["replayed" if outcome.replayed else refused] += 1
-        if 0 < outbox_settings().PROGRESS_INTERVAL <= time.monotonic() - told:
-            told = time.monotonic()
-            write(f"importing line={number} {shown(done)}")
-    return done
-
-
-def shown(done: Counter[str]) -> str:
-    """Return ``executed=3 replayed=0 …``."""
-    return " ".join(f"{name}={done[name]}" for name in ENDINGS)
+            answer = "rejected" if outcome.rejected else "executed"
+            done["replayed" if outcome.replayed else answer] += 1
+        tell(f"importing line={number} {_counts(done)}")
+    write(f"imported {_counts(done)}")
+    return not done["failed"]
 
 
 def _execute(line: str, default: Any, using: str | None) -> Any:
     fields = json.loads(line)
-    if not isinstance(fields, dict) or not REQUIRED <= set(fields) <= KNOWN:
-        raise InvalidArgument(
-            f"A line is a JSON object with {', '.join(sorted(REQUIRED))}, if need be with "
-            "arguments and type, and nothing else."
-        )
-    entity = entity_named(str(fields["type"])) if "type" in fields else default
+    entity = entity_named(str(fields.pop("type"))) if "type" in fields else default
     if entity is None:
         raise InvalidArgument('The line names no type. Add "type" to it, or give --type.')
-    id, command, arguments = (fields.get(name) for name in ("id", "command", "arguments"))
-    return entity.execute(id, command, arguments, command_id=fields["command_id"], using=using)
+    return entity.execute(**fields, using=using)
+
+
+def _counts(done: dict[str, int]) -> str:
+    return " ".join(f"{name}={count}" for name, count in done.items())
+
+
+def erase(
+    entity: Any,
+    id: str,
+    *,
+    reason: str,
+    by: str = "",
+    using: str | None = None,
+    write: Write = logger.info,
+) -> int:
+    """Forget what an entity was; return how many versions were emptied, 0 if it had been before.
+
+    ``reason`` and ``by`` are kept in the metadata of the versions, and in the log. Raises
+    ``InvalidArgument`` for a reason that cannot be stored, and an ``EntityError`` where nothing of
+    it is kept, a head is behind its versions, or other rows or transactions hold it.
+    """
+    using = using or log_alias(entity.versions)
+    if not reason.strip():
+        raise InvalidArgument("An erasure needs a reason.")
+    metadata = {ERASED: {"reason": reason, "by": by}}
+    last = _end(entity, id, metadata, using=using)
+    old: Any = QuerySet(entity.versions, using=using).filter(stream=id, request_hash__isnull=False)
+    emptied = 0
+    tell = throttled(write)
+    for first in range(1, last, BATCH_SIZE):
+        batch = old.filter(version__gte=first, version__lt=min(first + BATCH_SIZE, last))
+        emptied += batch.update(
+            data={}, metadata=metadata, request_hash=None, response=None, state=None
+        )
+        tell(f"erasing versions={emptied}")
+    words = "erased type=%s id=%s versions=%s by=%s reason=%s"
+    logger.warning(words, entity._meta.label, id, emptied, by, reason)
+    return emptied
+
+
+def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
+    """Remove the row, and end the chain with a version that has no state; return its number."""
+    label = entity._meta.label
+    try:
+        event = NewEvent(id, f"{entity._meta.model_name}.{ERASED}", metadata=metadata)
+        end = checked(event, entity.versions)
+    except InvalidEvent as error:
+        raise InvalidArgument(str(error)) from None
+    end.row.command_id = f"{ERASED}-{uuid4()}"  # type: ignore[attr-defined]
+    with locked(entity, id, using=using) as (head, newest):
+        if newest is not None and newest.version > head:
+            raise DamagedEntity(
+                f"The head of {label} {id!r} is at version {head}, and its versions end at "
+                f"{newest.version}. Run first: manage.py outbox_entities verify {label} --repair"
+            )
+        try:
+            removed, _ = QuerySet(entity, using=using).filter(pk=id).delete()
+        except IntegrityError as error:
+            raise EntityError(f"{label} {id!r} is not erased: {error}") from error
+        if not removed and newest is None:
+            raise UnknownEntity(f"Nothing of {label} {id!r} is kept on {using!r}.")
+        if not removed and ERASED in newest.metadata:
+            return int(newest.version)
+        # A command that has read the row before finds the head moved, and is done anew.
+        [row] = publish_checked([end], entity.versions, {}, using=using)
+    return row.version
 
 
 @contextmanager
-def locked(entity: Any, id: str, *, using: str) -> Iterator[int]:
-    """Open a transaction in which no command can change the entity; give the version of its head.
+def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
+    """Open a transaction in which no command can change the entity; give its head and version.
 
     A head that is absent is made, at 0, since its gap cannot be locked: roll back what finds none.
-
-    Raises:
-        EntityContended: Another transaction holds it for too long.
+    Raises ``EntityContended`` where another transaction holds it for too long.
     """
-    connection = connections[using]
+    connection, log = connections[using], entity.versions
     outermost = not connection.in_atomic_block
     try:
         with atomic_with_lock_wait(LOCK_SECONDS, using=using):
             if outermost and connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            yield bump_versions(entity.versions._meta.db_table, {id: 0}, {}, using=using)[id]
-    except django.db.OperationalError as error:
+            head = bump_versions(log._meta.db_table, {id: 0}, {}, using=using)[id]
+            versions: Any = QuerySet(log, using=using).filter(stream=id)
+            yield head, versions.order_by("-version").first()
+    except OperationalError as error:
         if not outermost or not is_conflict(error):
             raise
         raise EntityContended(

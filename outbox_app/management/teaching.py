@@ -11,6 +11,7 @@ import inspect
 import json
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
@@ -72,6 +73,11 @@ class TeachingCommand(BaseCommand):
         add("--database", metavar="ALIAS", help=database)
         add("--processes", type=int, default=1, metavar="N", help=f"{processes} (default 1)")
 
+    def add_no_input(self, parser: CommandParser) -> None:
+        """Declare that nothing is asked, in both spellings of Django's own commands."""
+        names = ("--noinput", "--no-input")
+        parser.add_argument(*names, action="store_false", dest="interactive", help="do not ask")
+
     def run(self, function: Callable[..., int], *args: Any, **options: Any) -> None:
         """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
         names = inspect.signature(function).parameters.keys() & options.keys()
@@ -79,15 +85,14 @@ class TeachingCommand(BaseCommand):
         if code := function(*args, using=options["database"], write=self.write, **given):
             raise SystemExit(code)
 
-    def confirm(self, question: str, *, option: str) -> None:
-        """Ask a person, and refuse where the answer is not yes. A script gives the option."""
+    def confirm(self, question: str) -> None:
+        """Ask a person, and refuse where the answer is not yes."""
         try:
             answer = input(f"{question} [y/N] ")
         except EOFError:
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
-            text = f"Not confirmed, so nothing was changed. A script gives {option}."
-            raise CommandError(text)
+            raise CommandError("Not confirmed, so nothing was changed. A script gives --noinput.")
 
     def write(self, line: str) -> None:
         """Write a line, escaped, at once: a log collector reads a pipe."""
@@ -96,7 +101,7 @@ class TeachingCommand(BaseCommand):
 
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which escapes by itself."""
-        self.stdout.write(json.dumps(value, indent=2))
+        self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
 
 
 def _require_storable(options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Loops in the foreground: arguments, signals, progress lines, and several processes.
+"""Work in the foreground: arguments, signals, progress lines, and several processes.
 
 SIGTERM and SIGINT finish what is in progress and hand the leases back. With several processes the
 parent passes a stop on, and starts a new worker for each that dies. Workers are forked, so nothing
@@ -55,6 +55,19 @@ class Progress:
         self.at, self.done = now, loop.done
         if self.done != before or loop.trouble:
             self.write(self.line(loop, (self.done - before) / (now - since)))
+
+
+def throttled(write: Write) -> Write:
+    """Return what writes a line of progress, at most one every PROGRESS_INTERVAL seconds."""
+    interval, last = outbox_settings().PROGRESS_INTERVAL, time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal last
+        if 0 < interval <= time.monotonic() - last:
+            last = time.monotonic()
+            write(line)
+
+    return tell
 
 
 def require_at_least(**least: tuple[float | None, float]) -> None:

@@ -22,6 +22,7 @@ from ..exceptions import InvalidArgument
 from ..models import InboxEntry, Incident, Statistic
 from ..models.clock import database_time
 from ..process.counters import pruned
+from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
 from ..text import Write, get_logger
 
@@ -126,16 +127,14 @@ def remove(
     what: str, batches: Batches, age: str, *, using: str, dry_run: bool, write: Write
 ) -> int:
     """Go through the batches; say how it goes."""
-    started = told = time.monotonic()
+    started, tell = time.monotonic(), throttled(write)
     removed = 0
     for count, reached in batches:
         removed += count
-        now = time.monotonic()
-        if not dry_run and 0 < outbox_settings().PROGRESS_INTERVAL <= now - told:
-            told = now
-            rate = removed / (now - started)
+        if not dry_run:
+            rate = removed / (time.monotonic() - started or 1)
             at = f"{reached:%F %T}" if isinstance(reached, datetime) else reached
-            write(f"pruning {what} removed={removed} rate={rate:.0f}/s reached={at}")
+            tell(f"pruning {what} removed={removed} rate={rate:.0f}/s reached={at}")
     done = f"would prune {what} rows={removed}" if dry_run else f"pruned {what} removed={removed}"
     seconds = time.monotonic() - started
     write(f"{done} older_than={age} database={using} seconds={seconds:.1f}")

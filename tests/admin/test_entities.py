@@ -19,7 +19,7 @@ from django.urls import reverse
 
 from outbox_app.admin import EntityAdmin, VersionAdmin
 from outbox_app.admin.payload import difference_of
-from outbox_app.entities.erasure import erase
+from outbox_app.entities.operations import erase
 from tests.entities.models import Account, AccountVersion
 
 from .pages import body, text

@@ -13,8 +13,8 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 
 from outbox_app import subscriber
-from outbox_app.entities import Command, erasure, verification
-from outbox_app.entities.erasure import erase
+from outbox_app.entities import Command, operations, verification
+from outbox_app.entities.operations import erase
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -107,7 +107,7 @@ def test_an_entity_is_shown_with_its_answers(alias, command, many):
         (["verify", "--database", "nowhere"], 2, "no such alias"),
         (["import", "/nowhere/at all"], 2, "No such file"),
         (["erase", TYPE, "x", "--reason", "why", "--no-input"], 1, "Nothing of entities.Account"),
-        (["erase", TYPE, "a", "--reason", " ", "--no-input"], 2, "needs a reason"),
+        (["erase", TYPE, "a", "--reason", " ", "--noinput"], 2, "needs a reason"),
     ],
 )
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
@@ -425,7 +425,7 @@ def test_a_subscription_is_told_and_sees_nothing_of_before(alias, account, ask):
 
 
 def test_an_erasure_that_was_broken_off_is_finished(alias, account, ask, rows, monkeypatch):
-    monkeypatch.setattr(erasure, "BATCH_SIZE", 2)
+    monkeypatch.setattr(operations, "BATCH_SIZE", 2)
     for _ in range(4):
         ask("withdraw", {"amount": 1})
     update, calls = QuerySet.update, []

@@ -1,7 +1,7 @@
 """``manage.py outbox_entities``: shows, verifies, imports and erases entities.
 
-Thin: arguments in; ``operations``, ``verification`` and ``erasure`` of ``outbox_app.entities`` out.
-Only ``erase`` asks for a confirmation, and with ``--no-input`` not even that.
+Thin: arguments in; ``operations`` and ``verification`` of ``outbox_app.entities`` out. Only
+``erase`` asks for a confirmation, and with ``--noinput`` not even that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import log_alias
 from ...entities import operations
-from ...entities.erasure import erase
 from ...entities.verification import verify
 from ...exceptions import InvalidArgument
 from ...models.counting import counted, shown_count
@@ -48,11 +47,8 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="list the types")
-        shown = actions.add_parser("show", help="show an entity")
-        verified = actions.add_parser("verify", help="compare rows, heads and versions")
-        imported = actions.add_parser("import", help="execute commands from a file")
-        erased = actions.add_parser("erase", help="forget what an entity was")
+        names = ("list", "show", "verify", "import", "erase")
+        listed, shown, verified, imported, erased = map(actions.add_parser, names)
         for each in (shown, erased):
             each.add_argument("type", metavar="TYPE", help="label or table of the type")
             each.add_argument("id", metavar="ID", help="id of the entity")
@@ -65,10 +61,10 @@ class Command(TeachingCommand):
         verified.add_argument("--repair", action="store_true", help=repair)
         imported.add_argument("file", metavar="FILE", help="lines of JSON; - is standard input")
         imported.add_argument("--type", metavar="TYPE", help="of lines that name none")
-        add = erased.add_argument
-        add("--reason", required=True, metavar="TEXT", help="why; kept with the versions")
-        add("--no-input", action="store_false", dest="interactive", help="do not ask")
-        for each in (listed, shown, verified, imported, erased):
+        why = "why; kept with the versions"
+        erased.add_argument("--reason", required=True, metavar="TEXT", help=why)
+        self.add_no_input(erased)
+        for each in actions.choices.values():
             alias = "database alias (default: the type's)"
             each.add_argument("--database", metavar="ALIAS", help=alias)
 
@@ -85,21 +81,16 @@ class Command(TeachingCommand):
             text = "Interrupted. Nothing is lost: run it again."
             raise CommandError(text, returncode=130) from None
 
-    def _list(self, types: list[Any], *, using: str | None, **options: Any) -> None:
+    def _list(self, types: list[Any], *, using: str | None, json: bool, **options: Any) -> None:
         found = [operations.summary(each, using=using) for each in types]
-        if options["json"]:
+        if json:
             self.write_json(found)
-            return
-        if not found:
+        elif not found:
             self.write("The project has no entity type.")
-        for each in found:
-            entities, versions = (
-                "no table" if count is None else shown_count(count)
-                for count in (each["entities"], each["versions"])
-            )
+        for each in [] if json else found:
             self.write(f"{each['type']} on {each['database']!r}")
-            self.write(f"  {each['table']:<40} {entities} entities")
-            self.write(f"  {each['log']:<40} {versions} versions")
+            self.write(f"  {each['table']:<40} {shown_count(each['entities'])} entities")
+            self.write(f"  {each['log']:<40} {shown_count(each['versions'])} versions")
 
     def _show(
         self, types: list[Any], *, using: str | None, id: str, at: int | None, **options: Any
@@ -109,8 +100,8 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         self.write(f"{found['type']} {id!r} on {found['database']!r}")
-        changed = f", changed {found['changed_at']}" if found["changed_at"] else ""
-        self.write(f"version {found['version']}{changed}")
+        changed = found["changed_at"] and f", changed {found['changed_at'].isoformat()}"
+        self.write(f"version {found['version']}{changed or ''}")
         if found["state"] is None:
             self.write("no state: its creation was rejected, or it was erased")
         else:
@@ -119,7 +110,7 @@ class Command(TeachingCommand):
         for each in found["versions"]:
             answer = "rejected" if each["rejected"] else "accepted"
             what = f"{each['command'] or each['type']} {answer}, id {each['command_id']}"
-            self.write(f"{each['version']:>8}  {each['recorded_at']:.19}  {what}")
+            self.write(f"{each['version']:>8}  {each['recorded_at']:%Y-%m-%dT%H:%M:%S}  {what}")
             for name in ("arguments", "response", "metadata"):
                 if each[name]:
                     self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")
@@ -128,32 +119,30 @@ class Command(TeachingCommand):
         if any([verify(each, repair=repair, using=using, write=self.write) for each in types]):
             raise SystemExit(1)
 
-    def _import(
-        self, types: list[Any], *, using: str | None, file: str, type: str | None, **options: Any
-    ) -> None:
+    def _import(self, types: list[Any], *, using: str | None, file: str, **options: Any) -> None:
         default = types[0] if len(types) == 1 else None
         try:
             # Bytes that are no UTF-8 fail in their line.
-            given: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
-            opened = open(0 if file == "-" else file, closefd=file != "-", **given)  # noqa: SIM115
+            read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
+            with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
+                given: Any = {"default": default, "using": using, "write": self.write}
+                done = operations.import_commands(lines, **given)
         except OSError as error:
             raise InvalidArgument(f"{file}: {error.strerror}.") from error
-        with opened as lines:
-            done = operations.import_commands(lines, default=default, using=using, write=self.write)
-        self.write(f"imported {operations.shown(done)}")
-        if done["failed"]:
+        if not done:
             raise SystemExit(1)
 
     def _erase(
         self, types: list[Any], *, using: str | None, id: str, reason: str, **options: Any
     ) -> None:
         [entity] = types
+        name = f"{entity._meta.label} {id!r}"
         if options["interactive"]:
             count = shown_count(counted(entity.history(id, using=using)))
-            question = f"Erase {entity._meta.label} {id!r}, {count} versions?"
-            self.confirm(question, option="--no-input")
-        emptied = erase(entity, id, reason=reason, by=self.user, using=using, write=self.write)
-        self.write(f"Erased {entity._meta.label} {id!r}: {emptied} versions emptied.")
+            self.confirm(f"Erase {name}, {count} versions?")
+        given: Any = {"reason": reason, "by": self.user, "using": using, "write": self.write}
+        emptied = operations.erase(entity, id, **given)
+        self.write(f"Erased {name}: {emptied} versions emptied.")
         self.write(
             "Archives, backups, projections, and events and jobs that its commands gave may still "
             "hold copies."

@@ -79,8 +79,7 @@ class Command(TeachingCommand):
         add("--log", help="in this log only (default: all that it reads)")
         ahead = "replay: pass over events that were not handled; asks, and leaves a gap's row"
         add("--skip-ahead", action="store_true", help=ahead)
-        asks = "ask for no confirmation"
-        add("--noinput", action="store_false", dest="interactive", help=asks)
+        self.add_no_input(parser)
         add("--stream", metavar="S", help="release, or discard, this stream")
         add("--position", type=int, metavar="N", help="of the event to skip")
         add("--all", action="store_true", help="release all parked streams")
@@ -196,7 +195,7 @@ class Command(TeachingCommand):
             self.write("Nothing was done.")
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
-            self.confirm("Skip these events?", option="--noinput")
+            self.confirm("Skip these events?")
         control.replay(
             name,
             place,

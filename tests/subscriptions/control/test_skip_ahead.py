@@ -149,3 +149,5 @@ def test_the_command(alias, published, run, seen_by, monkeypatch, command):
     monkeypatch.setattr("builtins.input", closed)
     assert command(*replay, "--skip-ahead")[0] == 1
     assert command(*replay, "--skip-ahead", "--noinput")[0] == 0
+    published("e")
+    assert command(*replay, "--skip-ahead", "--no-input")[0] == 0
