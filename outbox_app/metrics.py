@@ -75,22 +75,10 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "outbox_gaps_open": ("Gaps of the logs that are open.", ()),
     "outbox_entity_commands_per_minute": ("Commands recorded in the last full minute.", ()),
-    "outbox_entity_rejections_per_minute": (
-        "Commands rejected in the last full minute, by the code of the rejection.",
-        ("code",),
-    ),
-    "outbox_entity_conflicts_per_minute": (
-        "Attempts of the last full minute at commands while others were ahead.",
-        (),
-    ),
-    "outbox_entity_batch_size": (
-        "Commands of a batch, percentiles of the last minutes.",
-        ("percentile",),
-    ),
-    "outbox_entity_commit_seconds": (
-        "From the begin of a batch's transaction to its commit, percentiles of the last minutes.",
-        ("percentile",),
-    ),
+    "outbox_entity_rejections_per_minute": ("Rejected in the last full minute.", ("code",)),
+    "outbox_entity_conflicts_per_minute": ("Repeated attempts of the last full minute.", ()),
+    "outbox_entity_batch_size": ("Commands of a batch, lately.", ("percentile",)),
+    "outbox_entity_commit_seconds": ("Seconds of a batch's transaction.", ("percentile",)),
     "outbox_entity_waiting": ("Commands that wait in the processes for their batch.", ()),
 }
 
@@ -169,9 +157,7 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     for outcome in ("staged", "published", "dead"):
         if (value := getattr(rate, outcome)) is not None:
             yield "outbox_jobs_per_minute", (outcome,), value
-    for percentile, value in (("50", delay.p50), ("95", delay.p95), ("99", delay.p99)):
-        if value is not None:
-            yield "outbox_publish_delay_seconds", (percentile,), value
+    yield from _percentiles("outbox_publish_delay_seconds", delay.p50, delay.p95, delay.p99)
     for row in facts.dead.errors:
         yield "outbox_dead_jobs", (row.name,), row.total
     if others := facts.dead.total - sum(row.total for row in facts.dead.errors):
@@ -205,14 +191,15 @@ def _of_entities(commands: Commands) -> Iterator[Sample]:
     for code, count in commands.rejected.items():
         yield "outbox_entity_rejections_per_minute", (code,), count
     yield "outbox_entity_conflicts_per_minute", (), commands.conflicts
-    for name, values in (
-        ("outbox_entity_batch_size", commands.batch_size),
-        ("outbox_entity_commit_seconds", commands.commit_seconds),
-    ):
-        for percentile, value in zip(("50", "95"), values, strict=True):
-            if value is not None:
-                yield name, (percentile,), value
+    yield from _percentiles("outbox_entity_batch_size", *commands.batch_size)
+    yield from _percentiles("outbox_entity_commit_seconds", *commands.commit_seconds)
     yield "outbox_entity_waiting", (), commands.waiting
+
+
+def _percentiles(name: str, *values: float | None) -> Iterator[Sample]:
+    for percentile, value in zip(("50", "95", "99"), values, strict=False):
+        if value is not None:
+            yield name, (percentile,), value
 
 
 def _by_process(drainers: list[DrainerStatus]) -> dict[tuple[str, str], DrainerStatus]:

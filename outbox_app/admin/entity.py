@@ -107,15 +107,11 @@ class VersionAdmin(EventAdmin):
         rows = stream_of(version)
         earlier = rows.filter(version__lt=version.version).order_by("-version")
         numbers = list(earlier.values_list("version", flat=True)[:LAST])
-        before = rows.filter(version=version.against).values_list("state", flat=True)[:1]
-        if not before:
-            part = data_of(None)
-            words = gettext("There is no version %(number)s, or none any more.")
-        else:
-            part = difference_of(before[0], version.state)
+        words, shown = gettext("There is no version %(number)s, or none any more."), ""
+        for before in rows.filter(version=version.against):
             words = gettext("Compared with version %(number)s.")
+            shown = carried(self, version, difference_of(before.state, version.state))
         links = format_html_join(" ", '<a href="?against={}">{}</a>', [(n, n) for n in numbers])
-        shown = carried(self, version, part) if before else ""
         note = words % {"number": version.against}
         return format_html("<div><p>{} {}</p>{}</div>", note, links, shown)
 

@@ -25,16 +25,14 @@ from .messages import listed
 
 def check_entities(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Say what is wrong with the declarations of entity types."""
+) -> Iterator[CheckMessage]:
     types = _types()
-    return [
-        message
-        for entity in types
-        if app_configs is None or entity._meta.app_config in app_configs
-        for check in (_check_versions(entity, types), _check_values(entity), _check_columns(entity))
-        for message in check
-    ]
+    for entity in types:
+        if app_configs is None or entity._meta.app_config in app_configs:
+            found = *_check_versions(entity, types), *_check_values(entity), *_check_columns(entity)
+            for message in found:
+                message.obj = entity
+                yield message
 
 
 def check_requests(**kwargs: Any) -> list[CheckMessage]:
@@ -72,7 +70,7 @@ def _check_values(entity: Any) -> Iterator[CheckMessage]:
         and any(spec.batch for spec in commands_of(entity).values()),
     }
     for what in (what for what, is_wrong in wrong.items() if is_wrong):
-        yield Error(f"The type must have {what}.", hint="Correct it.", obj=entity, id="outbox.E041")
+        yield Error(f"The type must have {what}.", hint="Correct it.", id="outbox.E041")
 
 
 def _check_columns(entity: Any) -> Iterator[CheckMessage]:
@@ -85,7 +83,6 @@ def _check_columns(entity: Any) -> Iterator[CheckMessage]:
             "breaks it would fail all others of its batch.",
             hint="Declare the constraint without deferrable=, and the foreign key with "
             "db_constraint=False.",
-            obj=entity,
             id="outbox.E042",
         )
     names = [c.name for c in entity._meta.constraints if isinstance(c, CheckConstraint)]
@@ -94,22 +91,16 @@ def _check_columns(entity: Any) -> Iterator[CheckMessage]:
             f"A command that breaks {listed(names)} ends with IntegrityError, which is no answer, "
             "and its batch is done anew in halves.",
             hint="Say the same in a method with @rule: then the command is rejected.",
-            obj=entity,
             id="outbox.W033",
         )
 
 
 def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
-    versions = getattr(entity, "versions", None)
-    if (
-        not isinstance(versions, type)
-        or not issubclass(versions, EntityVersion)
-        or versions._meta.abstract
-    ):
+    log = getattr(entity, "versions", None)
+    if not isinstance(log, type) or not issubclass(log, EntityVersion) or log._meta.abstract:
         yield Error(
-            f"versions must be a concrete model derived from EntityVersion; it is {versions!r}.",
+            f"versions must be a concrete model derived from EntityVersion; it is {log!r}.",
             hint="class AccountVersion(EntityVersion): …, and versions = AccountVersion.",
-            obj=entity,
             id="outbox.E034",
         )
         return
@@ -117,36 +108,28 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
         yield Error(
             "The type is derived from another type: its rows would be split between two tables.",
             hint="Put what they share into an abstract model, and give each versions of its own.",
-            obj=entity,
             id="outbox.E034",
         )
-    if others := [each.__name__ for each in types if each is not entity and _shares(each, entity)]:
+    shared = [e.__name__ for e in types if getattr(e, "versions", None) is log and e is not entity]
+    if shared:
         yield Error(
-            f"{', '.join(others)} has the same versions: ids of the one would be ids of the other.",
+            f"{', '.join(shared)} has the same versions: ids of the one would be ids of the other.",
             hint="Give each type a model of versions of its own.",
-            obj=entity,
             id="outbox.E034",
         )
-    unique = [c for c in versions._meta.constraints if isinstance(c, UniqueConstraint)]
+    unique = [c for c in log._meta.constraints if isinstance(c, UniqueConstraint)]
     if {"stream", "command_id"} not in [set(c.fields) for c in unique if c.condition is None]:
         yield Error(
-            "The versions lack the unique constraint on (stream, command_id).",
-            hint="Write `class Meta(EntityVersion.Meta):` and, where it has constraints of its "
-            "own, `constraints = [*EntityVersion.Meta.constraints, …]`.",
-            obj=versions,
+            f"{log.__name__} lacks the unique constraint on (stream, command_id).",
+            hint="Write `class Meta(EntityVersion.Meta):` and, if it has constraints of its own, "
+            "`constraints = [*EntityVersion.Meta.constraints, …]`.",
             id="outbox.E039",
         )
-    own, log = router.db_for_write(entity), log_alias(versions)
-    if own != log:
+    own, alias = router.db_for_write(entity), log_alias(log)
+    if own != alias:
         yield Error(
-            f"The entity is written to {own!r} and its versions to {log!r}: no transaction holds "
+            f"The entity is written to {own!r} and its versions to {alias!r}: no transaction holds "
             "both.",
-            hint="Let the routers write both to one alias, that of OUTBOX['DATABASE'] if it is "
-            "set.",
-            obj=entity,
+            hint="Let the routers write both to one alias: OUTBOX['DATABASE'], if it is set.",
             id="outbox.E040",
         )
-
-
-def _shares(one: Any, other: Any) -> bool:
-    return getattr(one, "versions", None) is getattr(other, "versions", None)

@@ -19,15 +19,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 from django.db import connections, transaction
 
 from ..process import counters
-from ..process.counters import Counters, Minute
 from ..text import get_logger
 from .attempt import Attempt
-from .request import Outcome
 from .versions import Step
 
 logger = get_logger("outbox_app.counters")
@@ -49,28 +46,27 @@ class Batch(NamedTuple):
     now: datetime
     entity: str
     size: int
-    codes: list[str]
+    codes: Counter[str]
 
     @classmethod
     def of(cls, attempt: Attempt, steps: Sequence[Step]) -> Batch:
-        answers = [step.call.answer for step in steps if step.rejected]
-        codes = [a.rejected.code for a in answers if isinstance(a, Outcome) and a.rejected]
+        answers: list[Any] = [step.call.answer for step in steps if step.rejected]
         entity = f"{attempt.entity._meta.label}:{attempt.id}"
+        codes = Counter(each.rejected.code for each in answers)
         return cls(attempt.now, entity, len(steps), codes)
 
 
-class Counting:
+class Counting(counters.Counters):
     """The counters of one alias, and of one schema where tenants have theirs."""
 
     def __init__(self, using: str) -> None:
-        self.counters = Counters(using=using, kept=KEPT)
+        super().__init__(using=using, kept=KEPT)
         self.source = str(uuid4())
         self.writing = threading.Lock()
-        self.entities: WeakKeyDictionary[Minute, Counter[str]] = WeakKeyDictionary()
 
     def add(self, batch: Batch, conflicts: int, seconds: float | None) -> None:
-        with self.counters.lock:
-            minute = self.counters.at(batch.now, self.source)
+        with self.lock:
+            minute = self.at(batch.now, self.source)
             minute.add(counters.CONFLICTS, conflicts)
             if not batch.size:
                 return
@@ -80,28 +76,26 @@ class Counting:
             if seconds is not None:
                 label = counters.BUCKETS[bisect_left(counters.EDGES, seconds)]
                 minute.add(counters.COMMIT_TIME, 1, dimension=counters.LE, label=label)
-            for code in batch.codes:
-                if (counters.REJECTED, counters.CODE, code) not in minute.values:
-                    known = sum(name == counters.REJECTED for name, *_ in minute.values)
-                    code = code if known < CODES else OTHER
-                minute.add(counters.REJECTED, 1, dimension=counters.CODE, label=code)
-            entities = self.entities.setdefault(minute, Counter())
-            entities[batch.entity] += batch.size
-            if len(entities) > KNOWN:
-                self.entities[minute] = Counter(dict(entities.most_common(KNOWN // 10)))
+            for code, count in batch.codes.items():
+                known = [label for name, _, label in minute.values if name == counters.REJECTED]
+                label = code if code in known or len(known) < CODES else OTHER
+                minute.add(counters.REJECTED, count, dimension=counters.CODE, label=label)
+            minute.entities[batch.entity] += batch.size
+            if len(minute.entities) > KNOWN:
+                minute.entities = Counter(dict(minute.entities.most_common(KNOWN // 10)))
 
-    def write(self, waiting: int) -> None:
+    def write_with(self, waiting: int) -> None:
         if not self.writing.acquire(blocking=False):
             return  # two writers: the older figure could be the last
         try:
-            with self.counters.lock:
-                changed = self.counters.changed()
+            with self.lock:
+                changed = self.changed()
                 for minute in changed:
-                    for label, count in self.entities.get(minute, Counter()).most_common(TOP):
+                    for label, count in minute.entities.most_common(TOP):
                         minute.put(counters.HOTTEST, count, dimension=counters.ENTITY, label=label)
                 for minute in changed[-1:]:
                     minute.put(counters.WAITING, waiting)
-            self.counters.write()
+            self.write()
         finally:
             self.writing.release()
 
@@ -134,14 +128,14 @@ def count_after_commit(attempt: Attempt) -> None:
 def write_if_due(using: str) -> None:
     """Write the counters, unless that was done lately or a transaction is open. Raises nothing."""
     counting = _countings.get(_key(using))
-    if counting is None or not counting.counters.is_due or connections[using].in_atomic_block:
+    if counting is None or not counting.is_due or connections[using].in_atomic_block:
         return
     from .queue import queues  # which imports this
 
     if queues.leads_here():
         return  # a callback of a batch whose callers wait for their answers
     try:
-        counting.write(queues.waiting_on(using))
+        counting.write_with(queues.waiting_on(using))
     except Exception as error:
         logger.warning("Counters of entities were not written database=%s error=%r", using, error)
 

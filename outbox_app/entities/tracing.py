@@ -8,11 +8,11 @@ without a provider this costs a look-up a batch.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..jobs.drain.tracing import api_with_provider
 from ..text import get_logger
 from .request import Call
 
@@ -24,12 +24,8 @@ MAX_LINKS = 128
 
 def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
     """Make the span of a batch that began at a time (in nanoseconds) and has just been answered."""
-    if "opentelemetry.trace" not in sys.modules:
-        return
     ended = time.time_ns()
     try:
-        from ..jobs.drain.tracing import api_with_provider
-
         if trace := api_with_provider():
             _make_span(trace, entity, calls, began, ended)
     except Exception as error:  # samplers, processors and exporters may raise anything
@@ -39,20 +35,16 @@ def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
 def _make_span(trace: Any, entity: Any, calls: Sequence[Call], began: int, ended: int) -> None:
     from opentelemetry.context import Context
 
-    linked: dict[int, Any] = {}
-    for call in calls:
-        caller = call.caller.context.copy().run(trace.get_current_span).get_span_context()
-        if caller.is_valid and caller.trace_flags.sampled:
-            linked[caller.span_id] = caller
-            if len(linked) == MAX_LINKS:
-                break
+    spans = [call.caller.context.copy().run(trace.get_current_span) for call in calls]
+    callers = [span.get_span_context() for span in spans]
+    linked = {c.span_id: c for c in callers if c.is_valid and c.trace_flags.sampled}
     if linked:
         label = entity._meta.label
         span = trace.get_tracer("outbox_app").start_span(
             f"entity batch {label}",
             context=Context(),
             attributes={"outbox.entity.type": label, "outbox.batch.commands": len(calls)},
-            links=[trace.Link(each) for each in linked.values()],
+            links=[trace.Link(each) for each in list(linked.values())[:MAX_LINKS]],
             start_time=began,
         )
         span.end(ended)

@@ -18,32 +18,26 @@ from ..exceptions import WrittenByCommands
 from .event import EventLog
 
 
+def _refuse(given: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse what writes past the commands, of a row or of a query set."""
+    model = given.model if isinstance(given, models.QuerySet) else type(given)
+    raise WrittenByCommands(
+        f"{model.__name__} is written by commands only, and so are its versions. Call "
+        "execute(id, command, arguments, command_id=…) of the entity."
+    )
+
+
 class CommandsOnly(models.QuerySet[Any]):
-    """Reads; what writes past the commands is refused."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise WrittenByCommands(
-            f"{self.model.__name__} is written by commands only, and so are its versions. Call "
-            "execute(id, command, arguments, command_id=…) of the entity."
-        )
-
     create = bulk_create = bulk_update = update = delete = _refuse
     get_or_create = update_or_create = _refuse
 
 
 class _Unsaved(models.Model):
     objects = CommandsOnly.as_manager()
+    save = delete = _refuse
 
     class Meta:
         abstract = True
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: see the module."""
-        CommandsOnly(type(self))._refuse()
-
-    def delete(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: see the module."""
-        CommandsOnly(type(self))._refuse()
 
 
 class EntityVersion(_Unsaved, EventLog):

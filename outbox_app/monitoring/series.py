@@ -10,15 +10,15 @@ whose transaction was rolled back, too, and some of them lie in the minute besid
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import connections
 from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from ..entities.counting import SIZE_LABELS
@@ -147,36 +147,33 @@ def delays(*, using: str, minutes: int = 5) -> Delays:
 
 def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
     """Return what was answered for entities on some aliases; the current minute is included."""
-    found: dict[str, Any] = {name: Counter() for name in counters.OF_ENTITIES}
-    lately: dict[str, Any] = {name: Counter() for name in counters.OF_ENTITIES}
+    found: Any = defaultdict(Counter)
+    lately: Any = defaultdict(Counter)
+    waiting: Any = Counter()
     for using in aliases:
         first, last = _range(using, minutes)
-        rows = _rows(using, {*found} - {counters.HOTTEST, counters.WAITING}, first, last)
-        full = Sum("value", filter=Q(minute=_stored(last - MINUTE)))
+        rows: Any = _rows(using, counters.OF_ENTITIES, first, last).order_by("minute")
+        full = Sum("value", filter=Q(minute=_stored(last - MINUTE)), default=0.0)
         totals = rows.order_by().values_list("name", "label").annotate(Sum("value"), full=full)
         for name, label, total, of_full in totals:
             found[name][label] += total
-            lately[name][label] += of_full or 0.0
-        hot: Any = _rows(using, [counters.HOTTEST], first, last).order_by()
-        totals = hot.values_list("label").annotate(total=Sum("value"))
-        found[counters.HOTTEST].update(dict(totals.order_by("-total", "label")[:HOTTEST]))
-        samples: Any = _rows(using, [counters.WAITING], last - MINUTE, last).order_by("minute")
-        found[counters.WAITING].update(dict(samples.values_list("source", "value")))
+            lately[name][label] += of_full
+        samples = rows.filter(name=counters.WAITING, minute__gte=_stored(last - MINUTE))
+        waiting.update(dict(samples.values_list("source", "value")))
 
-    def percentiles(name: str, labels: Collection[str]) -> list[float | None]:
+    def percentiles(name: str, labels: Collection[str]) -> tuple[float | None, float | None]:
         buckets = [(float(label), found[name][label]) for label in labels]
-        return [_percentile(buckets, part) for part in (0.5, 0.95)]
+        return _percentile(buckets, 0.5), _percentile(buckets, 0.95)
 
-    sizes = percentiles(counters.BATCH_SIZE, SIZE_LABELS)
-    p50, p95 = percentiles(counters.COMMIT_TIME, counters.BUCKETS)
+    p50, p95 = percentiles(counters.BATCH_SIZE, SIZE_LABELS)
     return Commands(
         recorded=lately[counters.COMMANDS].total(),
         conflicts=lately[counters.CONFLICTS].total(),
         rejected={code: n for code, n in lately[counters.REJECTED].most_common(LISTED) if n},
-        batch_size=(sizes[0] and math.ceil(sizes[0]), sizes[1] and math.ceil(sizes[1])),
-        commit_seconds=(p50, p95),
+        batch_size=(p50 and math.ceil(p50), p95 and math.ceil(p95)),
+        commit_seconds=percentiles(counters.COMMIT_TIME, counters.BUCKETS),
         hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
-        waiting=found[counters.WAITING].total(),
+        waiting=waiting.total(),
     )
 
 
@@ -278,17 +275,9 @@ def _minute(moment: datetime) -> datetime:
 
 
 def _now(using: str) -> datetime:
-    connection = connections[using]
-    compiler = StagedJob.objects.using(using).all().query.get_compiler(using)
-    expression = DatabaseNow()
-    sql, params = compiler.compile(expression)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {sql}", params)
-        [value] = cursor.fetchone()
-    converters = connection.ops.get_db_converters(expression)
-    for convert in [*converters, *expression.get_db_converters(connection)]:
-        value = convert(value, expression, connection)
-    return _aware(value)
+    none = Statistic.objects.using(using).filter(pk=0)
+    now: datetime = none.aggregate(now=Coalesce(Max("minute"), DatabaseNow()))["now"]
+    return _aware(now)
 
 
 def _aware(moment: datetime) -> datetime:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
@@ -89,6 +90,8 @@ class Minute:
         self.values: dict[Key, float] = {}
         #: What has changed since it was written.
         self.changed: set[Key] = set()
+        #: Commands by entity. The highest are put into the values before a write.
+        self.entities: Counter[str] = Counter()
 
     def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
         if value:
