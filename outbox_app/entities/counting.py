@@ -48,12 +48,11 @@ class Batch(NamedTuple):
     size: int
     codes: Counter[str]
 
-    @classmethod
-    def of(cls, attempt: Attempt, steps: Sequence[Step]) -> Batch:
-        answers: list[Any] = [step.call.answer for step in steps if step.rejected]
-        entity = f"{attempt.entity._meta.label}:{attempt.id}"
-        codes = Counter(each.rejected.code for each in answers)
-        return cls(attempt.now, entity, len(steps), codes)
+
+def _batch(attempt: Attempt, steps: Sequence[Step]) -> Batch:
+    answers: list[Any] = [step.call.answer for step in steps if step.rejected]
+    codes = Counter(each.rejected.code for each in answers)
+    return Batch(attempt.now, f"{attempt.entity._meta.label}:{attempt.id}", len(steps), codes)
 
 
 class Counting(counters.Counters):
@@ -107,13 +106,13 @@ os.register_at_fork(after_in_child=_countings.clear)
 
 def count(attempt: Attempt, *, conflicts: int, seconds: float) -> None:
     """Count a batch that was committed, and the attempts before it."""
-    _count(attempt.using, Batch.of(attempt, attempt.steps), conflicts, seconds)
+    _count(attempt.using, _batch(attempt, attempt.steps), conflicts, seconds)
 
 
 def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
     """Count the attempts of a batch of which none was committed."""
     if attempt is not None and hasattr(attempt, "now"):  # it has read the database's clock
-        _count(attempt.using, Batch.of(attempt, ()), conflicts)
+        _count(attempt.using, _batch(attempt, ()), conflicts)
 
 
 def count_after_commit(attempt: Attempt) -> None:
@@ -121,7 +120,7 @@ def count_after_commit(attempt: Attempt) -> None:
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
     blocks: Any = connections[using].atomic_blocks
     if attempt.steps and not any(block._from_testcase for block in blocks):
-        batch = Batch.of(attempt, attempt.steps)
+        batch = _batch(attempt, attempt.steps)
         transaction.on_commit(partial(_count_and_write, using, batch), using=using, robust=True)
 
 

@@ -23,7 +23,6 @@ from django.apps import apps
 from django.db import IntegrityError, InterfaceError, OperationalError, connections
 from django.db.models import F, QuerySet
 
-from ..aliases import log_alias
 from ..eventlog.heads import bump_versions
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
@@ -69,9 +68,8 @@ def entity_named(name: str) -> Any:
     raise InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
 
 
-def summary(entity: Any, *, using: str | None = None) -> dict[str, Any]:
+def summary(entity: Any, *, using: str) -> dict[str, Any]:
     """Return tables and alias of a type, and its rows, counted up to a bound."""
-    using = using or log_alias(entity.versions)
     return {
         "type": entity._meta.label,
         "table": entity._meta.db_table,
@@ -82,14 +80,11 @@ def summary(entity: Any, *, using: str | None = None) -> dict[str, Any]:
     }
 
 
-def describe(
-    entity: Any, id: str, *, version: int | None = None, using: str | None = None
-) -> dict[str, Any]:
+def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[str, Any]:
     """Return version and state of an entity, and its last versions; or those of one version.
 
     Raises ``UnknownEntity`` where there is none, or none any more.
     """
-    using = using or log_alias(entity.versions)
     versions: Any = entity.history(id, using=using).order_by("-version")
     row = now = QuerySet(entity, using=using).filter(pk=id).first()
     if version is not None:
@@ -111,13 +106,7 @@ def describe(
     }
 
 
-def import_commands(
-    lines: Iterable[str],
-    *,
-    default: Any = None,
-    using: str | None = None,
-    write: Write = logger.info,
-) -> bool:
+def import_commands(lines: Iterable[str], *, default: Any, using: str | None, write: Write) -> bool:
     """Execute a command for each line of JSON; say whether all were answered.
 
     A line has the arguments of ``execute()``, and the type where that is not the default. One that
@@ -156,13 +145,7 @@ def _counts(done: dict[str, int]) -> str:
 
 
 def erase(
-    entity: Any,
-    id: str,
-    *,
-    reason: str,
-    by: str = "",
-    using: str | None = None,
-    write: Write = logger.info,
+    entity: Any, id: str, *, reason: str, by: str = "", using: str, write: Write = logger.info
 ) -> int:
     """Forget what an entity was; return how many versions were emptied, 0 if it had been before.
 
@@ -170,7 +153,6 @@ def erase(
     ``InvalidArgument`` for a reason that cannot be stored, and an ``EntityError`` where nothing of
     it is kept, a head is behind its versions, or other rows or transactions hold it.
     """
-    using = using or log_alias(entity.versions)
     if not reason.strip():
         raise InvalidArgument("An erasure needs a reason.")
     metadata = {ERASED: {"reason": reason, "by": by}}

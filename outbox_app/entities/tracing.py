@@ -26,25 +26,22 @@ def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
     """Make the span of a batch that began at a time (in nanoseconds) and has just been answered."""
     ended = time.time_ns()
     try:
-        if trace := api_with_provider():
-            _make_span(trace, entity, calls, began, ended)
+        if not (trace := api_with_provider()):
+            return
+        from opentelemetry.context import Context
+
+        spans = [call.caller.context.copy().run(trace.get_current_span) for call in calls]
+        callers = [span.get_span_context() for span in spans]
+        linked = {c.span_id: c for c in callers if c.is_valid and c.trace_flags.sampled}
+        if linked:
+            label = entity._meta.label
+            span = trace.get_tracer("outbox_app").start_span(
+                f"entity batch {label}",
+                context=Context(),
+                attributes={"outbox.entity.type": label, "outbox.batch.commands": len(calls)},
+                links=[trace.Link(each) for each in list(linked.values())[:MAX_LINKS]],
+                start_time=began,
+            )
+            span.end(ended)
     except Exception as error:  # samplers, processors and exporters may raise anything
         logger.warning("Tracing a batch failed error=%r", error)
-
-
-def _make_span(trace: Any, entity: Any, calls: Sequence[Call], began: int, ended: int) -> None:
-    from opentelemetry.context import Context
-
-    spans = [call.caller.context.copy().run(trace.get_current_span) for call in calls]
-    callers = [span.get_span_context() for span in spans]
-    linked = {c.span_id: c for c in callers if c.is_valid and c.trace_flags.sampled}
-    if linked:
-        label = entity._meta.label
-        span = trace.get_tracer("outbox_app").start_span(
-            f"entity batch {label}",
-            context=Context(),
-            attributes={"outbox.entity.type": label, "outbox.batch.commands": len(calls)},
-            links=[trace.Link(each) for each in list(linked.values())[:MAX_LINKS]],
-            start_time=began,
-        )
-        span.end(ended)

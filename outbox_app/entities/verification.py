@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from django.db import OperationalError, transaction
 from django.db.models import OuterRef, QuerySet, Subquery
 
-from ..aliases import log_alias
 from ..eventlog.window import TOMBSTONE
 from ..models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
 from .handling import spec_of
-from .operations import locked, logger
+from .operations import locked
 
 #: Entities compared at once.
 BATCH_SIZE = 500
@@ -38,16 +37,13 @@ class Fault(NamedTuple):
     text: str
 
 
-def verify(
-    entity: Any, *, repair: bool = False, using: str | None = None, write: Write = logger.info
-) -> int:
+def verify(entity: Any, *, repair: bool, using: str, write: Write) -> int:
     """Compare rows, heads and newest versions of a type; return how many differences are left.
 
     With ``repair`` the row or the head is written from the newest version, with the head locked.
     Raises ``EntityContended`` where another transaction holds, for too long, an entity that looks
     different.
     """
-    using = using or log_alias(entity.versions)
     label, begun, tell = entity._meta.label, time.monotonic(), throttled(write)
     entities = differences = repaired = 0
     for count, suspects in _batches(entity, using):

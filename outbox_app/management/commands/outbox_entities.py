@@ -72,17 +72,18 @@ class Command(TeachingCommand):
         types = operations.entity_types()
         if name := options.get("type"):
             types = [operations.entity_named(name)]
-        for using in {database or log_alias(each.versions) for each in types}:
+        found = {each: database or log_alias(each.versions) for each in types}
+        for using in {*found.values()}:
             require_alias(using)
             require_migrated(using)
         try:
-            getattr(self, f"_{action}")(types, using=database, **options)
+            getattr(self, f"_{action}")(found, database=database, **options)
         except KeyboardInterrupt:
             text = "Interrupted. Nothing is lost: run it again."
             raise CommandError(text, returncode=130) from None
 
-    def _list(self, types: list[Any], *, using: str | None, json: bool, **options: Any) -> None:
-        found = [operations.summary(each, using=using) for each in types]
+    def _list(self, types: dict[Any, str], *, json: bool, **options: Any) -> None:
+        found = [operations.summary(each, using=using) for each, using in types.items()]
         if json:
             self.write_json(found)
         elif not found:
@@ -92,10 +93,9 @@ class Command(TeachingCommand):
             self.write(f"  {each['table']:<40} {shown_count(each['entities'])} entities")
             self.write(f"  {each['log']:<40} {shown_count(each['versions'])} versions")
 
-    def _show(
-        self, types: list[Any], *, using: str | None, id: str, at: int | None, **options: Any
-    ) -> None:
-        found = operations.describe(types[0], id, version=at, using=using)
+    def _show(self, types: dict[Any, str], *, id: str, at: int | None, **options: Any) -> None:
+        [(entity, using)] = types.items()
+        found = operations.describe(entity, id, version=at, using=using)
         if options["json"]:
             self.write_json(found)
             return
@@ -115,27 +115,28 @@ class Command(TeachingCommand):
                 if each[name]:
                     self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")
 
-    def _verify(self, types: list[Any], *, using: str | None, repair: bool, **options: Any) -> None:
-        if any([verify(each, repair=repair, using=using, write=self.write) for each in types]):
+    def _verify(self, types: dict[Any, str], *, repair: bool, **options: Any) -> None:
+        given: Any = {"repair": repair, "write": self.write}
+        if any([verify(each, using=using, **given) for each, using in types.items()]):
             raise SystemExit(1)
 
-    def _import(self, types: list[Any], *, using: str | None, file: str, **options: Any) -> None:
-        default = types[0] if len(types) == 1 else None
+    def _import(
+        self, types: dict[Any, str], *, database: str | None, file: str, **options: Any
+    ) -> None:
+        [default] = types if len(types) == 1 else [None]
         try:
             # Bytes that are no UTF-8 fail in their line.
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
             with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
-                given: Any = {"default": default, "using": using, "write": self.write}
+                given: Any = {"default": default, "using": database, "write": self.write}
                 done = operations.import_commands(lines, **given)
         except OSError as error:
             raise InvalidArgument(f"{file}: {error.strerror}.") from error
         if not done:
             raise SystemExit(1)
 
-    def _erase(
-        self, types: list[Any], *, using: str | None, id: str, reason: str, **options: Any
-    ) -> None:
-        [entity] = types
+    def _erase(self, types: dict[Any, str], *, id: str, reason: str, **options: Any) -> None:
+        [(entity, using)] = types.items()
         name = f"{entity._meta.label} {id!r}"
         if options["interactive"]:
             count = shown_count(counted(entity.history(id, using=using)))
