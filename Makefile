@@ -13,13 +13,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo up test lint docs screenshots bench venv system clean
+.PHONY: help demo demo-prepared up test lint docs screenshots bench venv system clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 demo: $(VENV)/.example ## show that nothing is lost and nothing leaks; needs no server
 	$(BIN)/python -m example_project.demo $(ARGS)
+
+demo-prepared: $(VENV)/.example ## show that an event is published if its sender, elsewhere, has committed
+	$(BIN)/python -m example_project.prepared_demo $(ARGS)
 
 up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)

@@ -11,7 +11,8 @@ import shutil
 
 from django.conf import settings
 
-FILES = ["shop.sqlite3", "shop.sqlite3-wal", "shop.sqlite3-shm", "audit.html"]
+DATABASES = ["shop.sqlite3", "payments.sqlite3"]
+FILES = [f"{name}{end}" for name in DATABASES for end in ("", "-wal", "-shm")] + ["audit.html"]
 FOLDERS = ["archive", "broker", "ledger", "logs"]
 
 

@@ -50,6 +50,22 @@ def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
     assert row[1] == row[2] != "0"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_prepared_demo_publishes_what_was_committed(tmp_path: Path) -> None:
+    done = example("prepared_demo", "--payments", "20", data=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"^(\S.*?)  +(\d+) +(\d+) +(\d+) +(\d+)   ", done.stdout, re.MULTILINE)
+    rows = {name: tuple(map(int, counted)) for name, *counted in found}
+    assert len(rows) == 9
+    for name, (paid, committed, published, cancelled) in rows.items():
+        assert committed == published == paid - cancelled, name
+    never = {"rolls back", "COMMIT lost", "killed before COMMIT", "hangs, then is killed"}
+    assert {name for name, counted in rows.items() if not counted[1]} == never
+    assert re.search(r"^killed after COMMIT .* 2 answer$", done.stdout, re.MULTILINE)
+    assert "Lost: 0, leaked: 0, undecided: 0" in done.stdout
+
+
 def test_up_says_what_to_do_where_its_address_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

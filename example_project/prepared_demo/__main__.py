@@ -1,0 +1,47 @@
+"""The command line of the demo. Exit code 0: published is what was committed."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import django
+
+from example_project import prepared_demo
+
+
+def main():
+    """Run the demo; return what ``sys.exit`` takes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m example_project.prepared_demo",
+        description=prepared_demo.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--payments", type=int, default=60, help="about so many (default 60)")
+    options = parser.parse_args()
+    if options.payments < 1:
+        parser.error("--payments must be at least 1")
+    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.prepared_demo.settings"
+    os.environ.pop("DATABASE_URL", None)
+    os.environ.setdefault("DATA_DIR", str(Path(".demo", "prepared").resolve()))
+    django.setup()
+
+    from example_project import data_folder
+    from example_project.processes import interrupt_on_termination
+
+    from .run import run
+
+    interrupt_on_termination()
+    try:
+        with data_folder.in_use():
+            data_folder.empty()
+            data_folder.make()
+            return run(options.payments)
+    except data_folder.InUseError as error:
+        return f"demo-prepared: {error}"
+    except KeyboardInterrupt:
+        return "demo-prepared: interrupted"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

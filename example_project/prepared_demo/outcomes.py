@@ -1,0 +1,94 @@
+"""Every way in which a transaction may end, and what its sender and the keeper know of it then."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import OperationalError, connections, transaction
+
+#: Seconds for which a transaction hangs: longer than the shop waits before it asks.
+HANGS = 2.5
+
+
+class DeclinedError(Exception):
+    """The bank said no."""
+
+
+def commits():
+    """Nothing happens."""
+
+
+def rolls_back():
+    raise DeclinedError
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_after_commit():
+    # Registered inside the block, so it is called before the block confirms.
+    transaction.on_commit(dies, using=settings.PAYMENTS_DATABASE)
+
+
+def loses_reply():
+    """COMMIT arrives, and the connection breaks before its reply."""
+    connection = connections[settings.PAYMENTS_DATABASE]
+    commit = connection._commit
+
+    def lose():
+        commit()
+        break_connection()
+
+    connection._commit = lose
+
+
+def loses_commit():
+    """The connection breaks before COMMIT arrives: the sender sees what it sees above."""
+    connections[settings.PAYMENTS_DATABASE]._commit = break_connection
+
+
+def break_connection():
+    connections[settings.PAYMENTS_DATABASE].connection.close()
+    raise OperationalError("the connection was lost during COMMIT")
+
+
+def hangs():
+    time.sleep(HANGS)
+
+
+def hangs_and_dies():
+    hangs()
+    dies()
+
+
+class Outcome(NamedTuple):
+    """What happens to a transaction."""
+
+    name: str
+    happens: Callable[[], None]
+    #: How many of a hundred payments.
+    share: int
+
+
+#: The sender knows what became of it, or reads its fence, and tells the shop.
+TOLD = [
+    Outcome("commits", commits, 30),
+    Outcome("rolls back", rolls_back, 16),
+    Outcome("COMMIT arrives, reply lost", loses_reply, 16),
+    Outcome("COMMIT lost", loses_commit, 10),
+]
+#: Nothing is heard of the sender, so the shop asks.
+SILENT = [
+    Outcome("killed before COMMIT", dies, 12),
+    Outcome("killed after COMMIT", dies_after_commit, 12),
+]
+#: The shop asks while the transaction is open, and is told so.
+OPEN = [
+    Outcome("hangs, then commits", hangs, 2),
+    Outcome("hangs, then is killed", hangs_and_dies, 2),
+]
+OUTCOMES = {outcome.name: outcome for outcome in (*TOLD, *SILENT, *OPEN)}
