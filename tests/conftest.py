@@ -174,10 +174,11 @@ def subscriptions_end_with_the_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def counters_of_entities_begin_with_the_test() -> None:
+def counters_begin_with_the_test() -> None:
     """Those of the process would be written, every ten seconds, into a test that counts."""
-    if counting := sys.modules.get("outbox_app.entities.counting"):
-        counting._countings.clear()
+    for room in ("entities", "prepared"):
+        if counting := sys.modules.get(f"outbox_app.{room}.counting"):
+            counting._countings.clear()
 
 
 @pytest.fixture

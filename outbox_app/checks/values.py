@@ -7,7 +7,7 @@ setting is checked as soon as it is declared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,7 +20,12 @@ from ..conf import OutboxSettings, outbox_settings
 from ..process.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
-LEAST = {"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01}
+LEAST = {
+    **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "PREPARED_IMMUNE": 0},
+    **{"INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01},
+}
+#: Days for which a sender keeps fences after the last question about them.
+FENCE_MARGIN = 7
 #: The part of the lease that is left, for sure, when a batch is published.
 LEFT = TRUST - 1 / BEATS
 
@@ -35,7 +40,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for name in (field.name for field in fields(conf)):
         found += _check_value(name, getattr(conf, name), hints[name])
-    return found or _check_lease(conf)
+    return found or [*_check_lease(conf), *_check_prepared(conf)]
 
 
 def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
@@ -104,3 +109,23 @@ def _check_lease(conf: OutboxSettings) -> list[CheckMessage]:
             id="outbox.E004",
         )
     ]
+
+
+def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:
+    usual, longest = conf.PREPARED_DECIDE_BY, conf.PREPARED_MAX_DECIDE_BY
+    if usual > longest:
+        yield Error(
+            f"OUTBOX['PREPARED_DECIDE_BY'] is {usual:g} seconds, and PREPARED_MAX_DECIDE_BY "
+            f"{longest:g}: every event that is prepared without decide_by= would be refused.",
+            hint="Make the first smaller or the second larger.",
+            id="outbox.E044",
+        )
+    least = math.ceil(longest / 86400) + FENCE_MARGIN
+    if (kept := conf.FENCE_RETENTION_DAYS) < least:
+        yield Error(
+            f"OUTBOX['FENCE_RETENTION_DAYS'] is {kept}, and a keeper may ask "
+            f"for {longest / 86400:g} days (PREPARED_MAX_DECIDE_BY): events whose fences are "
+            "removed before they are asked about stay undecided.",
+            hint=f"At least {least}: a week more than the longest decide_by of any keeper.",
+            id="outbox.E043",
+        )

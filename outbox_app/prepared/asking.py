@@ -153,9 +153,7 @@ class SenderWorker:
             later = DatabaseNow() + timedelta(seconds=pause * random.uniform(0.8, 1.2))
             told = {counter: F(counter) + 1, "last_answer": answer[:10_000]}
             waiting = events.filter(pk__in=pks, decide_by__gt=DatabaseNow())
-            waiting.filter(state=State.PREPARED).update(
-                next_check_at=Least(later, F("decide_by")), **told
-            )
+            waiting.open().update(next_check_at=Least(later, F("decide_by")), **told)
         over = events.filter(pk__in=[row.pk for row in rows], decide_by__lte=DatabaseNow())
         over.open().update(**{counter: F(counter) + 1, "last_answer": answer[:10_000]})
         self._expire(over.open())

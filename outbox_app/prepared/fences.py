@@ -154,22 +154,30 @@ def _own_session(using: str) -> Iterator[None]:
 
 
 def prune_fences(*, using: str, older_than: int | None = None) -> int:
-    """Remove the fences that were written so many days ago; return how many.
+    """Remove the fences that were written so many days ago; return how many."""
+    days = outbox_settings().FENCE_RETENTION_DAYS if older_than is None else older_than
+    return sum(count for count, _ in pruned(days, using=using))
+
+
+def pruned(
+    days: int, *, using: str, batch_size: int = PRUNE_BATCH, dry_run: bool = False
+) -> Iterator[tuple[int, datetime]]:
+    """Remove old fences; yield how many, by batch, and before when. See ``retention.prune``.
 
     The mark comes first and never goes back: a run that is interrupted refuses more questions than
     it has to, and no fewer.
     """
-    days = outbox_settings().FENCE_RETENTION_DAYS if older_than is None else older_than
     fences = Fence.objects.using(using)
     now = database_time(fences.all())
     if now is None:
-        return 0
+        return
     before = now - timedelta(days=days)
+    old = fences.exclude(pk=Fence.MARK).filter(written_at__lt=before).order_by("written_at")
+    if dry_run:
+        yield old.count(), before
+        return
     if (marked := recorded([], using=using).get(Fence.MARK)) is None or marked < before:
         mark = Fence(event_id=Fence.MARK, outcome=Fence.Outcome.PRUNED, written_at=before)
         upsert(fences.all(), [mark], update=["written_at"], unique=["event_id"])
-    old = fences.exclude(pk=Fence.MARK).filter(written_at__lt=before).order_by("written_at")
-    removed = 0
-    while ids := list(old.values_list("pk", flat=True)[:PRUNE_BATCH]):
-        removed += fences.filter(pk__in=ids)._raw_delete(using)
-    return removed
+    while ids := list(old.values_list("pk", flat=True)[:batch_size]):
+        yield fences.filter(pk__in=ids)._raw_delete(using), before

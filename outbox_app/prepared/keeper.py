@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import django.db
@@ -30,6 +31,7 @@ from ..models import DatabaseNow, Incident, PreparedEvent
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
+from .counting import Decided, count
 from .request import Request, content_hash
 
 logger = get_logger("outbox_app.prepared")
@@ -39,7 +41,7 @@ State = PreparedEvent.State
 #: otherwise.
 UNKNOWN, CONFLICT, CONTRADICTION = "unknown", "conflict", "contradiction"
 #: How a decision came: told by the sender, answered by it, by policy. A person has a name.
-CALL, ANSWER, POLICY = "call", "answer", "policy"
+ROUTES = CALL, ANSWER, POLICY = "call", "answer", "policy"
 
 #: Seconds for which a transaction waits for a lock, and how often it is done anew.
 LOCK_SECONDS, ATTEMPTS = 2.0, 10
@@ -117,8 +119,11 @@ def decide(
     says why. Errors of the database itself are raised, with nothing decided.
     """
     try:
-        answers = _in_transaction(lambda: _decide(sender, decisions, by, reason, using), using)
+        step = partial(_decide, sender, decisions, by, reason, using)
+        answers, decided, now = _in_transaction(step, using)
         failpoint("decided_committed")
+        if now:
+            count(decided, now, by if by in ROUTES else "person", using=using)
         return answers
     except (django.db.OperationalError, django.db.InterfaceError):
         raise
@@ -134,9 +139,10 @@ def decide(
 
 def _decide(
     sender: str, decisions: Sequence[Decision], by: str, reason: str, using: str
-) -> list[Answer]:
+) -> tuple[list[Answer], list[Decided], datetime | None]:
     events = PreparedEvent.objects.using(using).filter(sender=sender)
-    rows = {row.event_id: row for row in events.filter(event_id__in=[d[0] for d in decisions])}
+    asked = events.filter(event_id__in=[d[0] for d in decisions]).annotate(now=DatabaseNow())
+    rows: dict[UUID, Any] = {row.event_id: row for row in asked}
     answers, moved = [], {}
     for id, wanted in dict(decisions).items():
         row = rows.get(id)
@@ -163,7 +169,9 @@ def _decide(
     events.bulk_create([PreparedEvent(event_id=id, **dead) for id in moved if id not in rows])
     failpoint("decided")
     _publish([rows[id] for id, wanted in moved.items() if wanted == State.CONFIRMED], using)
-    return answers
+    now = next((row.now for id, row in rows.items() if id in moved), None)
+    took = [(moved[id], row.now - row.prepared_at) for id, row in rows.items() if id in moved]
+    return answers, [Decided(state, time.total_seconds()) for state, time in took], now
 
 
 def _publish(rows: Sequence[PreparedEvent], using: str) -> None:

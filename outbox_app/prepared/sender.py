@@ -27,7 +27,8 @@ from ..exceptions import (
     PreparedConflict,
     UnknownPrepared,
 )
-from ..models import PreparedEvent
+from ..models import Fence, PreparedEvent
+from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import is_only_tests, open_transactions
 from . import one_way
@@ -89,6 +90,7 @@ def prepared(
 
     Raises:
         InvalidPrepared: Something could never be published. Nothing was sent.
+        NotMigrated: The alias has no table of fences. Nothing was sent.
         PreparedConflict: The id belongs to another event, or to one that is decided.
         KeeperUnavailable: The keeper gave no answer. The transaction was not begun.
         FencedOut: The keeper has asked before the transaction began; it is rolled back.
@@ -137,6 +139,7 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     if using not in connections:
         raise InvalidPrepared(f"using={using!r}: there is no such database alias.")
     keeper = keeper_of(to, using)
+    _require_fences(using)
     requests = [keeper.checked(new) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
         raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
@@ -145,6 +148,16 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     for request, answer in zip(requests, keeper.prepare(requests), strict=True):
         _require_prepared(request, answer)
     return [Prepared(each.event_id, using, to, each) for each in requests]
+
+
+#: Aliases that have a table of fences, as this process has seen.
+_fenced: set[str] = set()
+
+
+def _require_fences(using: str) -> None:
+    if using not in _fenced and not connections[using].in_atomic_block:
+        require_migrated(using, Fence)
+        _fenced.add(using)
 
 
 def _require_prepared(request: Request, answer: Answer) -> None:

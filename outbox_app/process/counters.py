@@ -49,12 +49,16 @@ BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
 #: The entities of a process with the most commands; how many wait in it (a sample).
 HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
 OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
+#: Of prepared events: those that were decided, by outcome and route, and after how long, as
+#: ``delay``.
+DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
     *OF_ENTITIES,
+    *(DECIDED, DECIDE_TIME),
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.

@@ -14,6 +14,7 @@ from typing import Any
 
 import django.db
 from django.db import connections
+from django.db.models import Model
 
 from ..exceptions import InvalidArgument, NotMigrated, UnfitSession
 from ..models import StagedJob
@@ -42,16 +43,16 @@ def require_alias(using: str) -> None:
         raise InvalidArgument(f"--database {using!r}: no such alias. Known: {known}.")
 
 
-def require_migrated(using: str) -> None:
+def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
     connection = connections[using]
     try:
         tables = connection.introspection.table_names()
     except django.db.Error:
         connection.close()
         return
-    if StagedJob._meta.db_table not in tables:
+    if model._meta.db_table not in tables:
         raise NotMigrated(
-            f"Database {using!r} has no table {StagedJob._meta.db_table}. Run: "
+            f"Database {using!r} has no table {model._meta.db_table}. Run: "
             f"manage.py migrate outbox_app --database {using}"
         )
 

@@ -1,4 +1,4 @@
-"""Retention: inbox ids, incidents and counters are deleted when they have been kept long enough.
+"""Retention: inbox ids, incidents, counters, decided events and fences are kept for a time.
 
 Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
 batch in a transaction of its own: a run that is interrupted has lost nothing and is started again.
@@ -19,8 +19,9 @@ from django.db.models import Model, QuerySet
 from ..aliases import inbox_alias, outbox_alias
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
-from ..models import InboxEntry, Incident, Statistic
+from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic
 from ..models.clock import database_time
+from ..prepared import fences
 from ..process.counters import pruned
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
@@ -46,11 +47,20 @@ class Kept:
     in_hours: bool = False
 
 
+def _senders_alias() -> str:
+    raise InvalidArgument(
+        "Fences are in the databases of senders. Say which: --database ALIAS, once for each."
+    )
+
+
 KEPT = {
     "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
     "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
     # A drainer removes those of its own database by itself.
     "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", True),
+    # Those that are open have no such time.
+    "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
+    "fences": Kept(Fence, "written_at", _senders_alias, "FENCE_RETENTION_DAYS"),
 }
 
 
@@ -110,12 +120,14 @@ def prune(
     using = using or kept.alias()
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
     check_arguments(using, age, batch_size)
-    require_migrated(using)
+    require_migrated(using, kept.model)
     if older_than is not None and kept.in_hours:
         age *= 24
     rows = kept.model._default_manager.using(using).order_by(kept.column)
     batches: Batches
-    if kept.in_hours:
+    if kept.model is Fence:
+        batches = fences.pruned(age, using=using, batch_size=batch_size, dry_run=dry_run)
+    elif kept.in_hours:
         batches = _counter_batches(rows, age, batch_size, using=using, dry_run=dry_run)
     else:
         batches = _batches(rows, kept.column, age, batch_size, dry_run=dry_run)

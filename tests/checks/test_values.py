@@ -123,3 +123,19 @@ def test_rule_of_the_lease_is_that_of_the_drain():
     assert holder.holds(LEFT * 10)
     now += 1e-3
     assert not holder.holds(LEFT * 10)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"PREPARED_IMMUNE": 0, "FENCE_RETENTION_DAYS": 21}, []),
+        ({"FENCE_RETENTION_DAYS": 20}, ["outbox.E043"]),
+        ({"PREPARED_MAX_DECIDE_BY": 23.5 * 86400}, ["outbox.E043"]),
+        ({"PREPARED_MAX_DECIDE_BY": 22.5 * 86400}, []),
+        ({"PREPARED_MAX_DECIDE_BY": 60.0}, ["outbox.E044"]),
+        ({"PREPARED_DECIDE_BY": 15 * 86400}, ["outbox.E044"]),
+    ],
+)
+def test_fences_are_kept_for_longer_than_a_keeper_may_ask(settings, value, found):
+    settings.OUTBOX = value
+    assert ids(check_settings()) == found

@@ -22,6 +22,9 @@ Deletes old rows, oldest first, in small transactions. Run it once a day.
   --incidents   recorded causes of extra publishes (table outbox_incident).
   --counters    counters of drainers and subscriptions (in table outbox_statistic). A drainer
                 removes those of its own database by itself.
+  --prepared    prepared events that were confirmed or cancelled (in table outbox_prepared).
+  --fences      what became of a sender's transactions (table outbox_fence); with --database, which
+                names the sender's. A question about an older transaction is answered "too_old".
   --events      events of the logs, from the oldest one on. It stops at the first event that is too
                 young or that a subscription has not handled, and prints why. Versions of streams
                 continue where they were.
@@ -42,6 +45,8 @@ class Command(TeachingCommand):
         add("--inbox", action="store_true", help="remove old ids of executed jobs")
         add("--incidents", action="store_true", help="remove old incidents")
         add("--counters", action="store_true", help="remove old counters")
+        add("--prepared", action="store_true", help="remove prepared events that were decided")
+        add("--fences", action="store_true", help="remove old fences; needs --database")
         add("--events", action="store_true", help="remove old events")
         add("--archived", metavar="DIR", help="remove old events that are in this archive")
         log = "table of one log (default: with --events all, with --archived outbox_event)"
@@ -49,7 +54,8 @@ class Command(TeachingCommand):
         age = (
             "age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
             "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
-            "which is 2 days; OUTBOX['EVENT_RETENTION_DAYS'] has none)"
+            "which is 2 days; OUTBOX['PREPARED_RETENTION_DAYS'] and "
+            "OUTBOX['FENCE_RETENTION_DAYS'], 30; OUTBOX['EVENT_RETENTION_DAYS'] has none)"
         )
         add("--older-than", type=int, metavar="DAYS", help=age)
         alias = "database alias (default: that of the inbox, of the outbox, of each log)"
@@ -63,8 +69,8 @@ class Command(TeachingCommand):
         chosen = [name for name in (*KEPT, "events") if options[name]]
         if not chosen:
             raise InvalidArgument(
-                "Say what to prune: --inbox, --incidents, --counters, --events, --archived DIR, "
-                "or several."
+                "Say what to prune: --prepared, --fences, --inbox, --incidents, --counters, "
+                "--events, --archived DIR, or several."
             )
         if options["log"] and not options["events"]:
             raise InvalidArgument("--log goes with --events.")

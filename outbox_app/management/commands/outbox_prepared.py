@@ -1,0 +1,189 @@
+"""``manage.py outbox_prepared``: shows prepared events, has senders asked, and decides.
+
+Thin: arguments in, ``prepared.operations`` out. Only what decides asks for a confirmation, and with
+``--noinput`` not even that.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...aliases import outbox_alias
+from ...exceptions import InvalidArgument
+from ...models import PreparedEvent
+from ...models.counting import LISTED, counted, shown_count
+from ...prepared import operations
+from ...process.preflight import require_alias, require_migrated
+from ...retention.prune import prune
+from ...text import one_line
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from .outbox_dead import age
+
+HELP = """
+Shows prepared events, has their senders asked, and decides what stayed in doubt. Run it where the
+keeper is.
+
+  list              events that are open, the undecided ones first; --state: those of another state
+  show ID           an event with its content
+  check ID…         have the sender asked now, by the processes of manage.py run_prepared
+  confirm ID…       publish events, for a --reason: a guess, unless you know that the sender's
+                    transaction has committed. If it was rolled back, what is published never
+                    happened
+  cancel ID…        never publish them, for a --reason: a guess, unless you know that the sender's
+                    transaction was rolled back. If it has committed, its event is lost
+  extend ID…        let senders be asked for another day, or --for so long, for a --reason;
+                    undecided events are prepared again
+  prune             remove what was decided 30 days ago, as manage.py outbox_prune --prepared does
+
+Instead of ids, --sender NAME selects all undecided events of a sender, --state STATE those of a
+state. What was decided meanwhile stays as it is. What a sender tells afterwards, against a decision
+of yours, is a contradiction: the incidents have it.
+
+  manage.py outbox_prepared list --sender alias:billing --json
+  manage.py outbox_prepared confirm 0190163d-8694-739b-aea5-966c26f8ad91 --reason "invoice 17 is paid"
+  manage.py outbox_prepared cancel --sender alias:billing --reason "restored to before" --noinput
+
+Exit codes: 0 done; 1 no event matches, not confirmed, or an event could not be decided; 2 wrong
+arguments, or no tables.
+"""  # noqa: E501
+
+State = PreparedEvent.State
+RISKS = {
+    State.CONFIRMED: "If a sender's transaction was rolled back, what is published never happened.",
+    State.CANCELLED: "If a sender's transaction has committed, its event is lost.",
+}
+
+
+def event_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no id of a prepared event; ids are UUIDs") from None
+
+
+class Command(TeachingCommand):
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listed = actions.add_parser("list", help="list events")
+        shown = actions.add_parser("show", help="show an event")
+        checked = actions.add_parser("check", help="have senders asked now")
+        confirmed = actions.add_parser("confirm", help="publish events")
+        cancelled = actions.add_parser("cancel", help="never publish events")
+        extended = actions.add_parser("extend", help="let senders be asked for longer")
+        pruned = actions.add_parser("prune", help="remove what was decided long ago")
+        shown.add_argument("id", type=event_id, metavar="ID", help="id of the event")
+        ids = "ids of events"
+        for each in (checked, confirmed, cancelled, extended):
+            each.add_argument("ids", type=event_id, nargs="*", metavar="ID", help=ids)
+        for each in (listed, shown, checked, confirmed, cancelled, extended):
+            each.add_argument("--sender", metavar="NAME", help="of this sender: alias:billing")
+        for each in (listed, checked, confirmed, cancelled, extended):
+            state = "in this state (default: that are open; without ids that are undecided)"
+            each.add_argument("--state", choices=State.values, help=state)
+        for each in (listed, shown):
+            each.add_argument("--json", action="store_true", help="as JSON")
+        for each in (confirmed, cancelled, extended):
+            why = "why; kept with the event"
+            each.add_argument("--reason", required=True, metavar="TEXT", help=why)
+            self.add_no_input(each)
+        listed.add_argument("--older-than", type=age, metavar="AGE", help="prepared before: 3h, 2d")
+        long = "so long from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
+        extended.add_argument("--for", dest="time", type=age, metavar="AGE", help=long)
+        for each in (listed, shown, checked, confirmed, cancelled, extended, pruned):
+            each.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
+
+    def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+        using = database or outbox_alias()
+        require_alias(using)
+        require_migrated(using)
+        getattr(self, f"_{action}")(using=using, **options)
+
+    def _list(self, *, using: str, state: str | None, **options: Any) -> None:
+        chosen = {name: options[name] for name in ("sender", "older_than")}
+        states = [state] if state else [State.UNDECIDED, State.PREPARED]
+        chosen_rows = [operations.selected(using=using, state=each, **chosen) for each in states]
+        found = [operations.described(row) for rows in chosen_rows for row in rows[:LISTED]]
+        if options["json"]:
+            self.write_json(found)
+            return
+        for each in found:
+            what = f"{one_line(each['type'], 80)} {one_line(each['stream'], 80)}"
+            self.write(f"{each['state']:<9}  {each['event_id']}  {what}")
+            self.write(
+                f"           {each['sender']}, prepared {each['prepared_at']:.19}, decided by "
+                f"{each['decide_by']:.19} ({each['policy']}); asked {each['asked']}, answered "
+                f"{each['answered']}, not answered {each['unreachable']}"
+            )
+            for name in ("last_answer", "reason"):
+                if each[name]:
+                    self.write(f"           {name} {one_line(each[name], 200)}")
+        for name, rows in zip(states, chosen_rows, strict=True):
+            self.write(f"{name} {shown_count(counted(rows))}")
+
+    def _show(self, *, using: str, id: UUID, sender: str | None, json: bool, **_: Any) -> None:
+        found = operations.describe(id, sender=sender, using=using)
+        if json:
+            self.write_json(found)
+            return
+        for name, value in found.items():
+            self.write(f"{name:<14} {'-' if value in (None, '') else _text(value)}")
+
+    def _check(self, **options: Any) -> None:
+        count = operations.check(self._selected(**options))
+        self.write(f"Senders are asked about {_events(count)} by manage.py run_prepared.")
+
+    def _extend(self, *, time: Any, **options: Any) -> None:
+        events = self._selected(**options)
+        if options["interactive"]:
+            self.confirm(f"Extend {_events(counted(events))}?")
+        seconds = time and time.total_seconds()
+        count = operations.extend(events, seconds, by=self.user, reason=options["reason"])
+        self.write(f"Extended {_events(count)}.")
+
+    def _confirm(self, **options: Any) -> None:
+        self._decide("Confirm", State.CONFIRMED, **options)
+
+    def _cancel(self, **options: Any) -> None:
+        self._decide("Cancel", State.CANCELLED, **options)
+
+    def _decide(self, verb: str, outcome: State, *, reason: str, **options: Any) -> None:
+        events = self._selected(**options)
+        if options["interactive"]:
+            question = f"{verb} {_events(counted(events))}? {RISKS[outcome]}"
+            self.confirm(question)
+        done = operations.decide(events, outcome, by=self.user, reason=reason, write=self.write)
+        self.write(f"{outcome.capitalize()} {_events(done.decided)}.")
+        if done.failed:
+            listed = "\n".join(done.failed)
+            raise CommandError(f"These were not {outcome}:\n{listed}")
+
+    def _prune(self, *, using: str, **options: Any) -> None:
+        prune("prepared", using, write=self.write)
+
+    def _selected(
+        self, *, using: str, ids: list[UUID], sender: str | None, state: str | None, **_: Any
+    ) -> Any:
+        if not (ids or sender or state):
+            raise InvalidArgument("Nothing is selected. Give ids, --sender or --state.")
+        state = state or (None if ids else State.UNDECIDED)
+        events = operations.selected(using=using, ids=ids, sender=sender, state=state).open()
+        if not events.exists():
+            raise CommandError("No open event matches. Nothing was changed.")
+        if ids and not sender and counted(events) > len(set(ids)):
+            raise InvalidArgument("Several senders have an event of this id. Add --sender.")
+        return events
+
+
+def _events(count: int) -> str:
+    return f"{shown_count(count)} prepared event{'' if count == 1 else 's'}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,147 @@
+"""What a person does with prepared events: look, have senders asked, decide, give them more time.
+
+A decision goes through the keeper, as all others do: the event is published, or its job staged, in
+the transaction that confirms it. An event that was decided meanwhile stays as it is. Each decision
+is written down with the name of the person and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from itertools import groupby
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.models import F
+from django.db.models.functions import Greatest
+
+from ..conf import outbox_settings
+from ..exceptions import InvalidArgument, UnknownPrepared
+from ..models import DatabaseNow, PreparedEvent
+from ..models.counting import LISTED
+from ..models.prepared import PreparedEventQuerySet
+from ..text import get_logger
+from . import keeper
+from .keeper import Decision
+
+logger = get_logger("outbox_app.prepared")
+
+State = PreparedEvent.State
+#: Events of one transaction.
+BATCH_SIZE = 500
+#: What is shown of an event besides its content.
+COLUMNS = (
+    *("event_id", "sender", "state", "policy", "log", "stream", "type", "topic"),
+    *("prepared_at", "decide_by", "next_check_at", "asked", "answered", "unreachable"),
+    *("last_answer", "decided_at", "decided_by", "reason"),
+)
+
+
+class Done(NamedTuple):
+    """How a decision on several events has ended."""
+
+    decided: int
+    #: Why the others were not decided so, ``LISTED`` of them at most.
+    failed: list[str]
+
+
+def selected(
+    *,
+    using: str,
+    ids: Collection[UUID] = (),
+    sender: str | None = None,
+    state: str | None = None,
+    older_than: timedelta | None = None,
+) -> PreparedEventQuerySet:
+    """Return the events for which all that is given holds, the oldest first."""
+    wanted: dict[str, Any] = {"event_id__in": list(ids)} if ids else {}
+    wanted |= {"sender": sender} if sender else {}
+    wanted |= {"state": state} if state else {}
+    wanted |= {"prepared_at__lte": DatabaseNow() - older_than} if older_than else {}
+    return PreparedEvent.objects.using(using).filter(**wanted).order_by("prepared_at")
+
+
+def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
+    """Return an event as JSON can hold it: its ``COLUMNS``, and others that are named."""
+    values = {name: getattr(event, name) for name in (*COLUMNS, *names)}
+    return {
+        name: value.isoformat() if hasattr(value, "isoformat") else value
+        for name, value in (values | {"event_id": str(event.event_id)}).items()
+    }
+
+
+def describe(event_id: UUID, *, sender: str | None = None, using: str) -> dict[str, Any]:
+    """Return an event with its content. Raises ``UnknownPrepared``, ``InvalidArgument``."""
+    events = list(selected(using=using, ids=[event_id], sender=sender)[:LISTED])
+    if not events:
+        raise UnknownPrepared(f"There is no prepared event {event_id} on {using!r}.")
+    if len(events) > 1:
+        senders = ", ".join(event.sender for event in events)
+        raise InvalidArgument(f"Several senders have an event {event_id}: {senders}. Name one.")
+    return described(events[0], "content")
+
+
+def check(events: PreparedEventQuerySet) -> int:
+    """Have senders asked now, by the processes that run the check-back; return about how many."""
+    return events.open().order_by().update(next_check_at=DatabaseNow())
+
+
+def extend(
+    events: PreparedEventQuerySet, seconds: float | None = None, *, by: str, reason: str
+) -> int:
+    """Let senders be asked for so many seconds from now; return about how many events.
+
+    Undecided events are prepared again. Default: the setting PREPARED_DECIDE_BY.
+    """
+    conf = outbox_settings()
+    seconds = conf.PREPARED_DECIDE_BY if seconds is None else seconds
+    if not 0 < seconds <= conf.PREPARED_MAX_DECIDE_BY:
+        raise InvalidArgument(
+            f"Events are extended by up to {conf.PREPARED_MAX_DECIDE_BY:g} seconds "
+            f"(OUTBOX['PREPARED_MAX_DECIDE_BY']); got {seconds:g}."
+        )
+    count = (
+        events.open()
+        .order_by()
+        .update(
+            state=State.PREPARED,
+            decide_by=Greatest(F("decide_by"), DatabaseNow() + timedelta(seconds=seconds)),
+            next_check_at=DatabaseNow(),
+            reason=f"Extended by {by}: {reason}"[:10_000],
+        )
+    )
+    logger.warning("Extended events=%d by=%s reason=%s", count, by, reason)
+    return count
+
+
+def decide(
+    events: PreparedEventQuerySet,
+    state: str,
+    *,
+    by: str,
+    reason: str,
+    write: Callable[[str], Any] = logger.info,
+) -> Done:
+    """Confirm or cancel those of the events that are open, in batches.
+
+    Args:
+        events: A selection of ``selected()``.
+        state: ``State.CONFIRMED`` or ``State.CANCELLED``.
+        by: Who has decided.
+        reason: Why.
+        write: Takes progress.
+    """
+    by = f"{by} (a person)" if by in keeper.ROUTES else by
+    chosen = list(events.open().order_by("sender", "pk").values_list("sender", "event_id"))
+    count, failed = 0, []
+    for sender, pairs in groupby(chosen, key=lambda pair: pair[0]):
+        decisions = [Decision(event_id, state) for _, event_id in pairs]
+        for first in range(0, len(decisions), BATCH_SIZE):
+            batch = decisions[first : first + BATCH_SIZE]
+            answers = keeper.decide(sender, batch, by=by, reason=reason, using=events.db)
+            done = sum(answer.state == state for answer in answers)
+            count += done
+            failed += [f"{a.event_id}: {a.detail}" for a in answers if a.state != state]
+            write(f"{state} sender={sender} events={done} total={count}/{len(chosen)}")
+    return Done(count, failed[:LISTED])
