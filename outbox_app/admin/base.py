@@ -110,7 +110,7 @@ class EscapedChangeList(ChangeList):
 
 
 class OutboxAdmin(ModelAdmin):
-    """A read-only view of a table of the outbox."""
+    """A read-only view of a table of the outbox. Django shows all of its ``fieldsets`` as text."""
 
     paginator = BoundedPaginator
     show_full_result_count = False

@@ -48,7 +48,6 @@ class EntityAdmin(OutboxAdmin):
         (None, {"fields": ["id", "version", "changed_at", "last_versions"]}),
         (_("Content"), {"fields": ["shown_state"]}),
     ]
-    readonly_fields = ["last_versions", "shown_state"]
     shown_state = carried_column(_("state"), lambda entity: data_of(entity.state))
 
     def alias(self) -> str:
@@ -87,8 +86,6 @@ class VersionAdmin(EventAdmin):
         (_("Content"), {"fields": ["shown_data", "shown_response", "shown_state", "difference",
                                    "shown_metadata"]}),
     ]  # fmt: skip
-    readonly_fields = [*EventAdmin.readonly_fields, "answer", "shown_response", "shown_state",
-                       "difference"]  # fmt: skip
     answer = column(_("answer"), answer)
     shown_data = carried_column(_("arguments"), lambda version: data_of(version.data))
     shown_response = carried_column(_("response"), lambda version: data_of(version.response))

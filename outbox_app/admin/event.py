@@ -46,7 +46,6 @@ class EventAdmin(OutboxAdmin):
                            "recorded_at", "message_id", "id", "txid", "slice"]}),
         (_("Content"), {"fields": ["shown_data", "shown_metadata"]}),
     ]  # fmt: skip
-    readonly_fields = ["linked_stream", "neighbours", "shown_data", "shown_metadata"]
     shown_data = carried_column(_("data"), lambda event: data_of(event.data))
     shown_metadata = carried_column(_("metadata"), lambda event: data_of(event.metadata))
 

@@ -53,7 +53,6 @@ class GapAdmin(ConfirmedActionsAdmin):
     sortable_by = ["id"]
     fields = ["kind", "state", "found_by", "partition", "log", "stream", "first", "last",
               "evidence", "seen_at", "attempts", "settled_at", "settled_by", "reason"]  # fmt: skip
-    readonly_fields = ["found_by", "evidence"]
     found_by = column(_("found by"), lambda row: shown(row.subscription, 80) or gettext("an audit"))
     short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
     bulk_actions = (

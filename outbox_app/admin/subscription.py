@@ -143,7 +143,6 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
     ordering = ("name",)
     fields = ["name", "state", "what", "behind", "late", "partitions", "created_at", "error"]
-    readonly_fields = ["state", "what", "behind", "late", "error"]
     state = column(_("state"), lambda row: row.lag.state)
     what = column(_("reads"), lambda row: _reads(row))
     behind = column(_("behind"), lambda row: row.lag.shown)
@@ -260,7 +259,6 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
     )
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
               "released", "error", "event"]  # fmt: skip
-    readonly_fields = ["event"]
     event = column(_("event"), lambda row: failed_event(row) or "-")
     short_reason = column(_("error"), lambda row: shown(row.error, 120))
 

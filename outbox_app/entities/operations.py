@@ -106,8 +106,8 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
     }
 
 
-def import_commands(lines: Iterable[str], *, default: Any, using: str | None, write: Write) -> bool:
-    """Execute a command for each line of JSON; say whether all were answered.
+def import_commands(lines: Iterable[str], *, default: Any, using: str | None, write: Write) -> int:
+    """Execute a command for each line of JSON; return how many lines have failed.
 
     A line has the arguments of ``execute()``, and the type where that is not the default. One that
     fails does not end the import; where the database is away, its error is raised.
@@ -129,7 +129,7 @@ def import_commands(lines: Iterable[str], *, default: Any, using: str | None, wr
             done["replayed" if outcome.replayed else answer] += 1
         tell(f"importing line={number} {_counts(done)}")
     write(f"imported {_counts(done)}")
-    return not done["failed"]
+    return done["failed"]
 
 
 def _execute(line: str, default: Any, using: str | None) -> Any:

@@ -85,12 +85,11 @@ def _batches(entity: Any, using: str) -> Iterator[tuple[int, list[str]]]:
     streams = versions.exclude(stream=TOMBSTONE).values_list("stream").distinct()
     for source, key in ((rows.values_list("pk"), "pk"), (streams, "stream")):
         for batch in _by_key(source, key):
-            ids = [id for (id,) in batch]
-            there = set(heads.filter(stream__in=ids).values_list("stream", flat=True))
+            ids = {id for (id,) in batch}
+            ids.difference_update(heads.filter(stream__in=ids).values_list("stream", flat=True))
             if key == "stream":
-                there |= set(rows.filter(pk__in=ids).values_list("pk", flat=True))
-            without = [id for id in ids if id not in there]
-            yield len(without), without
+                ids.difference_update(rows.filter(pk__in=ids).values_list("pk", flat=True))
+            yield len(ids), sorted(ids)
 
 
 def _by_key(rows: QuerySet[Any, Any], key: str) -> Iterator[list[Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Max, Q, QuerySet, Sum
-from django.db.models.functions import Coalesce
+from django.db.models.sql import Query
 from django.utils import timezone
 
 from ..entities.counting import SIZE_LABELS
@@ -275,8 +275,9 @@ def _minute(moment: datetime) -> datetime:
 
 
 def _now(using: str) -> datetime:
-    none = Statistic.objects.using(using).filter(pk=0)
-    now: datetime = none.aggregate(now=Coalesce(Max("minute"), DatabaseNow()))["now"]
+    query = Query(None)  # of no table
+    query.add_annotation(DatabaseNow(), "now")
+    [[now]] = query.get_compiler(using).results_iter()
     return _aware(now)
 
 

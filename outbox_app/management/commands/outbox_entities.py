@@ -129,10 +129,10 @@ class Command(TeachingCommand):
             read: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
             with open(0 if file == "-" else file, closefd=file != "-", **read) as lines:
                 given: Any = {"default": default, "using": database, "write": self.write}
-                done = operations.import_commands(lines, **given)
+                failed = operations.import_commands(lines, **given)
         except OSError as error:
             raise InvalidArgument(f"{file}: {error.strerror}.") from error
-        if not done:
+        if failed:
             raise SystemExit(1)
 
     def _erase(self, types: dict[Any, str], *, id: str, reason: str, **options: Any) -> None:
