@@ -39,6 +39,12 @@ def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:
     return not connection.autocommit
 
 
+def is_in_test(using: str) -> bool:
+    """Say whether a test has opened a transaction on an alias, around what else is open there."""
+    blocks = connections[using].atomic_blocks
+    return bool(blocks) and blocks[0]._from_testcase  # type: ignore[attr-defined]
+
+
 def is_only_tests(using: str) -> bool:
     """Say whether a transaction is open on an alias that only a test has opened."""
     return connections[using].in_atomic_block and not is_atomic(using)
@@ -53,6 +59,8 @@ def own_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
     outer, own = connections[using], connections.create_connection(using)
     connections[using] = own
     try:
+        if not own.settings_dict["AUTOCOMMIT"]:
+            own.set_autocommit(True)
         yield own
     finally:
         connections[using] = outer

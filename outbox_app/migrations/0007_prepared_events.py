@@ -178,6 +178,7 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(fields=["sender", "next_check_at"], name="outbox_prepared_check"),
                     models.Index(fields=["state", "prepared_at"], name="outbox_prepared_state"),
+                    models.Index(fields=["state", "decide_by"], name="outbox_prepared_decide_by"),
                     models.Index(fields=["decided_at"], name="outbox_prepared_decided"),
                 ],
                 "constraints": [

@@ -97,6 +97,7 @@ class PreparedEvent(models.Model):
         indexes = [
             models.Index(fields=["sender", "next_check_at"], name="outbox_prepared_check"),
             models.Index(fields=["state", "prepared_at"], name="outbox_prepared_state"),
+            models.Index(fields=["state", "decide_by"], name="outbox_prepared_decide_by"),
             models.Index(fields=["decided_at"], name="outbox_prepared_decided"),
         ]
         constraints = [

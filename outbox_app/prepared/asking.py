@@ -10,13 +10,15 @@ only. What its sender cannot say by ``decide_by`` its policy decides, or a perso
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 from zlib import crc32
 
+import django.db
 from django.db import connections
 from django.db.models import F
 from django.db.models.functions import Least
@@ -28,8 +30,9 @@ from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..process.backoff import Backoff, described
 from ..process.lease import BEATS, LeaseHolder
+from ..process.lock_wait import is_conflict
 from ..process.loop import ProcessLoop
-from ..text import get_logger
+from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
 from .keeper import Decision
@@ -40,6 +43,8 @@ logger = get_logger("outbox_app.prepared")
 
 State, Policy = PreparedEvent.State, PreparedEvent.Policy
 DECIDES = {COMMITTED: State.CONFIRMED, ROLLED_BACK: State.CANCELLED}
+POLICIES: dict[str, str] = {Policy.CONFIRM: State.CONFIRMED, Policy.CANCEL: State.CANCELLED}
+UNDECIDED = "Its sender could not say in time what became of it."
 
 #: Senders are shared by the CRC-32 of their names, modulo this.
 PARTS = 16
@@ -53,6 +58,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 EXPIRED = 500
 INTERVAL = 1.0
 ANSWER_SECONDS = 300.0
+#: Seconds for which a process that stops waits for questions that are under way.
+LEAVE_SECONDS = 5.0
 
 
 def sender_named(name: str) -> Any:
@@ -66,48 +73,37 @@ def sender_named(name: str) -> Any:
 
 
 class SenderWorker:
-    """The questions to one sender."""
+    """The questions to one sender, each in a thread of its own: it may hang."""
 
     def __init__(self, name: str, *, using: str) -> None:
         self.name = name
         self.using = using
         self.backoff = Backoff(f"sender {name}", logger)
         self.decided = 0
-        self._pool = ThreadPoolExecutor(QUESTIONS, thread_name_prefix=f"outbox-ask-{name}")
-        self.under_way: dict[Future[dict[UUID, str]], list[PreparedEvent]] = {}
+        self._counting = threading.Lock()
+        #: Results: why there was no answer, if there was none.
+        self.under_way: set[Future[Exception | None]] = set()
 
     def turn(self) -> bool:
-        """Take the answers that have come, and ask about what is due. Says whether it did."""
-        ended = [future for future in self.under_way if future.done()]
+        """See what has come of questions, and ask about what is due. Says whether it did."""
+        ended = {future for future in self.under_way if future.done()}
+        self.under_way -= ended
         for future in ended:
-            rows = self.under_way.pop(future)
-            try:
-                answers = future.result()
-            except Exception as error:
-                self._silent(rows, error)
+            if error := future.result():  # the keeper's own errors are raised
+                self.backoff.failed(error)
             else:
                 self.backoff.succeeded()
-                self.settle(rows, answers)
-        asked = False
         # Of a sender that is away one question at a time finds out when it is back.
-        while not self.backoff.remaining and len(self.under_way) < (
-            1 if self.backoff.failures else QUESTIONS
+        limit = 1 if self.backoff.failures else QUESTIONS
+        busy = bool(ended)
+        while (
+            not self.backoff.remaining and len(self.under_way) < limit and (rows := self._claim())
         ):
-            if not (rows := self._claim()):
-                break
-            asked = True
-            questions = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
-            self.under_way[self._pool.submit(self._ask, questions)] = rows
-        return asked or bool(ended)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _ask(self, questions: Sequence[Question]) -> dict[UUID, str]:
-        try:
-            return dict(sender_named(self.name).check(questions))
-        finally:
-            connections.close_all()  # of this thread
+            self._start(rows)
+            busy = True
+        if self.backoff.failures or len(self.under_way) >= limit:
+            self.expire()
+        return busy
 
     def _claim(self) -> list[PreparedEvent]:
         events = PreparedEvent.objects.using(self.using)
@@ -119,72 +115,90 @@ class SenderWorker:
             failpoint("check_claimed")
         return rows
 
-    def settle(self, rows: Sequence[PreparedEvent], answers: dict[UUID, str]) -> None:
-        """Decide what was answered, and put off the rest."""
-        decided = [
-            Decision(row.event_id, DECIDES[answers[row.event_id]])
-            for row in rows
-            if answers.get(row.event_id) in DECIDES
-        ]
-        self._decide(decided, by=keeper.ANSWER)
-        for answer, counter in (
-            (IN_PROGRESS, "answered"),
-            (TOO_OLD, "answered"),
-            (None, "unreachable"),
-        ):
-            left = [row for row in rows if answers.get(row.event_id) == answer]
-            if answer == TOO_OLD:
-                self._give_up(left, "Its sender has removed the fences of its time.", answered=1)
-            else:
-                self._put_off(left, counter, answer or "no answer for this event")
+    def _start(self, rows: Sequence[PreparedEvent]) -> None:
+        future: Future[Exception | None] = Future()
 
-    def _silent(self, rows: Sequence[PreparedEvent], error: Exception) -> None:
-        self.backoff.failed(error)
-        self._put_off(rows, "unreachable", described(error))
-        self.expire()
+        def run() -> None:
+            try:
+                future.set_result(self._ask(rows))
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                connections.close_all()  # of this thread
+
+        self.under_way.add(future)
+        # A daemon: a question that hangs does not keep the process from ending.
+        threading.Thread(target=run, name=f"outbox-ask-{self.name}", daemon=True).start()
+
+    def _ask(self, rows: Sequence[PreparedEvent]) -> Exception | None:
+        questions = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
+        try:
+            answers = dict(sender_named(self.name).check(questions))
+        except Exception as error:
+            self._put_off(rows, "unreachable", described(error))
+            return error
+        self.settle(rows, answers)
+        return None
+
+    def settle(self, rows: Sequence[PreparedEvent], answers: Mapping[UUID, str]) -> None:
+        """Decide what was answered, and put off the rest."""
+        by_answer: dict[str, list[PreparedEvent]] = {}
+        for row in rows:
+            answer = storable(str(answers.get(row.event_id, "no answer for this event")))
+            by_answer.setdefault(answer, []).append(row)
+        decisions = [
+            Decision(row.event_id, state)
+            for answer, state in DECIDES.items()
+            for row in by_answer.pop(answer, [])
+        ]
+        self._decide(decisions, by=keeper.ANSWER)
+        for answer, left in by_answer.items():
+            counter = "answered" if answer in (IN_PROGRESS, TOO_OLD) else "unreachable"
+            self._put_off(left, counter, answer)
 
     def _put_off(self, rows: Sequence[PreparedEvent], counter: str, answer: str) -> None:
-        by_pause: dict[float, list[int]] = {}
-        for row in rows:
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(row.asked, 10))
-            by_pause.setdefault(pause, []).append(row.pk)
-        events = PreparedEvent.objects.using(self.using)
-        for pause, pks in by_pause.items():
+        events = PreparedEvent.objects.using(self.using).open()
+        told = {counter: F(counter) + 1, "last_answer": answer[:10_000]}
+        for asked in {row.asked for row in rows}:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(asked, 10))
             later = DatabaseNow() + timedelta(seconds=pause * random.uniform(0.8, 1.2))
-            told = {counter: F(counter) + 1, "last_answer": answer[:10_000]}
-            waiting = events.filter(pk__in=pks, decide_by__gt=DatabaseNow())
-            waiting.open().update(next_check_at=Least(later, F("decide_by")), **told)
+            events.filter(pk__in=[row.pk for row in rows if row.asked == asked]).update(
+                next_check_at=Least(later, F("decide_by")), **told
+            )
         over = events.filter(pk__in=[row.pk for row in rows], decide_by__lte=DatabaseNow())
-        over.open().update(**{counter: F(counter) + 1, "last_answer": answer[:10_000]})
-        self._expire(over.open())
+        self._expire(list(over))
 
     def expire(self) -> None:
         """Let their policies decide events whose time is over, although nobody answers."""
-        due = PreparedEvent.objects.using(self.using).due(self.name)
-        self._expire(due.filter(decide_by__lte=DatabaseNow()))
+        due = PreparedEvent.objects.using(self.using).due(self.name).filter(state=State.PREPARED)
+        over = due.filter(decide_by__lte=DatabaseNow()).order_by("decide_by")
+        self._expire(list(over[:EXPIRED]))
 
-    def _expire(self, events: Any) -> None:
-        rows = list(events[:EXPIRED])
-        for policy, state in ((Policy.CONFIRM, State.CONFIRMED), (Policy.CANCEL, State.CANCELLED)):
-            chosen = [Decision(row.event_id, state) for row in rows if row.policy == policy]
-            self._decide(chosen, by=keeper.POLICY)
-        asking = [row for row in rows if row.policy not in (Policy.CONFIRM, Policy.CANCEL)]
-        self._give_up(asking, "Its sender could not say in time what became of it.")
-
-    def _give_up(self, rows: Sequence[PreparedEvent], why: str, *, answered: int = 0) -> None:
-        if rows:
-            events = PreparedEvent.objects.using(self.using).open()
-            events.filter(pk__in=[row.pk for row in rows]).update(
-                state=State.UNDECIDED,
-                next_check_at=None,
-                reason=why,
-                answered=F("answered") + answered,
-            )
-            logger.warning("Undecided sender=%s events=%d reason=%s", self.name, len(rows), why)
+    def _expire(self, rows: Sequence[PreparedEvent]) -> None:
+        decisions = [
+            Decision(row.event_id, POLICIES[row.policy])
+            for row in rows
+            if row.policy in POLICIES and row.state == State.PREPARED
+        ]
+        self._decide(decisions, by=keeper.POLICY)
+        left = PreparedEvent.objects.using(self.using).filter(pk__in=[row.pk for row in rows])
+        over = left.filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
+        over = over.exclude(policy__in=POLICIES)
+        if undecided := over.update(state=State.UNDECIDED, reason=UNDECIDED):
+            logger.warning("Undecided sender=%s events=%d", self.name, undecided)
+        left.filter(state=State.UNDECIDED).update(next_check_at=None)
 
     def _decide(self, decisions: Sequence[Decision], *, by: str) -> None:
-        if decisions:
+        if not decisions:
+            return
+        try:
             keeper.decide(self.name, decisions, by=by, using=self.using)
+        except django.db.OperationalError as error:
+            if not is_conflict(error):
+                raise
+            logger.warning("Not decided yet, as others hold locks sender=%s", self.name)
+            return
+        with self._counting:
             self.decided += len(decisions)
 
 
@@ -259,9 +273,7 @@ class CheckBack(ProcessLoop):
         for name in owned.difference(self.workers):
             self.workers[name] = SenderWorker(name, using=self.using)
         for name in set(self.workers) - owned:
-            worker = self.workers.pop(name)
-            self._decided += worker.decided
-            worker.close()
+            self._decided += self.workers.pop(name).decided
 
     def _senders(self) -> list[str]:
         """Return the senders that there are rows of: a look at the index for each."""
@@ -279,8 +291,7 @@ class CheckBack(ProcessLoop):
         return min(self.interval, self.lease_seconds / BEATS)
 
     def _leave(self) -> None:
-        for worker in self.workers.values():
-            worker.close()
+        wait([each for w in self.workers.values() for each in w.under_way], timeout=LEAVE_SECONDS)
         if self.holder.joined:
             self._hand_back(self._hand_over, self.backoff)
 

@@ -43,9 +43,9 @@ UNKNOWN, CONFLICT, CONTRADICTION = "unknown", "conflict", "contradiction"
 #: How a decision came: told by the sender, answered by it, by policy. A person has a name.
 ROUTES = CALL, ANSWER, POLICY = "call", "answer", "policy"
 
-#: Seconds for which a transaction waits for a lock, and how often it is done anew.
-LOCK_SECONDS, ATTEMPTS = 2.0, 10
-
+#: Seconds for which a transaction waits for a lock, and for which it is done anew; seconds after
+#: which a call gives up what others hold.
+LOCK_SECONDS, DECIDE_SECONDS = 2.0, 5.0
 
 Result = TypeVar("Result")
 
@@ -76,6 +76,7 @@ def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Ans
 
     An id that is known with the same content has the answer that it had, ``CONFLICT`` with other.
     """
+    hashes = {each.event_id: each.hash for each in requests}
     rows = [
         PreparedEvent(
             sender=sender,
@@ -85,7 +86,7 @@ def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Ans
             type=each.type,
             topic=each.topic,
             content=each.content,
-            content_hash=each.hash,
+            content_hash=hashes[each.event_id],
             policy=each.policy,
             decide_by=DatabaseNow() + timedelta(seconds=each.decide_by),
             next_check_at=DatabaseNow() + timedelta(seconds=min(each.immune, each.decide_by)),
@@ -96,45 +97,58 @@ def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Ans
 
     def record() -> dict[UUID, tuple[str, str]]:
         events.bulk_create(rows, ignore_conflicts=True)
-        found = events.filter(event_id__in=[each.event_id for each in requests])
+        found = events.filter(event_id__in=list(hashes))
         return {row.event_id: (row.state, row.content_hash) for row in found}
 
     states = _in_transaction(record, using)
     failpoint("prepared")
-    return [_prepared(each, *states[each.event_id]) for each in requests]
-
-
-def _prepared(request: Request, state: str, hash: str) -> Answer:
-    if hash not in (request.hash, ""):  # empty: cancelled before it was prepared
-        return Answer(request.event_id, CONFLICT, "the id belongs to an event of other content")
-    return Answer(request.event_id, state)
+    answers = []
+    for id, hash in hashes.items():
+        state, recorded = states[id]
+        if recorded in (hash, ""):  # empty: cancelled before it was prepared
+            answers.append(Answer(id, state))
+        else:
+            answers.append(Answer(id, CONFLICT, "the id belongs to an event of other content"))
+    return answers
 
 
 def decide(
     sender: str, decisions: Sequence[Decision], *, by: str, reason: str = "", using: str
 ) -> list[Answer]:
-    """Confirm or cancel events, all in one transaction; each alone where one of them fails.
+    """Confirm or cancel events, all in one transaction; in halves where one of them fails.
 
     An event that cannot be published, as its row was edited by hand, is undecided from then on, and
-    says why. Errors of the database itself are raised, with nothing decided.
+    says why. Errors of the database itself are raised; what others hold is not decided, the rest
+    is.
     """
-    try:
-        step = partial(_decide, sender, decisions, by, reason, using)
-        answers, decided, now = _in_transaction(step, using)
-        failpoint("decided_committed")
-        if now:
-            count(decided, now, by if by in ROUTES else "person", using=using)
+    until = time.monotonic() + DECIDE_SECONDS
+
+    def part(decisions: Sequence[Decision]) -> list[Answer]:
+        try:
+            step = partial(_decide, sender, decisions, by, reason, using)
+            answers, decided, now = _in_transaction(step, using)
+            failpoint("decided_committed")
+            if now:
+                count(decided, now, by if by in ROUTES else "person", using=using)
+            return answers
+        except (django.db.OperationalError, django.db.InterfaceError) as error:
+            if len(decisions) == 1 or not is_conflict(error) or time.monotonic() > until:
+                raise
+        except Exception as error:
+            if len(decisions) == 1:
+                return [_refused(sender, decisions[0], error, using)]
+        answers, held = [], None
+        middle = len(decisions) // 2
+        for half in (decisions[:middle], decisions[middle:]):
+            try:
+                answers += part(half)
+            except django.db.OperationalError as error:
+                held = error
+        if held:
+            raise held
         return answers
-    except (django.db.OperationalError, django.db.InterfaceError):
-        raise
-    except Exception as error:
-        if len(decisions) == 1:
-            return [_refused(sender, decisions[0], error, using)]
-    return [
-        answer
-        for each in decisions
-        for answer in decide(sender, [each], by=by, reason=reason, using=using)
-    ]
+
+    return part([Decision(*each) for each in dict(decisions).items()])
 
 
 def _decide(
@@ -144,18 +158,15 @@ def _decide(
     asked = events.filter(event_id__in=[d[0] for d in decisions]).annotate(now=DatabaseNow())
     rows: dict[UUID, Any] = {row.event_id: row for row in asked}
     answers, moved = [], {}
-    for id, wanted in dict(decisions).items():
+    for id, wanted in decisions:
         row = rows.get(id)
-        if row is None and wanted == State.CANCELLED:
-            moved[id] = wanted
-            answers.append(Answer(id, wanted))
-        elif row is None:
+        if row is None and wanted == State.CONFIRMED:
             answers.append(Answer(id, UNKNOWN))
-        elif row.state in PreparedEvent.OPEN:
+        elif row is None or row.state in PreparedEvent.OPEN:
             moved[id] = wanted
             answers.append(Answer(id, wanted))
-        elif row.state == wanted:
-            answers.append(Answer(id, wanted))
+        elif row.state == wanted or by == POLICY:  # the call that came first had no policy in mind
+            answers.append(Answer(id, row.state))
         else:
             answers.append(_contradiction(row, wanted, by, using))
     said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
@@ -197,11 +208,11 @@ def _contradiction(row: PreparedEvent, wanted: str, by: str, using: str) -> Answ
         f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state}, by "
         f"{row.decided_by}; {by} says {wanted}. Nothing was changed."
     )
-    Incident.objects.using(using).create(
+    Incident.objects.using(using).get_or_create(  # once, however often it is told
         kind=Incident.Kind.CONTRADICTION,
         first_id=row.pk,
         last_id=row.pk,
-        detail=detail,
+        defaults={"detail": detail},
     )
     logger.error(
         "Contradiction event=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
@@ -219,14 +230,13 @@ def _refused(sender: str, decision: Decision, error: Exception, using: str) -> A
 
 def _in_transaction(step: Callable[[], Result], using: str) -> Result:
     """Run a step in a transaction, anew where another one has refused it."""
-    attempts = 0
+    until = time.monotonic() + LOCK_SECONDS
     while True:
-        attempts += 1
         try:
             with atomic_with_lock_wait(LOCK_SECONDS, using=using):
                 return step()
         except (IntegrityError, django.db.OperationalError) as error:
             again = isinstance(error, IntegrityError | _Raced) or is_conflict(error)
-            if not again or attempts == ATTEMPTS:
+            if not again or time.monotonic() > until:
                 raise
         time.sleep(random.uniform(0, 0.05))

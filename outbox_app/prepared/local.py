@@ -15,8 +15,9 @@ import django.db
 from django.db import connections
 
 from ..aliases import log_alias, outbox_alias
+from ..eventlog.registry import log_named
 from ..exceptions import InvalidPrepared, KeeperUnavailable
-from ..transactions import is_atomic, own_connection
+from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer, Decision
 from .questions import Question, answers
@@ -42,7 +43,7 @@ class LocalKeeper:
 
     def checked(self, new: NewPrepared) -> Request:
         request = checked(new)
-        if not new.job and log_alias(new.log) != self.using:  # type: ignore[arg-type]
+        if not new.job and log_alias(log_named(request.log)) != self.using:
             raise InvalidPrepared(
                 f"The log {request.log} is not on {self.using!r}, as is the keeper."
             )
@@ -56,11 +57,16 @@ class LocalKeeper:
         with self._outside():
             return keeper.decide(self.sender, decisions, by=keeper.CALL, using=self.using)
 
+    def _is_open(self) -> bool:
+        """Say whether the caller has a transaction open here; a test's may be written to."""
+        opened = is_atomic(self.using) or lacks_autocommit(connections[self.using])
+        return opened and not is_in_test(self.using)
+
     @contextmanager
     def _outside(self) -> Iterator[None]:
         """Work in no transaction of the caller, whose rollback would undo it."""
         try:
-            if is_atomic(self.using):
+            if self._is_open():
                 with own_connection(self.using) as connection:
                     if connection.vendor == "sqlite":  # has one writer: the caller itself, maybe
                         with connection.cursor() as cursor:

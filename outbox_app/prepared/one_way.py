@@ -38,29 +38,40 @@ def send(call: Callable[[], None]) -> None:
     with _lock:
         if len(_threads) < THREADS:
             thread = threading.Thread(target=_work, name="outbox-one-way", daemon=True)
-            _threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process ends, or has threads enough
+                logger.warning("No thread can be started, so the keeper may ask error=%r", error)
+            else:
+                _threads.add(thread)
 
 
 def _work() -> None:
     try:
-        while True:
-            try:
-                call = _calls.get(timeout=IDLE)
-            except queue.Empty:
-                with _lock:
-                    if _calls.empty():
-                        _threads.discard(threading.current_thread())
-                        return
-                continue
-            try:
-                call()
-            except Exception as error:
-                logger.warning("The keeper was not told, so it will ask error=%r", error)
-            finally:
-                _calls.task_done()
+        while _work_once():
+            pass
     finally:
+        with _lock:
+            _threads.discard(threading.current_thread())
         connections.close_all()
+
+
+def _work_once() -> bool:
+    try:
+        call = _calls.get(timeout=IDLE)
+    except queue.Empty:
+        with _lock:  # a call that comes after this finds one thread less
+            if _calls.empty():
+                _threads.discard(threading.current_thread())
+                return False
+        return True
+    try:
+        call()
+    except Exception as error:
+        logger.warning("The keeper was not told, so it will ask error=%r", error)
+    finally:
+        _calls.task_done()
+    return True
 
 
 def drain(seconds: float) -> bool:

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -75,8 +76,16 @@ class Request(NamedTuple):
 
 
 def content_hash(*published: Any) -> str:
-    text = json.dumps(published, sort_keys=True, separators=(",", ":"))
+    """Return a hash that is the same when the content has been in a database."""
+    seen = json.loads(json.dumps(published), parse_float=_number)
+    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
+
+
+def _number(text: str) -> int | float:
+    """PostgreSQL gives 1e16 back as the integer that it is, and -0.0 without its sign."""
+    value = Decimal(text)
+    return int(value) if value == value.to_integral_value() else float(text)
 
 
 def checked(new: NewPrepared, *, remote: bool = False) -> Request:
@@ -120,6 +129,8 @@ def _job(new: NewPrepared, *, remote: bool) -> Published:
     if extra := [name for name, value in given.items() if value]:
         raise InvalidPrepared(f"A job has no {', '.join(extra)}. Give either job= or an event.")
     task = checked_name("job", new.job)
+    if not isinstance(new.args, list | tuple) or not isinstance(new.kwargs or {}, Mapping):
+        raise InvalidPrepared("args must be a list or tuple, and kwargs a mapping.")
     args, _ = canonical("args", list(new.args))
     kwargs, _ = canonical("kwargs", dict(new.kwargs or {}))
     if not remote:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -25,16 +26,18 @@ from ..exceptions import (
     FencedOut,
     InvalidPrepared,
     PreparedConflict,
+    PreparedError,
     UnknownPrepared,
 )
 from ..models import Fence, PreparedEvent
 from ..process.preflight import require_migrated
 from ..text import get_logger
-from ..transactions import is_only_tests, open_transactions
+from ..transactions import is_in_test, is_only_tests, open_transactions
 from . import one_way
-from .fences import COMMITTED, ROLLED_BACK, fence, outcomes
+from .fences import COMMITTED, ROLLED_BACK, fence
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, Decision
 from .local import LocalKeeper
+from .questions import Question, answers
 from .request import NewPrepared, Request
 
 logger = get_logger("outbox_app.prepared")
@@ -52,6 +55,8 @@ class Prepared:
     #: The keeper's service; empty for this project.
     to: str
     request: Request
+    #: Before that nobody knew of it; by the clock of this process.
+    prepared_at: datetime
 
 
 def keeper_of(to: str, using: str) -> Any:
@@ -80,8 +85,8 @@ def prepared(
         stream, type, data: As for ``publish()``.
         using: Database alias of the business rows; not the one of the keeper's log.
         to: The keeper, where it is another service. Default: this project.
-        wait: Return when the keeper has confirmed. Default: it is told by a thread, after the
-            commit; if that fails, it asks.
+        wait: Tell the keeper before the block is left. Default: a thread tells it, after the
+            commit. Either way the keeper asks if that fails; no error is raised after a commit.
         **options: ``topic``, ``metadata``, ``log`` as for ``publish()``. ``event_id``: a UUID that
             makes the call repeatable (default: a new one). ``policy``: what happens if nobody knows
             by ``decide_by`` (seconds, default a day): "ask" (default), "cancel" or "confirm".
@@ -143,11 +148,11 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     requests = [keeper.checked(new) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
         raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
-    if open_transactions():
-        _warn_once(open_transactions())
+    _warn_once(open_transactions())
+    now = timezone.now()
     for request, answer in zip(requests, keeper.prepare(requests), strict=True):
         _require_prepared(request, answer)
-    return [Prepared(each.event_id, using, to, each) for each in requests]
+    return [Prepared(each.event_id, using, to, each, now) for each in requests]
 
 
 #: Aliases that have a table of fences, as this process has seen.
@@ -182,8 +187,9 @@ def confirm(*events: Prepared, wait: bool = True) -> None:
         KeeperUnavailable: The keeper gave no answer. Its check-back finds out.
         Contradiction: The event was cancelled before, by a person or a policy.
     """
+    outcomes = _outcomes(events)
     for event in events:
-        if (outcome := _outcome(event)) != COMMITTED:
+        if (outcome := outcomes[event.event_id]) != COMMITTED:
             raise FencedOut(
                 f"The prepared event {event.event_id} cannot be confirmed: its fence on "
                 f"{event.using!r} says {outcome}. Call fence(event) inside the transaction, and "
@@ -199,8 +205,9 @@ def cancel(*events: Prepared, wait: bool = True) -> None:
         FencedOut: The transaction has committed already, or is open. The keeper was not told.
         KeeperUnavailable, Contradiction: As for ``confirm()``.
     """
+    outcomes = _outcomes(events)
     for event in events:
-        if (outcome := _outcome(event)) != ROLLED_BACK:
+        if (outcome := outcomes[event.event_id]) != ROLLED_BACK:
             raise FencedOut(
                 f"The prepared event {event.event_id} cannot be cancelled: its fence on "
                 f"{event.using!r} says {outcome}."
@@ -219,40 +226,55 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
         if is_only_tests(using):  # leaving the block counts as the commit
             tell(wait=True)
         else:
-            transaction.on_commit(tell, using=using, robust=not wait)
+            transaction.on_commit(tell, using=using, robust=True)
 
 
-def _outcome(event: Prepared) -> str:
-    return outcomes({event.event_id: timezone.now()}, using=event.using)[event.event_id]
+def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
+    """Ask as the keeper does: over a session that sees no open transaction, not even its own."""
+    found: dict[UUID, str] = {}
+    for using in {event.using for event in events}:
+        found |= answers(
+            [
+                Question(
+                    event.event_id, event.prepared_at, event.request.stream, event.request.type
+                )
+                for event in events
+                if event.using == using
+            ],
+            using=using,
+        )
+    return found
 
 
 def _tell_what_fences_say(events: Sequence[Prepared]) -> None:
-    told = {COMMITTED: State.CONFIRMED, ROLLED_BACK: State.CANCELLED}
     try:
-        for event in events:
-            if state := told.get(_outcome(event)):
-                _tell([event], state, wait=is_only_tests(event.using))
+        outcomes = _outcomes(events)
+        for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
+            if told := [event for event in events if outcomes[event.event_id] == outcome]:
+                _tell(told, state, wait=False)
     except Exception as error:  # the caller's own is the one to raise
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
 
 
 def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
-    if not wait:
+    if not (wait or any(is_in_test(event.using) for event in events)):
         one_way.send(partial(_tell, events, state, wait=True))
         return
     for to, using in dict.fromkeys((event.to, event.using) for event in events):
         group = [event for event in events if (event.to, event.using) == (to, using)]
         keeper = keeper_of(to, using)
-        answers = keeper.decide([Decision(event.event_id, state) for event in group])
-        lost = {answer.event_id for answer in answers if answer.state == UNKNOWN}
-        if lost and state == State.CONFIRMED:  # the keeper's database was restored
+        told = keeper.decide([Decision(event.event_id, state) for event in group])
+        lost = {answer.event_id for answer in told if answer.state == UNKNOWN}
+        if lost:  # the keeper's database was restored
             keeper.prepare([event.request for event in group if event.event_id in lost])
-            answers += keeper.decide([Decision(id, state) for id in lost])
-        for answer in answers:
+            told = [answer for answer in told if answer.event_id not in lost]
+            told += keeper.decide([Decision(id, state) for id in lost])
+        for answer in told:
             if answer.state == CONTRADICTION:
                 raise Contradiction(answer.detail)
-            if answer.state not in (state, UNKNOWN):
-                raise UnknownPrepared(f"{answer.event_id}: {answer.state} {answer.detail}")
+            if answer.state != state:
+                error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
+                raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
 
 
 _warned: set[str] = set()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.db import connections, transaction
 
 from outbox_app.models import Event, Fence, PreparedEvent
-from outbox_app.prepared import one_way
+from outbox_app.prepared import fence, one_way
+from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
+from outbox_app.prepared.sender import Prepared
 from tests.patience import patience
 
 #: By keeper, the sender.
@@ -84,5 +88,43 @@ def ask(alias: str) -> Callable[..., CheckBack]:
         loop = CheckBack(using=alias, **options)
         loop.run(once=True)
         return loop
+
+    return run
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[..., Future[Any]]]:
+    """``elsewhere(function, *args)``: call it in another thread, whose connections end with it."""
+    with ThreadPoolExecutor(16) as pool:
+
+        def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            finally:
+                connections.close_all()
+
+        yield lambda *args, **options: pool.submit(call, *args, **options)
+
+
+@pytest.fixture
+def make(alias: str, sender: str) -> Callable[..., Prepared]:
+    """``make(stream, **options)``: a prepared event about which its sender may be asked at once."""
+
+    def prepare(stream: str = "order-17", **options: Any) -> Prepared:
+        options = {"immune": 0, "data": {"total": 30}, **options}
+        return senders.prepare(stream, "order.paid", using=sender, **options)
+
+    return prepare
+
+
+@pytest.fixture
+def pay(sender: str) -> Callable[..., None]:
+    """``pay(event)``: the business transaction, without a confirm."""
+
+    def run(*events: Prepared, commit: bool = True) -> None:
+        with transaction.atomic(using=sender):
+            for event in events:
+                fence(event)
+            transaction.set_rollback(not commit, using=sender)
 
     return run

@@ -126,7 +126,7 @@ def test_a_job(alias: str, sender: str, told: Any, make_app: Any, monkeypatch: A
 def test_who_has_asked_first_has_decided(alias: str, sender: str, told: Any, states: Any) -> None:
     """An answer is true for ever: the transaction that comes after it cannot commit."""
     event = senders.prepare("order-17", "order.paid", using=sender)
-    assert senders._outcome(event) == "rolled_back"
+    assert senders._outcomes([event]) == {event.event_id: "rolled_back"}
 
     def pay(swallow: Any) -> None:
         with transaction.atomic(using=sender):

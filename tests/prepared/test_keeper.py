@@ -1,0 +1,288 @@
+"""The keeper: each call in each state, races, rows that were damaged, and what is locked."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import OperationalError, transaction
+
+from outbox_app.eventlog.publish import publish
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import Event, Incident, PreparedEvent
+from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.keeper import Answer, Decision
+from outbox_app.prepared.request import Request, checked
+from tests.faults.tools import on
+
+committing = pytest.mark.django_db(transaction=True)
+RACES = int(os.environ.get("OUTBOX_PREPARED_RACES", 15))
+SENDER = "alias:billing"
+
+
+def request(stream: str = "order-17", **options: Any) -> Request:
+    return checked(NewPrepared(stream, "order.paid", **{"data": {"total": 30}, **options}))
+
+
+def prepare(alias: str, *requests: Request) -> list[str]:
+    return [answer.state for answer in keeper.prepare(SENDER, requests, using=alias)]
+
+
+def decide(alias: str, *decisions: tuple[UUID, str], by: str = keeper.CALL) -> list[Answer]:
+    return keeper.decide(SENDER, [Decision(*each) for each in decisions], by=by, using=alias)
+
+
+def move(alias: str, given: Request, state: str) -> None:
+    """Bring an event into a state."""
+    if state != "unknown":
+        prepare(alias, given)
+    if state == "undecided":
+        PreparedEvent.objects.using(alias).update(state=state)
+    elif state in ("confirmed", "cancelled"):
+        decide(alias, (given.event_id, state))
+
+
+@pytest.mark.parametrize(
+    ("state", "answer"),
+    [
+        ("unknown", "prepared"),
+        ("prepared", "prepared"),
+        ("undecided", "undecided"),
+        ("confirmed", "confirmed"),
+        ("cancelled", "cancelled"),
+    ],
+)
+def test_prepare(alias: str, state: str, answer: str, published: Any) -> None:
+    given = request()
+    move(alias, given, state)
+    for _ in range(2):
+        assert prepare(alias, given) == [answer]
+    other = "prepared" if state == "unknown" else answer
+    row = PreparedEvent.objects.using(alias).get()
+    assert row.state == other
+    for change in ({"data": {"total": 31}}, {"topic": "t"}, {"stream": "order-18"}):
+        assert prepare(alias, request(event_id=given.event_id, **change)) == ["conflict"]
+    assert len(published()) == (state == "confirmed")
+    assert not Incident.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "answer", "then"),
+    [
+        ("confirmed", "unknown", "unknown", []),
+        ("confirmed", "prepared", "confirmed", ["confirmed"]),
+        ("confirmed", "undecided", "confirmed", ["confirmed"]),
+        ("confirmed", "confirmed", "confirmed", ["confirmed"]),
+        ("confirmed", "cancelled", "contradiction", ["cancelled"]),
+        ("cancelled", "unknown", "cancelled", ["cancelled"]),
+        ("cancelled", "prepared", "cancelled", ["cancelled"]),
+        ("cancelled", "undecided", "cancelled", ["cancelled"]),
+        ("cancelled", "confirmed", "contradiction", ["confirmed"]),
+        ("cancelled", "cancelled", "cancelled", ["cancelled"]),
+    ],
+)
+def test_decide(
+    alias: str, wanted: str, state: str, answer: str, then: Any, states: Any, published: Any
+) -> None:
+    given = request()
+    move(alias, given, state)
+    for _ in range(2):  # an answer that is lost is asked for again, and changes nothing
+        assert [a.state for a in decide(alias, (given.event_id, wanted))] == [answer]
+    assert states() == then
+    assert len(published()) == (then == ["confirmed"])
+    incidents = Incident.objects.using(alias).filter(kind=Incident.Kind.CONTRADICTION)
+    assert incidents.count() == (answer == "contradiction")
+    row = PreparedEvent.objects.using(alias).first()
+    assert row is None or (row.next_check_at, row.decided_by) == (None, "call")
+
+
+def test_a_prepare_that_comes_after_its_cancel_is_dead(alias: str, published: Any) -> None:
+    given = request()
+    decide(alias, (given.event_id, "cancelled"))
+    assert prepare(alias, given) == ["cancelled"]
+    assert [a.state for a in decide(alias, (given.event_id, "confirmed"))] == ["contradiction"]
+    assert published() == []
+
+
+def test_an_id_is_its_senders_own(alias: str, published: Any) -> None:
+    given = request()
+    prepare(alias, given)
+    confirm = [Decision(given.event_id, "confirmed")]
+    [answer] = keeper.decide("alias:other", confirm, by=keeper.CALL, using=alias)
+    assert answer.state == "unknown"
+    [answer] = keeper.prepare("alias:other", [request(event_id=given.event_id)], using=alias)
+    assert answer.state == "prepared"
+    assert published() == []
+
+
+@committing
+def test_confirm_and_cancel_are_raced(
+    alias: str, states: Any, published: Any, elsewhere: Any
+) -> None:
+    """One of them wins; the other one is a contradiction, and is recorded."""
+    confirmed = 0
+    for _ in range(RACES):
+        given, barrier = request(), threading.Barrier(2)
+        prepare(alias, given)
+
+        def decided(state: str, id: UUID = given.event_id, barrier: Any = barrier) -> str:
+            barrier.wait()
+            return decide(alias, (id, state))[0].state
+
+        answers = [elsewhere(decided, state) for state in ("confirmed", "cancelled")]
+        found = [answer.result() for answer in answers]
+        assert found in (["confirmed", "contradiction"], ["contradiction", "cancelled"])
+        confirmed += found[0] == "confirmed"
+    assert states().count("confirmed") == len(published()) == confirmed
+    assert Incident.objects.using(alias).count() == RACES
+
+
+@committing
+def test_confirmed_by_four_at_once(alias: str, published: Any, elsewhere: Any) -> None:
+    given = [request(f"order-{n}") for n in range(20)]
+    prepare(alias, *given)
+    barrier = threading.Barrier(4)
+
+    def confirm() -> set[str]:
+        barrier.wait()
+        return {a.state for a in decide(alias, *((g.event_id, "confirmed") for g in given))}
+
+    answers = [elsewhere(confirm) for _ in range(4)]
+    assert [answer.result() for answer in answers] == [{"confirmed"}] * 4
+    assert len(published()) == 20
+
+
+@committing
+def test_a_row_that_was_edited_by_hand(alias: str, states: Any, published: Any) -> None:
+    """It stays, with its reason; the others of its batch are published."""
+    given = [request(f"order-{n}") for n in range(7)]
+    prepare(alias, *given)
+    rows = PreparedEvent.objects.using(alias)
+    rows.filter(stream="order-3").update(content={"data": {"total": 99}, "metadata": {}})
+    rows.filter(stream="order-5").update(log="no_such_log")
+    answers = decide(alias, *((each.event_id, "confirmed") for each in given))
+    assert [a.state for a in answers].count("confirmed") == 5
+    assert len(published()) == 5
+    for stream in ("order-3", "order-5"):
+        row = rows.get(stream=stream)
+        assert (row.state, row.next_check_at) == ("undecided", None)
+        assert "edited by hand" in row.reason
+    # Cancelling publishes nothing, so it is possible.
+    assert [a.state for a in decide(alias, (given[3].event_id, "cancelled"))] == ["cancelled"]
+
+
+def test_a_message_id_that_the_log_has_already(alias: str, published: Any) -> None:
+    """Of the same event it is the second lock; of another one it is refused, visibly."""
+    same, other = request("order-1"), request("order-2")
+    prepare(alias, same, other)
+    with transaction.atomic(using=alias):
+        publish("order-1", "order.paid", {"total": 30}, message_id=same.event_id, using=alias)
+        publish("order-2", "order.lost", {"total": 30}, message_id=other.event_id, using=alias)
+    answers = decide(alias, (same.event_id, "confirmed"), (other.event_id, "confirmed"))
+    assert [a.state for a in answers] == ["confirmed", "undecided"]
+    assert "MessageIdConflict" in PreparedEvent.objects.using(alias).get(stream="order-2").reason
+    assert len(published()) == 2
+
+
+@pytest.mark.parametrize("policy", ["confirm", "cancel"])
+def test_a_policy_contradicts_nobody(alias: str, policy: str, states: Any) -> None:
+    """A call that comes in the same moment has decided."""
+    given = request()
+    prepare(alias, given)
+    state = {"confirm": "confirmed", "cancel": "cancelled"}
+    first = {"confirm": "cancelled", "cancel": "confirmed"}[policy]
+    decide(alias, (given.event_id, first))
+    decide(alias, (given.event_id, state[policy]), by=keeper.POLICY)
+    assert states() == [first]
+    assert not Incident.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize(
+    "number", [1e16, 1e22, 1e23, 1.5e300, -0.0, 1.0, 0.1, 1e-7, 5e-324, 2**63, -(2**53) - 1, 30]
+)
+def test_numbers_that_databases_write_otherwise(alias: str, number: Any, published: Any) -> None:
+    given = request(data={"n": number, "list": [number]}, metadata={"n": number})
+    prepare(alias, given)
+    assert prepare(alias, given) == ["prepared"]
+    assert [a.state for a in decide(alias, (given.event_id, "confirmed"))] == ["confirmed"]
+    [(_, _, data)] = published()
+    assert math.isclose(data["n"], number, rel_tol=0)
+    assert prepare(alias, request(event_id=given.event_id, data={"n": number})) == ["conflict"]
+
+
+def test_large_integers_are_told_apart(alias: str) -> None:
+    given = request(data={"id": 2**60 + 1})
+    prepare(alias, given)
+    assert prepare(alias, request(event_id=given.event_id, data={"id": 2**60})) == ["conflict"]
+
+
+@committing
+@on("postgres", "mariadb")  # SQLite has one writer at a time
+def test_a_stream_that_another_transaction_holds(
+    alias: str, states: Any, published: Any, elsewhere: Any, monkeypatch: Any
+) -> None:
+    """It holds up its own events; the others of the batch are published."""
+    monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.2)
+    given = [request(f"order-{n}") for n in range(4)]
+    prepare(alias, *given)
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic(using=alias):
+            publish("order-2", "order.seen", using=alias)
+            held.set()
+            go.wait(60)
+
+    holder = elsewhere(hold)
+    held.wait(60)
+    decisions = [(each.event_id, "confirmed") for each in given]
+    try:
+        with pytest.raises(OperationalError):
+            decide(alias, *decisions)
+        assert states() == ["confirmed", "confirmed", "prepared", "confirmed"]
+    finally:
+        go.set()
+        holder.result()
+    assert [a.state for a in decide(alias, *decisions)] == ["confirmed"] * 4
+    assert len(published()) == 5
+
+
+@committing
+@pytest.mark.parametrize("point", ["decided", "decided_committed"])
+def test_state_and_event_are_one_commit(
+    alias: str, point: str, states: Any, published: Any
+) -> None:
+    """The process is killed for real in ``test_killed``."""
+    given = request()
+    prepare(alias, given)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    set_failpoint(point, fail)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            decide(alias, (given.event_id, "confirmed"))
+    finally:
+        set_failpoint(point, None)
+    done = point == "decided_committed"
+    assert (states(), len(published())) == (["confirmed" if done else "prepared"], int(done))
+    decide(alias, (given.event_id, "confirmed"))
+    assert (states(), len(published())) == (["confirmed"], 1)
+
+
+def test_a_batch_with_an_id_twice(alias: str) -> None:
+    given, unknown = request(), uuid4()
+    prepare(alias, given)
+    answers = decide(
+        alias,
+        (given.event_id, "confirmed"),
+        (unknown, "confirmed"),
+        (given.event_id, "confirmed"),
+    )
+    assert [a.state for a in answers] == ["confirmed", "unknown"]
+    assert Event.objects.using(alias).count() == 1
