@@ -53,7 +53,7 @@ def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
     if model._meta.db_table not in tables:
         raise NotMigrated(
             f"Database {using!r} has no table {model._meta.db_table}. Run: "
-            f"manage.py migrate outbox_app --database {using}"
+            f"manage.py migrate {model._meta.app_label} --database {using}"
         )
 
 

@@ -84,6 +84,13 @@ def test_types_are_listed(alias, command, many):
     assert (found["type"], found["log"], found["entities"]) == (TYPE, "account_version", 3)
 
 
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_a_type_whose_table_is_missing_is_named(alias, command, monkeypatch):
+    monkeypatch.setattr(Account._meta, "db_table", "gone")
+    code, out = command("list")
+    assert (code, "has no table gone. Run: manage.py migrate entities" in out) == (2, True), out
+
+
 def test_an_entity_is_shown_with_its_answers(alias, command, many):
     code, out = command("show", TYPE, "a")
     assert code == 0

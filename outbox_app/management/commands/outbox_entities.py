@@ -73,9 +73,10 @@ class Command(TeachingCommand):
         if name := options.get("type"):
             types = [operations.entity_named(name)]
         found = {each: database or log_alias(each.versions) for each in types}
-        for using in {*found.values()}:
+        for each, using in found.items():
             require_alias(using)
             require_migrated(using)
+            require_migrated(using, each)
         try:
             getattr(self, f"_{action}")(found, database=database, **options)
         except KeyboardInterrupt:
