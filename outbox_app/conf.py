@@ -101,6 +101,9 @@ class OutboxSettings:
     PREPARED_RETENTION_DAYS: int = 30
     #: Days for which fences are kept by senders. Longer than any keeper may ask for one.
     FENCE_RETENTION_DAYS: int = 30
+    #: Services that events are prepared for, or by, over HTTP: by name the fields of ``Peer``. What
+    #: is here wins over the table.
+    PEERS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.

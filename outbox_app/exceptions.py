@@ -42,6 +42,9 @@
     │   ├── FencedOut           the fence says otherwise: the transaction cannot commit, or has not
     │   ├── UnknownPrepared     the keeper has no such event             (also a LookupError)
     │   └── Contradiction       it was decided otherwise before; an incident says so
+    ├── PeerError               another service cannot be talked to
+    │   ├── InvalidPeer         it is not registered, or not in a way that can work
+    │   └── PeerUnavailable     it gave no answer that can be believed
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
@@ -259,6 +262,20 @@ class UnknownPrepared(PreparedError, LookupError):
 
 class Contradiction(PreparedError):
     """The event was decided otherwise before. An incident has recorded it."""
+
+
+class PeerError(OutboxError):
+    """Another service cannot be talked to."""
+
+
+class InvalidPeer(PeerError):
+    """The peer is not registered, has no key that is valid, or the extra ``door`` is missing."""
+
+    returncode = 2
+
+
+class PeerUnavailable(PeerError):
+    """The peer gave no answer that can be believed. What it was sent may have arrived."""
 
 
 class InvalidSubscriber(OutboxError):

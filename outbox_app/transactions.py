@@ -7,18 +7,21 @@ open outside ``atomic()``, too. Nothing here opens a connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.models.signals import post_migrate, pre_migrate
 from django.dispatch import receiver
+from django.http import HttpResponse
 
 from .conf import outbox_settings
 from .exceptions import NotAtomic, NotMigrated
+
+View = Callable[..., HttpResponse]
 
 
 def is_atomic(using: str) -> bool:
@@ -48,6 +51,13 @@ def is_in_test(using: str) -> bool:
 def is_only_tests(using: str) -> bool:
     """Say whether a transaction is open on an alias that only a test has opened."""
     return connections[using].in_atomic_block and not is_atomic(using)
+
+
+def without_transaction(view: View) -> View:
+    """Let a view begin where the database is away, with ``ATOMIC_REQUESTS`` too."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(alias)(view)
+    return view
 
 
 @contextmanager

@@ -7,11 +7,9 @@ they answer, too, where the database is away. Their answers are not cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import django.db
-from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -19,17 +17,9 @@ from django.views.decorators.http import require_safe
 from .monitoring.diagnosis import Limits, is_healthy, problems
 from .monitoring.status import outbox_status
 from .text import get_logger
+from .transactions import without_transaction
 
 logger = get_logger("outbox_app.views")
-
-View = Callable[..., HttpResponse]
-
-
-def without_transaction(view: View) -> View:
-    """Let a view begin where the database is away, with ``ATOMIC_REQUESTS`` too."""
-    for alias in connections:
-        view = transaction.non_atomic_requests(alias)(view)
-    return view
 
 
 @without_transaction

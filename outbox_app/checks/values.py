@@ -17,6 +17,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from ..conf import OutboxSettings, outbox_settings
+from ..door.peers import peer_faults
 from ..process.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
@@ -40,7 +41,16 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for name in (field.name for field in fields(conf)):
         found += _check_value(name, getattr(conf, name), hints[name])
-    return found or [*_check_lease(conf), *_check_prepared(conf)]
+    return found or [*_check_lease(conf), *_check_prepared(conf), *_check_peers(conf)]
+
+
+def _check_peers(conf: OutboxSettings) -> list[CheckMessage]:
+    hint = "docs/reference/door.md lists the fields of a peer."
+    return [
+        Error(f"The peer {name!r} of OUTBOX['PEERS'] {fault}.", hint=hint, id="outbox.E003")
+        for name, given in conf.PEERS.items()
+        for fault in peer_faults(name, given)
+    ]
 
 
 def _check_value(name: str, value: Any, hint: Any) -> list[CheckMessage]:
@@ -80,6 +90,8 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         return None if number and 0 < value < math.inf else "a number above 0"
     if hint is str:
         return None if _is_function(value) else "the dotted path of a function"
+    if name == "PEERS":
+        return None if isinstance(value, dict) else "a dictionary of peers by their names"
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
         return None if fits else "a dictionary of database vendors and dotted paths of classes"

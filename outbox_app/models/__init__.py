@@ -6,6 +6,7 @@ from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
 from .job import DeadJob, InboxEntry, Incident, StagedJob
+from .peer import Peer
 from .prepared import Fence, PreparedEvent
 from .process import Lease, Process
 from .statistic import Statistic
@@ -30,6 +31,7 @@ __all__ = [
     "Incident",
     "Lease",
     "ParkedStream",
+    "Peer",
     "PreparedEvent",
     "Process",
     "StagedJob",

@@ -36,7 +36,7 @@ from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
 from .keeper import Decision
-from .local import local_sender
+from .local import PREFIX, local_sender
 from .questions import Question
 
 logger = get_logger("outbox_app.prepared")
@@ -63,13 +63,17 @@ LEAVE_SECONDS = 5.0
 
 
 def sender_named(name: str) -> Any:
-    """Return the sender of a name, to be asked. Raises ``UnknownPrepared``."""
-    sender = local_sender(name)
-    if sender is None:
-        raise UnknownPrepared(
-            f"There is no sender {name!r} to ask: no such alias, and no such peer."
-        )
-    return sender
+    """Return the sender of a name, to be asked.
+
+    Raises ``UnknownPrepared`` for an alias that there is not, ``InvalidPeer`` for such a peer.
+    """
+    if sender := local_sender(name):
+        return sender
+    if name.startswith(PREFIX):
+        raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
+    from .remote import HttpSender  # needs the extra door
+
+    return HttpSender(name)
 
 
 class SenderWorker:

@@ -1,0 +1,109 @@
+"""Calls to a peer: one signed request, one answer that is verified before anything of it counts.
+
+Only registered addresses are called, by https (http for this machine alone); no redirect, cookie or
+proxy of the environment is followed. A call has a time in all, which a peer that sends a byte a
+second cannot stretch: it runs on an event loop that one thread of the process has for all calls,
+begun with the first one and anew after a fork. What is no verified answer is ``PeerUnavailable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import threading
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+from ..exceptions import PeerUnavailable
+from ..models import Peer
+from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
+from .peers import VERIFIES, Key, addresses, signing_key, valid_keys
+from .signing import NotBelieved, adapt_message, httpx2, sign, verify
+
+#: Seconds to connect, and in all; bytes of an answer.
+CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
+
+
+def call(
+    peer: Peer,
+    method: str,
+    path: str,
+    payload: Any = None,
+    *,
+    content_type: str = JSON,
+    seconds: float = SECONDS,
+) -> tuple[int, Any]:
+    """Return status and content of a peer's answer. Raises ``PeerError``."""
+    loop, client = _running()
+    body = b"" if payload is None else written(payload)
+    request = client.build_request(
+        method, addresses(peer)[0] + path, content=body, headers={"Content-Type": content_type}
+    )
+    sign(adapt_message(request), body, signing_key(peer))
+    try:
+        future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds), loop)
+        response, answer = future.result()
+    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        raise PeerUnavailable(f"The peer {peer.name!r} gave no answer: {error!r}") from error
+
+    def key_of(id: Any) -> Key | None:
+        return next((key for key in valid_keys(peer, VERIFIES) if key.id == id), None)
+
+    try:
+        verify(adapt_message(response), answer, key_of)
+        if media_type(response.headers.get("Content-Type", "")) not in (JSON, PROBLEM):
+            raise MessageRefused(502, "It is no JSON.")
+        return response.status_code, parsed(answer)
+    except (NotBelieved, MessageRefused) as error:
+        raise PeerUnavailable(
+            f"The answer {response.status_code} of the peer {peer.name!r} is not believed: {error}"
+        ) from error
+
+
+async def _exchange(
+    client: httpx2.AsyncClient, request: httpx2.Request, seconds: float
+) -> tuple[httpx2.Response, bytes]:
+    async with asyncio.timeout(seconds):
+        response = await client.send(request, stream=True)
+        try:
+            body = bytearray()
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > BYTES:
+                    raise httpx2.ReadError(f"The answer has more than {BYTES} bytes.")
+            return response, bytes(body)
+        finally:
+            await response.aclose()
+
+
+_lock = threading.Lock()
+#: By process: what a fork inherits is left alone, as its parent uses it.
+_loops: dict[int, tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]] = {}
+
+
+def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
+    with _lock:
+        if os.getpid() not in _loops:
+            loop = asyncio.new_event_loop()
+            client = httpx2.AsyncClient(
+                headers={"Accept": JSON, "Accept-Encoding": "identity"},
+                timeout=httpx2.Timeout(SECONDS, connect=CONNECT),
+                # Servers close idle connections after two seconds and more.
+                limits=httpx2.Limits(keepalive_expiry=1.0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                verify=ssl.create_default_context(),
+                follow_redirects=False,
+                trust_env=False,
+            )
+            threading.Thread(target=loop.run_forever, name="outbox-door", daemon=True).start()
+            _loops[os.getpid()] = loop, client
+        return _loops[os.getpid()]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,168 @@
+"""What the messages of the door contain: JSON, read strictly, and CloudEvents 1.0.
+
+A message has one meaning or is refused: UTF-8, no duplicate keys, no NaN, no fields that there are
+not. What is refused says why in a sentence of its own, never with what it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+from uuid import UUID
+
+from ..exceptions import OutboxError
+
+JSON, PROBLEM = "application/json", "application/problem+json"
+EVENT, EVENTS = "application/cloudevents+json", "application/cloudevents-batch+json"
+
+#: Attributes of an event: those that mean something here, and those that may be there as well.
+MEANT = {"specversion", "id", "source", "type", "subject", "data", "job", "log", "topic"}
+MEANT |= {"metadata", "policy", "decideby", "immune"}
+IGNORED = {"time", "datacontenttype", "dataschema", "traceparent", "tracestate"}
+
+
+class MessageRefused(OutboxError):
+    """A message, or an element of it, has no meaning. ``status`` is that of HTTP."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+def media_type(value: str) -> str:
+    """Return the media type of a ``Content-Type``, whose charset can only be UTF-8."""
+    name, *parameters = value.lower().split(";")
+    if any("".join(p.split()).strip('"') not in ("charset=utf-8", "") for p in parameters):
+        raise MessageRefused(415, "The charset is UTF-8.")
+    return name.strip()
+
+
+def parsed(body: bytes) -> Any:
+    try:
+        return json.loads(
+            body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise MessageRefused(400, "The body is no JSON in UTF-8.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise MessageRefused(400, "An object of the body has a key twice.")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def written(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def objects(value: Any, most: int) -> list[dict[str, Any]]:
+    """Return what a list of 1 to so many objects has."""
+    if not isinstance(value, list) or not value:
+        raise MessageRefused(400, "The body is a list with an element at least.")
+    if len(value) > most:
+        raise MessageRefused(413, f"A list has {most} elements at most.")
+    return value
+
+
+def fields(value: Any, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """Return an object that has these fields and no others."""
+    if not isinstance(value, dict) or not set(required) <= value.keys():
+        raise MessageRefused(422, "The element lacks a field.")
+    if not value.keys() <= {*required, *optional}:
+        raise MessageRefused(422, "The element has a field that is not known.")
+    return value
+
+
+def event_id(value: Any) -> UUID:
+    """Return the id of an event, which has one spelling."""
+    try:
+        id = UUID(value)
+        if str(id) == value:
+            return id
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise MessageRefused(422, "The id is no UUID in lower case with hyphens.")
+
+
+def cloudevent(
+    id: UUID,
+    type: str,
+    *,
+    source: str,
+    log: str,
+    stream: str,
+    topic: str,
+    content: Mapping[str, Any],
+    policy: str,
+    decide_by: float,
+    immune: float,
+) -> dict[str, Any]:
+    """Return an event, or a job (that has no log), as a CloudEvent. Times are whole seconds."""
+    event = {
+        "specversion": "1.0",
+        "id": str(id),
+        "source": source,
+        "type": type,
+        "datacontenttype": "application/json",
+        "policy": policy,
+        "decideby": math.ceil(decide_by),
+        "immune": math.ceil(immune),
+    }
+    if not log:
+        return event | {"job": True, "data": content}
+    metadata = content["metadata"]
+    # Extensions are no objects in CloudEvents, so the metadata are JSON in a string.
+    given = {"topic": topic, "metadata": metadata and written(metadata).decode()}
+    event |= {name: value for name, value in given.items() if value}
+    return event | {"log": log, "subject": stream, "data": content["data"]}
+
+
+def prepared_fields(event: Any) -> dict[str, Any]:
+    """Return what a CloudEvent says, in the names of ``NewPrepared``."""
+    event = fields(event, ("specversion", "id", "source", "type"), MEANT | IGNORED)
+    texts = ("specversion", "source", "type", "subject", "log", "topic", "metadata", "policy")
+    if any(not isinstance(event[name], str) or not event[name] for name in texts if name in event):
+        raise MessageRefused(422, "An attribute is no text, or an empty one.")
+    if event["specversion"] != "1.0" or event.get("job") not in (None, True, False):
+        raise MessageRefused(422, "The event is none of CloudEvents 1.0.")
+    if any(type(event[name]) is not int for name in ("decideby", "immune") if name in event):
+        raise MessageRefused(422, "A time is no whole number of seconds.")
+    if event.get("datacontenttype", "application/json") != "application/json":
+        raise MessageRefused(422, "The data are no JSON.")
+    found = {"event_id": event_id(event["id"]), "decide_by": event.get("decideby")}
+    found |= {"immune": event.get("immune"), "policy": event.get("policy", "ask")}
+    if event.get("job"):
+        if {"subject", "log", "topic", "metadata"} & event.keys():
+            raise MessageRefused(422, "A job has no subject, log, topic or metadata.")
+        data = fields(event.get("data", {}), (), ("args", "kwargs"))
+        args, kwargs = data.get("args", []), data.get("kwargs", {})
+        if not isinstance(args, list) or not isinstance(kwargs, dict):
+            raise MessageRefused(422, "The data of a job are args, a list, and kwargs, an object.")
+        return found | {"job": event["type"], "args": args, "kwargs": kwargs}
+    found |= {"type": event["type"], "stream": event.get("subject", "")}
+    found |= {"topic": event.get("topic", ""), "data": event.get("data", {})}
+    if "log" in event:
+        found["log"] = event["log"]
+    if "metadata" in event:
+        metadata = parsed(event["metadata"].encode())
+        found["metadata"] = fields(metadata, (), metadata)
+    return found
+
+
+def by_id(value: Any, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
+    """Return the elements of an answer by their ids: some of those that were asked for."""
+    found = {}
+    for element in value if isinstance(value, list) else []:
+        if isinstance(element, dict) and "id" in element:
+            found[event_id(element["id"])] = element
+    if not isinstance(value, list) or not found.keys() <= set(ids):
+        raise MessageRefused(502, "The answer is about something else.")
+    return found

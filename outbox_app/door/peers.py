@@ -1,0 +1,204 @@
+"""Registered peers, and their keys that are valid now.
+
+The setting ``PEERS`` wins over the table. A key is found by its id, which belongs to one peer: an
+id that two of them have is believed of neither. Secrets are read by reference, each time they are
+used, so a file that is replaced is a key that is rotated. Nothing here needs the extra ``door``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from django.utils import timezone
+
+from ..aliases import outbox_alias
+from ..conf import outbox_settings
+from ..exceptions import InvalidPeer
+from ..models import Peer
+
+#: What signs, and what verifies, by the key's field. A shared secret does both.
+ALGORITHMS = {"public": "ed25519", "private": "ed25519", "secret": "hmac-sha256"}
+SIGNS, VERIFIES = ("private", "secret"), ("public", "secret")
+#: Events and bytes of one request, at most; a peer may have less.
+LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
+#: HMAC-SHA256 has no use for a shorter one (RFC 2104, section 3).
+SECRET_BYTES = 32
+FIELDS = ("direction", "address", "database", "keys", "types", "topics", "jobs", "limits")
+
+
+class Key(NamedTuple):
+    id: str
+    algorithm: str
+    #: "env:NAME", "file:PATH", or a public key as PEM.
+    reference: str
+
+    def read(self) -> bytes:
+        """Return the secret, or PEM. Raises ``InvalidPeer``."""
+        kind, _, name = self.reference.partition(":")
+        try:
+            if kind == "env":
+                value = os.environ[name].encode()
+            else:
+                value = Path(name).read_bytes() if kind == "file" else self.reference.encode()
+        except (KeyError, OSError) as error:
+            raise InvalidPeer(f"The key {self.id!r} cannot be read: {error!r}.") from error
+        value = value.strip()
+        if self.algorithm == "hmac-sha256" and len(value) < SECRET_BYTES:
+            raise InvalidPeer(f"The secret {self.id!r} has less than {SECRET_BYTES} bytes.")
+        return value
+
+
+def peer_named(name: str, direction: str) -> Peer:
+    """Return a registered peer. Raises ``InvalidPeer``."""
+    for peer in _peers(direction, name):
+        return peer
+    known = ", ".join(sorted({repr(peer.name) for peer in _peers(direction)})) or "none"
+    raise InvalidPeer(
+        f"There is no {direction} {name!r} among the peers. Known: {known}. Register it in "
+        'OUTBOX["PEERS"], or in the table of peers.'
+    )
+
+
+def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
+    """Return whose valid key an id is."""
+    found = [(p, key) for p in _peers(direction) for key in valid_keys(p, VERIFIES) if key.id == id]
+    return found[0] if len(found) == 1 else None
+
+
+def _peers(direction: str, *names: str) -> Iterator[Peer]:
+    fitting = (direction, Peer.Direction.BOTH)
+    given = outbox_settings().PEERS
+    for name in names or given:
+        if name in given and given[name].get("direction") in fitting:
+            yield Peer(name=name, **given[name])
+    rows = Peer.objects.using(outbox_alias()).filter(direction__in=fitting)
+    if names:
+        rows = rows.filter(name__in=names)
+    for peer in rows:
+        if peer.name not in given:
+            yield peer
+
+
+def addresses(peer: Peer) -> Sequence[str]:
+    """Return where a service can be called, the best first."""
+    if fault := address_fault(peer.address):
+        raise InvalidPeer(f"The address of the peer {peer.name!r} {fault}.")
+    return [peer.address.rstrip("/") + "/"]
+
+
+def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
+    """Yield the keys of some kinds that are valid now, in their order."""
+    now = timezone.now()
+    for key in peer.keys:
+        if key_faults(key):
+            continue
+        begin, end = _moment(key.get("from")), _moment(key.get("until"))
+        if (begin is None or begin <= now) and (end is None or now < end):
+            for kind in kinds:
+                if kind in key:
+                    yield Key(key["id"], ALGORITHMS[kind], key[kind])
+
+
+def signing_key(peer: Peer) -> Key:
+    """Return the key that signs for a peer: the first that is valid."""
+    for key in valid_keys(peer, SIGNS):
+        return key
+    raise InvalidPeer(f"No key that signs for the peer {peer.name!r} is valid now.")
+
+
+def limit(peer: Peer, name: str) -> int:
+    return min(LIMITS[name], int(peer.limits.get(name, LIMITS[name])))
+
+
+def is_granted(peer: Peer, *, type: str, topic: str, job: str) -> bool:
+    """Say whether a peer may prepare such an event, or job. No topic needs no grant."""
+    if job:
+        return _fits(job, peer.jobs)
+    return _fits(type, peer.types) and (not topic or _fits(topic, peer.topics))
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def peer_faults(name: Any, given: Any) -> list[str]:
+    """Say what is wrong with a peer, in the words that follow its name."""
+    if not isinstance(name, str) or not name or len(name) > 80 or set(":/ ") & set(name):
+        return ["has no name of up to 80 characters without colon, slash and space"]
+    if not isinstance(given, Mapping):
+        return ["is no dictionary"]
+    if unknown := sorted(set(map(str, given)) - set(FIELDS)):
+        return [f"has no field {', '.join(map(repr, unknown))}; there are {', '.join(FIELDS)}"]
+    faults = []
+    if given.get("direction") not in Peer.Direction.values:
+        faults.append(f"has no direction of {', '.join(map(repr, Peer.Direction.values))}")
+    if fault := address_fault(given.get("address")):
+        faults.append(f"has an address that {fault}")
+    for field in ("types", "topics", "jobs"):
+        patterns = given.get(field, [])
+        if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
+            faults.append(f"has {field} that are no list of patterns")
+    limits = given.get("limits", {})
+    if not isinstance(limits, Mapping) or any(
+        each not in LIMITS or type(value) is not int or value < 1 for each, value in limits.items()
+    ):
+        faults.append(f"has limits other than positive integers for {', '.join(LIMITS)}")
+    keys = given.get("keys")
+    if not isinstance(keys, list | tuple) or not keys:
+        return [*faults, "has no list of keys"]
+    return faults + [f"has a key that {fault}" for key in keys for fault in key_faults(key)]
+
+
+def key_faults(key: Any) -> list[str]:
+    if not isinstance(key, Mapping) or not isinstance(key.get("id"), str) or not key["id"]:
+        return ["has no id"]
+    kinds = [kind for kind in ALGORITHMS if kind in key]
+    if len(kinds) != 1 or set(key) - {"id", "from", "until", *kinds}:
+        return [f"has not one of {', '.join(ALGORITHMS)}, beside id, from and until"]
+    value = key[kinds[0]]
+    fits = isinstance(value, str) and (
+        value.startswith(("env:", "file:")) or (kinds == ["public"] and value.startswith("-----"))
+    )
+    faults = [] if fits else [f"names its {kinds[0]} not by reference (env:NAME or file:PATH)"]
+    try:
+        _moment(key.get("from")), _moment(key.get("until"))
+    except ValueError:
+        faults.append("is valid from or until what is no time with a time zone")
+    return faults
+
+
+def address_fault(address: Any) -> str:
+    """Say why an address is not one to call: https, or http to this machine."""
+    try:
+        parts = urlsplit(address) if isinstance(address, str) else None
+        host = parts.hostname if parts else ""
+    except ValueError:
+        parts, host = None, ""
+    if not parts or not host or parts.query or parts.fragment or parts.username is not None:
+        return "is not of the form https://host/path/"
+    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)):
+        return ""
+    return "is not https"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _moment(value: Any) -> datetime | None:
+    if value is None:
+        return None
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    if timezone.is_naive(moment):
+        raise ValueError(value)
+    return moment

@@ -1,0 +1,119 @@
+"""Signatures of requests and of answers: the profile of RFC 9421 that both sides demand.
+
+Each message has one signature: by a key that is registered and valid now, of at most 300 seconds,
+with the tag ``outbox-v1``, over all that says what the message means; an answer's is also over the
+signature of the request that it answers. The body is covered by its digest, as bytes, before any of
+it is parsed. What has less coverage is not believed, whatever else is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ..exceptions import InvalidPeer, OutboxError
+from ..text import get_logger
+from .peers import Key
+
+try:
+    import httpx2 as httpx2
+    from http_message_signatures import (
+        HTTPMessageSignaturesException,
+        HTTPMessageSigner,
+        HTTPMessageVerifier,
+        HTTPSignatureAlgorithm,
+        InvalidSignature,
+        MappingKeyResolver,
+        algorithms,
+    )
+    from http_message_signatures.httpx2 import adapt_message as adapt_message
+except ImportError as error:
+    raise InvalidPeer(
+        "Peers over HTTP need httpx2 and http-message-signatures: pip install 'outbox-app[door]'."
+    ) from error
+
+logger = get_logger("outbox_app.door")
+
+TAG = "outbox-v1"
+#: Seconds for which a signature is valid, and by which two clocks may differ.
+VALID, CLOCKS = 300, 60
+REQUEST = ("@method", "@authority", "@path", "@query", "content-digest", "content-type")
+ANSWER = ("@status", "content-digest", '"@method";req', '"@path";req', '"signature";req')
+ALGORITHMS: dict[str, type[HTTPSignatureAlgorithm]] = {
+    "ed25519": algorithms.ED25519,
+    "hmac-sha256": algorithms.HMAC_SHA256,
+}
+
+
+class NotBelieved(OutboxError):
+    """The message is not signed as the profile demands."""
+
+
+def sign(message: Any, body: bytes, key: Key) -> None:
+    """Write digest and signature into the headers of a request, or of an answer."""
+    signer = HTTPMessageSigner(
+        signature_algorithm=ALGORITHMS[key.algorithm],
+        key_resolver=MappingKeyResolver(public_keys={}, private_keys={key.id: key.read()}),
+    )
+    now = datetime.now(UTC)
+    signer.sign(
+        message,
+        key_id=key.id,
+        created=now,
+        expires=now + timedelta(seconds=VALID),
+        label="outbox",
+        tag=TAG,
+        covered_component_ids=_components(message),
+        body=body,
+    )
+
+
+def verify(message: Any, body: bytes, key_of: Callable[[Any], Key | None]) -> None:
+    """Check key, time, signature and digest, in this order. Raises ``NotBelieved``.
+
+    Args:
+        key_of: Returns the registered key of an id that is valid now, or None.
+    """
+    try:
+        # Without a tag to expect, the library refuses a message that has two signatures.
+        _Verifier(key_of).verify(
+            message, max_age=None, require_components=_components(message), body=body
+        )
+    except (HTTPMessageSignaturesException, InvalidPeer) as error:
+        raise NotBelieved(str(error)) from error
+
+
+def _components(message: Any) -> tuple[str, ...]:
+    return ANSWER if hasattr(message, "status_code") else REQUEST
+
+
+class _Verifier(HTTPMessageVerifier):
+    """Of one message: the algorithm is that of its registered key."""
+
+    max_clock_skew = timedelta(seconds=CLOCKS)
+
+    def __init__(self, key_of: Callable[[Any], Key | None]) -> None:
+        super().__init__(signature_algorithm=algorithms.ED25519, key_resolver=None)
+        self.key_of = key_of
+
+    def validate_created_and_expires(
+        self, sig_input: Any, max_age: timedelta | None = None
+    ) -> None:
+        """Check the profile; the library calls it first."""
+        given = sig_input.params
+        key = self.key_of(given.get("keyid"))
+        if key is None:
+            raise InvalidSignature("The key is unknown, or not valid now")
+        self.signature_algorithm = ALGORITHMS[key.algorithm]
+        self.key_resolver = MappingKeyResolver(public_keys={key.id: key.read()}, private_keys={})
+        if given.get("tag") != TAG:
+            raise InvalidSignature("The tag is another one")
+        if not {"created", "expires"} <= given.keys():
+            raise InvalidSignature("It does not say when it was created, or when it expires")
+        if not 0 < given["expires"] - given["created"] <= VALID:
+            raise InvalidSignature("It is valid for longer than it may be")
+        away = given["created"] - datetime.now(UTC).timestamp()
+        if not -VALID - CLOCKS < away < CLOCKS:
+            logger.warning("Clock or message is away key=%s seconds=%.0f", key.id, away)
+        super().validate_created_and_expires(sig_input, max_age)  # type: ignore[no-untyped-call]

@@ -1,0 +1,300 @@
+"""Views of the door: signed requests about prepared events, by senders and by keepers.
+
+A request is checked in this order: size, key, time, signature on the bytes as they came, content,
+grants. Each may come twice: it changes nothing the second time. Every answer is signed but those to
+a caller who is not known (one body for all of them). Errors are problem documents (RFC 9457) in
+sentences of our own. No view has a session, a cookie, or a transaction of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import django.db
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import SuspiciousOperation
+from django.http import HttpRequest, HttpResponse
+from django.utils.encoding import escape_uri_path
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods
+
+from ..aliases import log_alias, outbox_alias
+from ..door import messages, peers
+from ..door.messages import MessageRefused
+from ..eventlog.registry import log_named
+from ..exceptions import InvalidPeer, InvalidPrepared
+from ..models import Fence, Peer, PreparedEvent
+from ..text import get_logger
+from ..transactions import without_transaction
+from . import keeper, questions
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Decision
+from .request import NewPrepared, Request, checked
+
+logger = get_logger("outbox_app.door")
+
+State = PreparedEvent.State
+SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
+OTHER = {State.CONFIRMED: State.CANCELLED, State.CANCELLED: State.CONFIRMED}
+#: Of one answer: no client reads more than 64 KiB.
+OPEN, OPEN_BYTES = 100, 48 * 1024
+
+#: Status and content of an answer.
+Said = tuple[int, Any]
+
+
+def door(method: str, direction: str, *types: str) -> Callable[..., Callable[..., HttpResponse]]:
+    """Serve a view to peers that sign.
+
+    Args:
+        direction: What the caller must be to this project.
+        types: Content types of the request.
+    """
+
+    def wrap(view: Callable[..., Said]) -> Callable[..., HttpResponse]:
+        @wraps(view)
+        def served(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+            try:
+                return _answered(request, view, direction, types or (messages.JSON,), kwargs)
+            except (InvalidPeer, django.db.Error) as error:
+                logger.error("The door is closed error=%r", error)
+                detail = str(error) if isinstance(error, InvalidPeer) else "The database is away."
+                return _response(503, _problem(503, detail))
+
+        guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
+        return without_transaction(login_not_required(guarded))
+
+    return wrap
+
+
+def _answered(
+    request: HttpRequest,
+    view: Callable[..., Said],
+    direction: str,
+    types: tuple[str, ...],
+    kwargs: dict[str, Any],
+) -> HttpResponse:
+    from ..door import signing
+
+    body = request.read(peers.LIMITS["bytes"] + 1)
+    if len(body) > peers.LIMITS["bytes"]:
+        return _response(413, _problem(413))
+    try:
+        query = request.META.get("QUERY_STRING", "")
+        url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
+        url = f"{url}?{query}" if query else url
+        message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
+        peer = _caller(message, body, direction)
+    except (signing.NotBelieved, SuspiciousOperation) as error:
+        logger.warning("Not believed path=%s reason=%s", request.path, error)
+        response = _response(401, _problem(401))
+        response.headers["WWW-Authenticate"] = "Signature"
+        return response
+    try:
+        content = _content(request, body, peer, types)
+        status, said = view(request, peer, content, **kwargs)
+    except MessageRefused as error:
+        status, said = error.status, _problem(error.status, str(error))
+    except django.db.Error as error:
+        logger.warning("The database is away peer=%s error=%r", peer.name, error)
+        status, said = 503, _problem(503)
+    response = _response(status, said)
+    answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
+    signing.sign(answer, response.content, peers.signing_key(peer))
+    return response
+
+
+def _caller(message: Any, body: bytes, direction: str) -> Peer:
+    from ..door import signing
+
+    found: list[Peer] = []
+
+    def key_of(id: Any) -> peers.Key | None:
+        peer, key = peers.peer_of_key(id, direction) or (None, None)
+        found.extend([peer] if peer else [])
+        return key
+
+    signing.verify(message, body, key_of)
+    return found[0]
+
+
+def _content(request: HttpRequest, body: bytes, peer: Peer, types: tuple[str, ...]) -> Any:
+    if len(body) > peers.limit(peer, "bytes"):
+        raise MessageRefused(413, "The request is larger than its sender may send.")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise MessageRefused(415, "The body is compressed.")
+    if messages.media_type(request.headers.get("Content-Type", "")) not in types:
+        raise MessageRefused(415, f"The content type is {' or '.join(types)}.")
+    return messages.parsed(body) if body else None
+
+
+def _problem(status: int, detail: str = "") -> dict[str, Any]:
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+    return problem | ({"detail": detail} if detail else {})
+
+
+def _response(status: int, said: Any) -> HttpResponse:
+    type = messages.PROBLEM if status >= 400 else messages.JSON
+    response = HttpResponse(messages.written(said), status=status, content_type=type)
+    response.headers["Cache-Control"] = "no-transform"
+    return response
+
+
+@door("POST", SENDER, messages.EVENT, messages.EVENTS)
+def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Record an event, or up to 500: those that are refused keep none of the others away."""
+    batch = messages.media_type(request.headers["Content-Type"]) == messages.EVENTS
+    events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
+    using = outbox_alias()
+    said: list[Said | None] = []
+    requests: list[Request] = []
+    for event in events:
+        try:
+            requests.append(_request(peer, event, using))
+            said.append(None)
+        except MessageRefused as error:
+            said.append((error.status, _problem(error.status, "" if batch else str(error))))
+    ids = [each.event_id for each in requests]
+    rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=ids)
+    known = set(rows.values_list("event_id", flat=True))
+    answers = iter(keeper.prepare(peer.name, requests, using=using) if requests else [])
+    found = [each or _prepared(next(answers), known) for each in said]
+    if not batch:
+        return found[0]
+    return 200, [{"status": status, **_short(content)} for status, content in found]
+
+
+def _short(said: dict[str, Any]) -> dict[str, Any]:
+    """Return what a batch says of one element: 64 KiB have room for 500."""
+    return {name: said[name] for name in ("id", "state") if name in said}
+
+
+def _request(peer: Peer, event: Any, using: str) -> Request:
+    new = NewPrepared(**messages.prepared_fields(event))
+    if not peers.is_granted(peer, type=new.type, topic=new.topic, job=new.job):
+        raise MessageRefused(403, "The sender may not prepare this type, topic or job.")
+    try:
+        request = checked(new)
+        if not new.job and log_alias(log_named(request.log)) != using:
+            raise InvalidPrepared(f"The log {request.log} is not on {using!r}, as is the keeper.")
+    except InvalidPrepared as error:
+        logger.warning("Refused peer=%s event=%s reason=%s", peer.name, new.event_id, error)
+        raise MessageRefused(
+            422, "The event could not be published. The log of the keeper says why."
+        ) from error
+    return request
+
+
+def _prepared(answer: keeper.Answer, known: set[UUID]) -> Said:
+    id, state, _ = answer
+    if state == CONFLICT:
+        return 409, _problem(409, "The id belongs to an event of other content.") | {"id": str(id)}
+    if state != State.PREPARED:
+        return 409, _problem(409, "It is decided.") | {"id": str(id), "state": state}
+    return 200 if id in known else 201, {"id": str(id), "state": state}
+
+
+@door("POST", SENDER)
+def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Said:
+    """Confirm, or cancel, an event."""
+    if content is not None:
+        raise MessageRefused(400, "The request has no body.")
+    [said] = _decided(peer, [Decision(id, state)])
+    return said
+
+
+@door("POST", SENDER)
+def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Confirm and cancel up to 500 events."""
+    decisions = []
+    for each in messages.objects(content, peers.limit(peer, "events")):
+        element = messages.fields(each, ("id", "state"))
+        if element["state"] not in OTHER:
+            raise MessageRefused(422, "The state is confirmed or cancelled.")
+        decisions.append(Decision(messages.event_id(element["id"]), element["state"]))
+    if len({each.event_id for each in decisions}) < len(decisions):
+        raise MessageRefused(422, "An id is there twice.")
+    said = _decided(peer, decisions)
+    return 200, [{"status": status, **_short(content)} for status, content in said]
+
+
+def _decided(peer: Peer, decisions: list[Decision]) -> list[Said]:
+    wanted = dict(decisions)
+    answers = keeper.decide(peer.name, decisions, by=keeper.CALL, using=outbox_alias())
+    return [_told(answer, wanted[answer.event_id]) for answer in answers]
+
+
+def _told(answer: keeper.Answer, wanted: str) -> Said:
+    id, state, _ = answer
+    if state == wanted:
+        return 200, {"id": str(id), "state": state}
+    if state == UNKNOWN:
+        return 404, _problem(404, "There is no such event.") | {"id": str(id)}
+    state = OTHER[State(wanted)] if state == CONTRADICTION else state
+    return 409, _problem(409, "It is not decided so.") | {"id": str(id), "state": state}
+
+
+@door("GET", SENDER)
+def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
+    """Say what became of an event of the caller."""
+    row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
+    if row is None:
+        return 404, _problem(404, "There is no such event.")
+    return 200, _described(row) | {"decide_by": row.decide_by.isoformat()}
+
+
+@door("GET", SENDER)
+def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Say which events of the caller are open, the longest due first, after ``?skip=`` of them."""
+    rows = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name).open()
+    try:
+        skip = min(int(request.GET.get("skip", 0)), 1_000_000)
+    except ValueError:
+        raise MessageRefused(400, "skip is a number.") from None
+    found: list[dict[str, Any]] = []
+    left = OPEN_BYTES
+    for row in rows.order_by("next_check_at", "id")[max(skip, 0) :][:OPEN]:
+        found.append(_described(row))
+        left -= len(messages.written(found[-1]))
+        if left < 0:
+            break
+    return 200, found
+
+
+def _described(row: PreparedEvent) -> dict[str, Any]:
+    names = ("state", "type", "stream")
+    said = {"id": str(row.event_id), "prepared_at": row.prepared_at.isoformat()}
+    return said | {name: getattr(row, name) for name in names}
+
+
+@door("POST", KEEPER)
+def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Answer a keeper what became of the transactions of events that it keeps."""
+    asked = []
+    for each in messages.objects(content, peers.limit(peer, "events")):
+        element = messages.fields(each, ("id", "prepared_at"), ("stream", "type"))
+        names = {name: str(element[name]) for name in ("stream", "type") if name in element}
+        id = messages.event_id(element["id"])
+        asked.append(questions.Question(id, _moment(element["prepared_at"]), **names))
+    fences = Fence.objects.using(peer.database).filter(pk__in=[each.event_id for each in asked])
+    committed = fences.filter(outcome=Fence.Outcome.COMMITTED)
+    others = set(committed.exclude(keeper=peer.name).values_list("pk", flat=True))
+    asked = [each for each in asked if each.event_id not in others]
+    answers = questions.answers(asked, using=peer.database)
+    return 200, [{"id": str(id), "outcome": outcome} for id, outcome in answers.items()]
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value)
+    except (ValueError, TypeError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise MessageRefused(422, "A time has the form of ISO 8601, with a time zone.")
+    return moment
