@@ -54,7 +54,7 @@ class Waiting(Call):
     """A call in a line: of a thread, or of a coroutine, which has a future."""
 
     future: asyncio.Future[None] | None = None
-    #: Of a thread: set when the call is answered, or is to lead.
+    #: Of a thread that waits: set when the call is answered, or is to lead.
     woken: threading.Event | None = None
     leads: bool = False
 
@@ -96,23 +96,24 @@ class Queues:
         #: Lines that a thread of the pool is to lead.
         self.to_lead: deque[Line] = deque()
         self.threads = self.idle = 0
-        self.changed = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 
     def ask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
         """Wait for the answer of a call, or lead."""
-        woken = call.woken = threading.Event()
         line = self._enter(call, entity, key, using=using)
         try:
-            in_time = woken.wait(max(call.seconds_left, 0))
-            if not in_time and self._leave(line, call):
-                raise timed_out(call)
-            if not woken.is_set():
-                raise unknown(call)
+            if call.woken is not None:
+                in_time = call.woken.wait(max(call.seconds_left, 0))
+                if not in_time and self._leave(line, call):
+                    raise timed_out(call)
+                if not call.woken.is_set():
+                    raise unknown(call)
             if call.leads:
                 self.lead(line, call)
         except BaseException:
-            self._abandon(line, call)
+            self._leave(line, call, leads=True)  # its thread has to end
             raise
         return call.result()
 
@@ -144,7 +145,7 @@ class Queues:
         self.of_thread.leads = True
         began = time.time_ns()
         try:
-            with self.changed:
+            with self.lock:
                 batch = line.take()
                 self.waiting -= len(batch)
             if batch:
@@ -157,7 +158,7 @@ class Queues:
             raise
         finally:
             self.of_thread.leads = False
-            with self.changed:
+            with self.lock:
                 line.put_back(left)
                 self.waiting += len(left)
                 self._pass_on(line)
@@ -168,7 +169,7 @@ class Queues:
         counting.write_if_due(line.using)
 
     def waiting_on(self, using: str) -> int:
-        with self.changed:
+        with self.lock:
             return sum(len(line.waiting) for line in self.lines.values() if line.using == using)
 
     def leads_here(self) -> bool:
@@ -177,20 +178,20 @@ class Queues:
 
     def close(self) -> None:
         """Refuse what waits and what comes, and let the batches under way end."""
-        with self.changed:
+        with self.lock:
             self.closed = True
             waiting: list[Waiting] = []
             for line in self.lines.values():
                 waiting += [call for call in line.waiting if not call.leads]
                 line.waiting = OrderedDict.fromkeys(c for c in line.waiting if c.leads)
             self.waiting -= len(waiting)
-            self.changed.notify_all()
+            self.called.notify_all()
         _refuse(waiting, "This process is about to end.")
-        with self.changed:
-            self.changed.wait_for(lambda: not self.lines, timeout=IDLE)
+        with self.lock:
+            self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
     def _enter(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Line:
-        with self.changed:
+        with self.lock:
             line = self.lines.get(key)
             ahead = len(line.waiting) if line else 0
             if self.closed:
@@ -203,43 +204,39 @@ class Queues:
             new = line is None
             if line is None:
                 line = self.lines[key] = Line(key, entity, using)
+            elif call.future is None:
+                call.woken = threading.Event()
             line.waiting[call] = None
             self.waiting += 1
             if new:
                 self._pass_on(line)
         return line
 
-    def _leave(self, line: Line, call: Waiting) -> bool:
-        """Take a call out of its line; say whether it was there."""
-        with self.changed:
-            if call not in line.waiting or call.leads:
+    def _leave(self, line: Line, call: Waiting, *, leads: bool = False) -> bool:
+        """Take a call out of its line, if need be with the lead; say whether it was there."""
+        with self.lock:
+            if call not in line.waiting or call.leads > leads:
                 return False
             del line.waiting[call]
             self.waiting -= 1
+            if call.leads:
+                self._pass_on(line)
             return True
-
-    def _abandon(self, line: Line, call: Waiting) -> None:
-        """Take out a call whose thread has to end; it may have the lead already."""
-        with self.changed:
-            if call in line.waiting:
-                del line.waiting[call]
-                self.waiting -= 1
-                if call.leads:
-                    self._pass_on(line)
 
     def _pass_on(self, line: Line) -> None:
         """Let the oldest lead. The lock is held."""
         first = next(iter(line.waiting), None)
         if first is None:
             del self.lines[line.key]
-            self.changed.notify_all()
-        elif first.woken is not None:
+            self.emptied.notify_all()
+        elif first.future is None:
             first.leads = True
-            first.woken.set()
+            if first.woken is not None:
+                first.woken.set()
         else:
             self.to_lead.append(line)
             if len(self.to_lead) <= self.idle:
-                self.changed.notify_all()
+                self.called.notify()
             elif self.threads < outbox_settings().ENTITY_THREADS:
                 self._start()
 
@@ -258,9 +255,9 @@ class Queues:
     def _work(self) -> None:
         """Lead for coroutines, until nothing comes."""
         while True:
-            with self.changed:
+            with self.lock:
                 self.idle += 1
-                self.changed.wait_for(lambda: self.to_lead or self.closed, timeout=IDLE)
+                self.called.wait_for(lambda: self.to_lead or self.closed, timeout=IDLE)
                 self.idle -= 1
                 if not self.to_lead:
                     self.threads -= 1
@@ -385,7 +382,9 @@ def _scope(using: str) -> Hashable | None:
     """Return what tells apart sessions that may not write for one another; None: nothing does."""
     named = outbox_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None
-    schema = getattr(connections[using], "schema_name", None)  # as django-tenants sets it
+    # As django-tenants sets it. A coroutine that has made no connection is not given one for it.
+    made = (c for c in connections.all(initialized_only=True) if c.alias == using)
+    schema = getattr(next(made, None), "schema_name", None)
     return None if scope is None and schema is None else (scope, schema)
 
 
