@@ -7,15 +7,18 @@ the connection's own ``timeout`` bounds it.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import django.db
 from django.db import connections, transaction
 
 #: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
 CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+_LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: How many such transactions are open: an ``on_commit`` callback may begin one inside another.
 _nesting = threading.local()
 
@@ -26,12 +29,22 @@ def atomic_with_lock_wait(seconds: float, *, using: str) -> Iterator[None]:
 
     On MySQL and MariaDB they are rounded up to whole ones.
     """
-    connection = connections[using]
+    connection: Any = connections[using]
     if connection.vendor != "mysql":
         with transaction.atomic(using=using):
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
                     cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
+            yield
+        return
+    if connection.mysql_is_mariadb:  # each statement bears its bound, at no cost
+        bound = f"SET STATEMENT innodb_lock_wait_timeout = {max(1, math.ceil(seconds))} FOR "
+
+        def bounded(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+            bears = isinstance(sql, str) and _LOCKS.match(sql)
+            return execute(bound + sql if bears else sql, params, many, context)
+
+        with transaction.atomic(using=using), connection.execute_wrapper(bounded):
             yield
         return
     depth = _nesting.depth = getattr(_nesting, "depth", 0) + 1

@@ -1,0 +1,75 @@
+"""A transaction waits for each lock as long as it was told, and leaves the session as it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from outbox_app.models import StreamHead
+from outbox_app.process.lock_wait import atomic_with_lock_wait, is_conflict
+from tests.faults.tools import on
+from tests.patience import patience
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SETTING = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@innodb_lock_wait_timeout"}
+#: Servers wait longer by themselves.
+LONG = 40.0
+
+
+@pytest.fixture
+def held(alias: str) -> Iterator[None]:
+    """Another session holds the head of the stream ``a``."""
+    StreamHead.objects.using(alias).create(log="log", stream="a", version=1)
+    there, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic(using=alias):
+                StreamHead.objects.using(alias).select_for_update().get()
+                there.set()
+                go.wait(patience(60))
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert there.wait(patience())
+    yield
+    go.set()
+    thread.join(patience())
+
+
+def session(alias: str) -> object:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(SETTING[connections[alias].vendor])
+        return cursor.fetchone()
+
+
+def wait_twice(alias: str) -> None:
+    """By a statement that writes, and by one that reads."""
+    before, began = session(alias), time.monotonic()
+    heads = StreamHead.objects.using(alias)
+    for ask in (lambda: heads.update(version=2), lambda: list(heads.select_for_update())):
+        with pytest.raises(OperationalError) as caught, atomic_with_lock_wait(1, using=alias):
+            ask()
+        assert is_conflict(caught.value)
+    assert time.monotonic() - began < LONG
+    assert session(alias) == before
+
+
+@on("postgres", "mariadb")
+def test_a_wait_is_bounded(alias: str, held: None) -> None:
+    wait_twice(alias)
+
+
+@on("mariadb")
+def test_a_wait_is_bounded_by_the_session_on_mysql(
+    alias: str, held: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL knows no ``SET STATEMENT``."""
+    monkeypatch.setattr(connections[alias], "mysql_is_mariadb", False)
+    wait_twice(alias)
