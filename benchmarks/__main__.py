@@ -8,15 +8,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.servers import MariaDB, PostgreSQL, Redis
+from tests.servers.base import Server
 
 NAMES = ("admin", "drain", "entities", "log", "losses", "spark")
 #: With room for the millions of rows of ``losses``.
-SERVERS = {
+SERVERS: dict[str, Callable[[], Server]] = {
     "POSTGRES_URL": lambda: PostgreSQL(
         extra_arguments=["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"]
     ),
@@ -24,6 +26,11 @@ SERVERS = {
         extra_arguments=["--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M"]
     ),
     "REDIS_URL": Redis,
+}
+#: For ``entities``: on the disk at each commit, which the servers of the tests leave out.
+DURABLE = {
+    "POSTGRES_URL": ("-c", "fsync=on", "-c", "full_page_writes=on"),
+    "MARIADB_URL": ("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
 }
 
 
@@ -43,7 +50,10 @@ def main() -> None:
     with ExitStack() as stack:
         for variable in (database, *beside.get(options.name, [])):
             if variable not in os.environ:
-                os.environ[variable] = stack.enter_context(SERVERS[variable]()).url
+                server = SERVERS[variable]()
+                if options.name == "entities":
+                    server.extra_arguments += DURABLE[variable]
+                os.environ[variable] = stack.enter_context(server).url
         os.environ["BENCHMARK_URL"] = os.environ[database]
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         result = importlib.import_module(f"benchmarks.{options.name}").run(**arguments)
