@@ -72,7 +72,7 @@ class Attempt:
         self.id = calls[0].request.id
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
-        self.vendor = connections[using].vendor
+        self.connection = connections[using]
         self.gifts = Gifts(using=using)
         self.guard = Guard()
         self.steps: list[Step] = []
@@ -90,21 +90,22 @@ class Attempt:
             Moved: Another command was ahead. The transaction must be rolled back.
             DamagedEntity: The row was edited by hand. Nothing was written.
         """
-        seen, head = self._lock() if self.locked else (None, None)
-        self._load(head)
-        failpoint("entity_loaded")
-        self._look_up(range((seen or 0) + 1, (head or 0) + 1))
-        new = any(call.request.command_id not in self.answered for call in self.calls)
-        if new and self.locked and self.version != head:
-            raise self._damaged()
-        left = self._handle_all()
-        failpoint("entity_handled")
-        if self.steps:
-            self._write()
-            failpoint("entity_written")
-        else:  # not even a head that was made to be locked
-            transaction.set_rollback(True, using=self.using)
-        return left
+        with self.connection.cursor() as self.cursor:
+            seen, head = self._lock() if self.locked else (None, None)
+            self._load(head)
+            failpoint("entity_loaded")
+            self._look_up(range((seen or 0) + 1, (head or 0) + 1))
+            new = any(call.request.command_id not in self.answered for call in self.calls)
+            if new and self.locked and self.version != head:
+                raise self._damaged()
+            left = self._handle_all()
+            failpoint("entity_handled")
+            if self.steps:
+                self._write()
+                failpoint("entity_written")
+            else:  # not even a head that was made to be locked
+                transaction.set_rollback(True, using=self.using)
+            return left
 
     def _lock(self) -> tuple[int, int]:
         """Lock the head until the transaction ends.
@@ -114,7 +115,7 @@ class Attempt:
         """
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
         seen = heads.values_list("version", flat=True).first() or 0
-        if not seen or self.vendor == "sqlite":
+        if not seen or self.connection.vendor == "sqlite":
             # A head that is absent is made: a lock on it would be one on a gap, where others
             # insert, and would hold off no other creator. SQLite has no other lock than a write.
             bump_versions(self.table, {self.id: 0}, {}, using=self.using)
@@ -123,31 +124,30 @@ class Attempt:
 
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.
-        lock = bool(head) and self.vendor == "mysql"
-        self.now, row = load(self.entity, self.id, lock=lock, wait=self.wait, using=self.using)
-        self.exists = self.existed = row is not None
-        if row is None:
+        lock = bool(head) and self.connection.vendor == "mysql"
+        self.now, values, self.text = load(
+            self.cursor, self.entity, self.id, lock=lock, wait=self.wait
+        )
+        self.exists = self.existed = values is not None
+        if values is None:
             if head is None:
                 head = current_version(self.table, self.id, using=self.using)
-            row = self.entity(pk=self.id, version=head, state=None)
-        row.now = self.now
-        self.row = row
+            values = self.entity(pk=self.id, version=head, state=None).__dict__
+        self.values = values
         self._fresh = None
         #: Where the entity is read; a compare-and-set.
-        self.loaded: int = row.version
-        self.version: int = row.version
-        self.text = json.dumps(row.state) if self.exists else None
-        self.columns = {name: getattr(row, name) for name in self.types.unique}
+        self.loaded = self.version = int(values["version"])
+        self.columns = {name: values[name] for name in self.types.unique}
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.request.command_id for call in self.calls}
-        taken = answered(self.entity.versions, self.id, ids, using=self.using)
+        taken = answered(self.cursor, self.entity.versions, self.id, ids)
         if not taken and not hidden:
             return
         fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
         rows: Any = QuerySet(self.entity.versions, using=self.using)
         found = list(rows.filter(pk__in=taken).values_list(*fields)) if taken else []
-        if hidden and len(found) < len(ids) and self.vendor == "mysql":
+        if hidden and len(found) < len(ids) and self.connection.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
             # their versions, which are there: a lock on an absent id would be one on a gap.
             newer = rows.filter(stream=self.id, version__in=hidden).select_for_update()
@@ -223,31 +223,30 @@ class Attempt:
                 [response] = self._each(spec, handled.response, 1)
                 if isinstance(response, Rejected):
                     raise response
-                handled.response = storable(self._name(spec), "the response", response)
+                handled.response = storable(spec.full_name, "the response", response)
             response, text = handled.response
         except Rejected as error:
             self.gifts.drop(mark)
             return self._reject(call, spec, error)
-        before = self.text, self.exists, dict(self.columns)
+        before = _, existed, columns = self.text, self.exists, self.columns
         self._keep(handled)
-        if any(before[2][name] != self.columns[name] for name in self.types.unique) or (
-            not before[1] and self.types.unique
-        ):
+        if self.columns != columns or (self.columns and not existed):
             self.last = spec, mark, before, handled.savepoint
-        return self._step(call, spec.type_of(self.entity), response, text)
+        return self._step(call, spec, response, text)
 
     def _handle_run(self, run: list[Call]) -> bool:
         """Let a batch handler answer several commands at once; say whether it could."""
         spec = self.types.commands[run[0].request.command]
-        mark, decided = self.gifts.mark(), []
+        mark, name = self.gifts.mark(), spec.full_name
         try:
             given = [json.loads(call.request.text) for call in run]
             handled = self._run(spec, given, run[0].caller)
-            for response in self._each(spec, handled.response, len(run)):
-                if isinstance(response, Rejected):
-                    decided.append(stored_rejection(self._name(spec), response))
-                else:
-                    decided.append(storable(self._name(spec), "the response", response))
+            decided = [
+                stored_rejection(name, each)
+                if isinstance(each, Rejected)
+                else storable(name, "the response", each)
+                for each in self._each(spec, handled.response, len(run))
+            ]
         except Exception:
             self.gifts.drop(mark)
             return False
@@ -258,51 +257,51 @@ class Attempt:
         self._keep(handled)
         self.gifts.keep_callbacks(mark, run[0].caller)
         for call, (response, text) in zip(run, decided, strict=True):
-            call.answer = self._step(call, spec.type_of(self.entity), response, text)
+            call.answer = self._step(call, spec, response, text)
         return True
 
     def _run(self, spec: CommandSpec, given: Any, caller: Caller) -> Handled:
+        instance = self._instance()
+        return handle(self.types, spec, instance, given, caller, guard=self.guard, gifts=self.gifts)
+
+    def _instance(self) -> Any:
         # Faster than to create it; and attributes that a handler sets on it are gone after it.
         instance = self.entity.__new__(self.entity)
         instance.__dict__ = {
-            **self.row.__dict__,
-            **{name: deepcopy(self.row.__dict__[name]) for name in self.types.fields},
+            **self.values,
+            **{name: deepcopy(self.values[name]) for name in self.types.fields},
             "_state": ModelState(),
+            "now": self.now,
             "version": self.version,
             "state": json.loads(self.text or "null") if self._fresh is None else self._fresh,
         }
         self._fresh = None
-        return handle(self.types, spec, instance, given, caller, guard=self.guard, gifts=self.gifts)
+        return instance
 
     def _each(self, spec: CommandSpec, response: Any, count: int) -> list[Any]:
         if isinstance(response, list) and len(response) == count:
             return response
         raise InvalidCommand(
-            f"{self._name(spec)} must return a list with an answer for each of {count} commands; "
+            f"{spec.full_name} must return a list with an answer for each of {count} commands; "
             f"it returned {response!r:.100}."
         )
 
     def _keep(self, handled: Handled) -> None:
         self.text, self._fresh, self.exists = handled.text, handled.state, True
-        self.row.__dict__.update(handled.columns or {})
-        self.columns = {name: getattr(self.row, name) for name in self.types.unique}
+        self.values.update(handled.columns or {})
+        self.columns = {name: self.values[name] for name in self.types.unique}
 
     def _reject(self, call: Call, spec: CommandSpec, error: Rejected) -> Outcome:
-        rejection, text = stored_rejection(self._name(spec), error)
-        return self._step(call, spec.type_of(self.entity), rejection, text)
+        return self._step(call, spec, *stored_rejection(spec.full_name, error))
 
-    def _step(self, call: Call, type: str, response: Any, text: str) -> Outcome:
+    def _step(self, call: Call, spec: CommandSpec, response: Any, text: str) -> Outcome:
         rejected = isinstance(response, Rejection)
         self.version += 1
-        self.steps.append(
-            Step(call, self.version, type + REJECTED * rejected, text, self.text, rejected)
-        )
+        type = spec.event + REJECTED if rejected else spec.event
+        self.steps.append(Step(call, self.version, type, text, self.text, rejected))
+        accepted, rejection = (None, response) if rejected else (response, None)
+        outcome = Outcome(accepted, self.version, rejection, replayed=False)
         request = call.request
-        outcome = (
-            Outcome(None, self.version, response, replayed=False)
-            if rejected
-            else Outcome(response, self.version, None, replayed=False)
-        )
         self.answered[request.command_id] = request.hash, request.command, outcome
         return outcome
 
@@ -316,24 +315,25 @@ class Attempt:
             except IntegrityError as error:
                 self._refuse_last(error)
                 self._write_entity()
-        write_versions(self.entity, self.steps, using=self.using)
+        write_versions(self.cursor, self.entity, self.steps)
         self.gifts.write()
 
     def _write_entity(self) -> None:
         count = len(self.steps)
-        if self.locked:
-            add_versions(self.table, self.id, count, using=self.using)
-        elif not bump_versions(
-            self.table, {self.id: count}, {self.id: self.loaded}, using=self.using
-        ):
+        if self.locked or self.loaded:
+            at = None if self.locked else self.loaded
+            bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
+        else:
+            bumped = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
+        if not bumped:
             raise Moved
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.steps):
             own = self.types.fields if self.types.derives_columns else ()
             given = {"state": self.text, "changed_at": self.now}
-            given |= {name: getattr(self.row, name) for name in own}
+            given |= {name: self.values[name] for name in own}
         if self.existed:
-            if not update(self.entity, self.id, self.loaded, count, given, using=self.using):
+            if not update(self.cursor, self.entity, self.id, self.loaded, count, given):
                 raise self._damaged()
         elif given:
             given["state"] = json.loads(given["state"])
@@ -345,20 +345,19 @@ class Attempt:
         assert self.last is not None
         spec, mark, (text, exists, columns), savepoint = self.last
         [*_, step] = self.steps
-        rejected = step.call.caller.run(violated, self.types, self.row, error, using=self.using)
+        instance = self._instance()
+        instance._state.adding = not self.existed
+        rejected = step.call.caller.run(violated, self.types, instance, error, using=self.using)
         if rejected is None:
             raise error
         if savepoint is not None:  # what its handler has written
             transaction.savepoint_rollback(savepoint, using=self.using)
         self.gifts.drop(mark)
         self.text, self.exists = text, exists
-        self.row.__dict__.update(columns)
+        self.values.update(columns)
         del self.steps[-1]
         self.version -= 1
         step.call.answer = self._reject(step.call, spec, rejected)
-
-    def _name(self, spec: CommandSpec) -> str:
-        return f"{self.entity.__name__}.{spec.name}"
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the commands from here on that one call of a batch handler may answer."""

@@ -42,6 +42,7 @@ class CommandSpec:
     name: str
     handler: Callable[..., Any]
     creates: bool
+    #: The type of its event.
     event: str
     atomic: bool
     batch: bool
@@ -49,10 +50,8 @@ class CommandSpec:
     #: Names that a call must give, and may give; ``**kwargs`` are left to the signature.
     required: Set[str] = frozenset()
     allowed: Set[str] = frozenset()
-
-    def type_of(self, entity: Any) -> str:
-        """Return the type of its event."""
-        return self.event or f"{entity._meta.model_name}.{self.name}"
+    #: Its name with that of the type, for messages.
+    full_name: str = ""
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Refuse arguments that do not fit the handler's signature.
@@ -96,12 +95,8 @@ def command(
         raise TypeError("A command with batch=True takes neither atomic=True nor creates=True.")
 
     def declare(handler: Handler) -> Handler:
-        kinds = (
-            inspect.iscoroutinefunction,
-            inspect.isasyncgenfunction,
-            inspect.isgeneratorfunction,
-        )
-        if any(is_kind(handler) for is_kind in kinds):
+        kinds = "iscoroutinefunction", "isasyncgenfunction", "isgeneratorfunction"
+        if any(getattr(inspect, is_kind)(handler) for is_kind in kinds):
             raise TypeError(f"The command {handler.__name__!r} must be a plain method.")
         spec = CommandSpec(handler.__name__, handler, creates, event, atomic, batch)
         setattr(handler, _MARK, spec)
@@ -120,7 +115,7 @@ def rule(method: Handler) -> Handler:
     return method
 
 
-def commands_of(entity: type) -> dict[str, CommandSpec]:
+def commands_of(entity: Any) -> dict[str, CommandSpec]:
     """Return the commands that a class declares or inherits, by name."""
     # A decorator above ``@command`` copies its mark: what the class holds is what runs.
     found: dict[str, CommandSpec] = {}
@@ -132,6 +127,8 @@ def commands_of(entity: type) -> dict[str, CommandSpec]:
             spec,
             name=name,
             handler=method,
+            event=spec.event or f"{entity._meta.model_name}.{name}",
+            full_name=f"{entity.__name__}.{name}",
             signature=signature,
             required=frozenset(p.name for p in plain if p.default is p.empty),
             allowed=frozenset(p.name for p in plain) if plain == parameters else frozenset(),

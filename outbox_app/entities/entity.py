@@ -142,15 +142,8 @@ class Entity(EntityRow):
         found: list[Any] = []
         for each in given:
             try:
-                found.append(
-                    Request.of(
-                        each.id,
-                        each.command,
-                        each.arguments,
-                        each.command_id,
-                        each.expected_version,
-                    )
-                )
+                asked = each.id, each.command, each.arguments, each.command_id
+                found.append(Request.of(*asked, each.expected_version))
             except InvalidCommand as error:
                 found.append(error)
         requests = [each for each in found if isinstance(each, Request)]

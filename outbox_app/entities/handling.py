@@ -217,7 +217,7 @@ def handle(
         InvalidCommand: It left something that cannot be stored.
         BaseException: What the handler raised.
     """
-    name = f"{types.entity.__name__}.{spec.name}"
+    name = spec.full_name
     guard.what = f"The command {name}"
 
     def run() -> Handled:
@@ -228,7 +228,7 @@ def handle(
                 spec.handler(instance, given) if spec.batch else spec.handler(instance, **given)
             )
         finally:
-            if connections[gifts.using].closed_in_transaction:
+            if gifts.connection.closed_in_transaction:
                 raise TransactionEnded(f"{guard.what} closed the connection of its transaction.")
         state, text, columns = _checked(name, types, instance)
         if not spec.batch:

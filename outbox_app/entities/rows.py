@@ -19,74 +19,76 @@ from ..models import DatabaseNow
 
 
 @cache
+def _columns(entity: Any) -> list[Col]:
+    """Return the columns of a row but for its state, after the one that the time is read as."""
+    meta = entity._meta
+    fields = [field for field in meta.concrete_fields if field.name != "state"]
+    return [Col(meta.db_table, field) for field in (meta.get_field("changed_at"), *fields)]
+
+
+@cache
 def _select(entity: Any, using: str, bounded: bool) -> str:
     quote = connections[using].ops.quote_name
     compiler = QuerySet(entity, using=using).query.get_compiler(using)
     now, _ = compiler.compile(DatabaseNow())
-    columns = ", ".join(f"entity.{quote(field.column)}" for field in entity._meta.concrete_fields)
+    names = (str(column.target.column) for column in _columns(entity)[1:])
+    columns = ", ".join(f"entity.{quote(name)}" for name in names)
     table, pk = quote(entity._meta.db_table), quote(entity._meta.pk.column)
     one = "set_config('lock_timeout', %s, true)" if bounded else "1"
     return (
-        f"SELECT {now}, {columns}, one.one FROM (SELECT {one} AS one) AS one "
+        f"SELECT entity.state, {now}, {columns}, one.one FROM (SELECT {one} AS one) AS one "
         f"LEFT JOIN {table} AS entity ON entity.{pk} = %s"
     )
 
 
 def load(
-    entity: Any, id: str, *, lock: bool, wait: float | None, using: str
-) -> tuple[datetime, Any]:
-    """Return the time by the database's clock, and the row of an entity or None.
+    cursor: Any, entity: Any, id: str, *, lock: bool, wait: float | None
+) -> tuple[datetime, dict[str, Any] | None, str | None]:
+    """Return the time by the database's clock, and the values of a row; its state as JSON, apart.
 
     ``wait`` bounds, in seconds, how long the transaction waits for each lock; on PostgreSQL, where
     that saves a statement.
     """
-    connection, meta = connections[using], entity._meta
+    connection = cursor.db
     bounded = wait is not None and connection.vendor == "postgresql"
     bounds = [f"{max(1, round(wait * 1000))}ms"] if wait is not None and bounded else []
-    with connection.cursor() as cursor:
-        sql = _select(entity, using, bounded) + (" FOR UPDATE" if lock else "")
-        cursor.execute(sql, [*bounds, id])
-        now, *values, _ = cursor.fetchone()
-    fields = [meta.get_field("changed_at"), *meta.concrete_fields]
-    found: list[Any] = []
-    for field, value in zip(fields, [now, *values], strict=True):
-        column = Col(meta.db_table, field)
-        for convert in (
-            *connection.ops.get_db_converters(column),
-            *column.get_db_converters(connection),
-        ):
-            value = convert(value, column, connection)
-        found.append(value)
-    now, *values = found
-    if values[fields.index(meta.pk) - 1] is None:
-        return now, None
-    return now, entity.from_db(using, [field.attname for field in meta.concrete_fields], values)
+    sql = _select(entity, connection.alias, bounded) + (" FOR UPDATE" if lock else "")
+    cursor.execute(sql, [*bounds, id])
+    text, *values, _ = cursor.fetchone()
+    for number, column in enumerate(_columns(entity)):
+        own = column.get_db_converters(connection)
+        for convert in (*connection.ops.get_db_converters(column), *own):
+            values[number] = convert(values[number], column, connection)
+    now, *values = values
+    if text is None:
+        return now, None, None
+    names = (column.target.attname for column in _columns(entity)[1:])
+    return now, dict(zip(names, values, strict=True)), text
 
 
 def update(
-    entity: Any, id: str, version: int, count: int, values: Mapping[str, Any], *, using: str
+    cursor: Any, entity: Any, id: str, version: int, count: int, values: Mapping[str, Any]
 ) -> bool:
     """Raise the version of a row by the count, and write values; say whether it was at the version.
 
     The state is given as JSON.
     """
-    connection, meta = connections[using], entity._meta
+    connection, meta = cursor.db, entity._meta
     quote = connection.ops.quote_name
     fields = [(meta.get_field(name), value) for name, value in values.items()]
     params = [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
     changes = "".join(f", {quote(field.column)} = %s" for field, _ in fields)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
-            f"WHERE {quote(meta.pk.column)} = %s AND version = %s",
-            [count, *params, id, version],
-        )
-        return bool(cursor.rowcount == 1)
+    cursor.execute(
+        f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
+        f"WHERE {quote(meta.pk.column)} = %s AND version = %s",
+        [count, *params, id, version],
+    )
+    return bool(cursor.rowcount == 1)
 
 
-def answered(log: Any, id: str, command_ids: Collection[str], *, using: str) -> list[int]:
+def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[int]:
     """Return the rows of the versions that have one of the command ids: as a rule there is none."""
-    connection = connections[using]
+    connection = cursor.db
     where = f"SELECT id FROM {connection.ops.quote_name(log._meta.db_table)} WHERE stream = %s"
     params: list[Any] = [id, *command_ids]
     sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
@@ -95,6 +97,5 @@ def answered(log: Any, id: str, command_ids: Collection[str], *, using: str) -> 
         params = [[*command_ids], id]
         each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
         sql = f"SELECT found.id FROM unnest(%s::text[]) AS asked (id), {each} AS found"
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-        return [row for (row,) in cursor.fetchall()]
+    cursor.execute(sql, params)
+    return [row for (row,) in cursor.fetchall()]

@@ -6,13 +6,13 @@ Receivers of ``events_published`` are given the rows, which are read only if one
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID
 
-from django.db import connections
 from django.db.models import QuerySet
 from django.utils.functional import SimpleLazyObject
 
@@ -55,18 +55,20 @@ class Step:
     rejected: bool = False
 
 
-def write_versions(entity: Any, steps: Sequence[Step], *, using: str) -> None:
+def write_versions(cursor: Any, entity: Any, steps: Sequence[Step]) -> None:
     """Write versions of one entity into the open transaction; receivers see them as rows."""
-    log = entity.versions
+    log, connection = entity.versions, cursor.db
+    using = connection.alias
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
     own = own_values(log, using=using, but=OWN)
-    many = len(steps) > 1 and connections[using].vendor == "postgresql"
+    many = len(steps) > 1 and connection.vendor == "postgresql"
     insert = _insert_json if many else _insert
     sizes = [len(s.call.request.text) + len(s.response) + len(s.state or "") for s in steps]
-    for chunk in chunks(steps, sizes, columns=len(COLUMNS + OWN) + len(own), using=using):
-        insert(log, chunk, own, using=using)
+    columns = len(COLUMNS + OWN) + len(own)
+    for chunk in chunks(steps, sizes, columns=columns, connection=connection):
+        insert(cursor, log, chunk, own)
         written = SimpleLazyObject(partial(_stored, log, chunk, using=using))
         events_published.send(log, using=using, events=written)
     wake_after_commit(using, EVENTS)
@@ -78,21 +80,27 @@ def _stored(log: Any, steps: Sequence[Step], *, using: str) -> list[Any]:
     return list(rows.filter(version__range=numbers).order_by("version"))
 
 
-def _insert(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:
-    native = connections[using].features.has_native_uuid_field
+def _insert(cursor: Any, log: Any, steps: Sequence[Step], own: dict[str, Any]) -> None:
+    native = cursor.db.features.has_native_uuid_field
     stream = steps[0].call.request.id
     slice = slice_of(stream)
     params: list[Any] = []
-    for step in steps:
-        request, id = step.call.request, uuid4()
+    for step, id in zip(steps, _uuids(len(steps)), strict=True):
+        request = step.call.request
         params += ("", stream, step.version, step.type, request.text, "{}", slice)
         params += (str(id) if native else id.hex, request.command_id, request.command)
         response = None if step.response == "null" else step.response
         params += (request.hash, step.rejected, response, step.state, *own.values())
-    insert_rows(log, [*COLUMNS, *OWN, *own], params, returning=False, using=using)
+    insert_rows(cursor, log, [*COLUMNS, *OWN, *own], params, returning=False)
 
 
-def _insert_json(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using: str) -> None:
+def _uuids(count: int) -> Iterator[UUID]:
+    """Return random ids, of one call of the system: it lets another thread run."""
+    random = os.urandom(16 * count)
+    return (UUID(bytes=random[at : at + 16], version=4) for at in range(0, 16 * count, 16))
+
+
+def _insert_json(cursor: Any, log: Any, steps: Sequence[Step], own: dict[str, Any]) -> None:
     """Insert the versions from one JSON text.
 
     psycopg looks for placeholders in the text of a statement, and the server parses it: for a
@@ -100,16 +108,16 @@ def _insert_json(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using:
     """
     stream = steps[0].call.request.id
     rows = ", ".join(
-        f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{uuid4()}", '
+        f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{id}", '
         f'"data": {step.call.request.text}, "command_id": {_quoted(step.call.request.command_id)}, '
         f'"command": {_quoted(step.call.request.command)}, '
         f'"request_hash": "{step.call.request.hash}", "rejected": {str(step.rejected).lower()}, '
         f'"response": {step.response}, "state": {step.state or "null"}}}'
-        for step in steps
+        for step, id in zip(steps, _uuids(len(steps)), strict=True)
     )
     same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream), **own}
     fields = {field.column: field for field in log._meta.concrete_fields}
-    connection = connections[using]
+    connection = cursor.db
     quote = connection.ops.quote_name
     literals = ", ".join(f"%s::{fields[name].cast_db_type(connection)}" for name in same)
     columns = ", ".join(map(quote, [*VARYING, *same]))
@@ -118,5 +126,4 @@ def _insert_json(log: Any, steps: Sequence[Step], own: dict[str, Any], *, using:
         f"SELECT {', '.join(VARYING)}, {literals} FROM jsonb_to_recordset(%s::jsonb) AS given "
         f"({', '.join(f'{name} {type}' for name, type in VARYING.items())})"
     )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*same.values(), f"[{rows}]"])
+    cursor.execute(sql, [*same.values(), f"[{rows}]"])

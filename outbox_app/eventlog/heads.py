@@ -95,20 +95,20 @@ def _bump_any(log: str, counts: Mapping[str, int], using: str) -> dict[str, int]
 def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> bool:
     """Say whether the stream was at the version, 0: not there, and was bumped."""
     if version:
-        return add_versions(log, stream, count, at=version, using=using)
+        with connections[using].cursor() as cursor:
+            return add_versions(cursor, log, stream, count, at=version)
     head = {"log": log, "stream": stream, "version": count}
     return insert_if_missing(StreamHead, head, using=using)
 
 
-def add_versions(log: str, stream: str, count: int, *, at: int | None = None, using: str) -> bool:
+def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int | None) -> bool:
     """Bump a stream that is there, and at a version if one is given; say whether it was.
 
     On MySQL it locks the head alone, where an upsert locks what is beside it, too.
     """
     sql = "UPDATE outbox_stream SET version = version + %s WHERE log = %s AND stream = %s"
-    with connections[using].cursor() as cursor:  # in less time than a query set is made
-        if at is None:
-            cursor.execute(sql, [count, log, stream])
-        else:
-            cursor.execute(f"{sql} AND version = %s", [count, log, stream, at])
-        return bool(cursor.rowcount)
+    if at is None:
+        cursor.execute(sql, [count, log, stream])
+    else:
+        cursor.execute(f"{sql} AND version = %s", [count, log, stream, at])
+    return bool(cursor.rowcount)

@@ -8,6 +8,7 @@ Rows get their positions in the order of the list.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -36,36 +37,33 @@ def insert(events: Sequence[CheckedEvent], log: type[EventLog], *, using: str) -
     names = [*COLUMNS, *(str(field.column) for field in extra)]
     native = connection.features.has_native_uuid_field
     sizes = [len(event.data) + len(event.metadata) for event in events]
-    for chunk in chunks(events, sizes, columns=len(names), using=using):
+    for chunk in chunks(events, sizes, columns=len(names), connection=connection):
         params: list[Any] = []
         for row, data, metadata, _ in chunk:
             id = str(row.message_id) if native else row.message_id.hex
             params += (row.topic, row.stream, row.version, row.type, data, metadata, row.slice, id)
             params += (_stored(f, row, connection) for f in extra)
-        given = insert_rows(log, names, params, returning=True, using=using)
+        with connection.cursor() as cursor:
+            given = insert_rows(cursor, log, names, params, returning=True)
         set_given([event.row for event in chunk], given, log, using=using)
 
 
 def insert_rows(
-    log: type[EventLog], names: Sequence[str], params: Sequence[Any], *, returning: bool, using: str
+    cursor: Any, log: Any, names: Sequence[str], params: Sequence[Any], *, returning: bool
 ) -> Sequence[Any]:
     """Insert rows by one statement, given the values of one after the other.
 
     Returns:
         ``RETURNED`` of each row, if that is wanted and the database can.
     """
-    connection = connections[using]
-    quote = connection.ops.quote_name
-    returning = returning and connection.features.can_return_rows_from_bulk_insert
-    slots = f"({', '.join(['%s'] * len(names))})"
-    rows = ", ".join([slots] * (len(params) // len(names)))
+    returning = returning and cursor.db.features.can_return_rows_from_bulk_insert
+    quote = cursor.db.ops.quote_name
+    into = f"{quote(log._meta.db_table)} ({', '.join(map(quote, names))})"
+    row = f"({', '.join(['%s'] * len(names))})"
+    rows = ", ".join([row] * (len(params) // len(names)))
     tail = f" RETURNING {', '.join(RETURNED)}" if returning else ""
-    columns = ", ".join(map(quote, names))
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {quote(log._meta.db_table)} ({columns}) VALUES {rows}{tail}", params
-        )
-        return cursor.fetchall() if returning else ()
+    cursor.execute(f"INSERT INTO {into} VALUES {rows}{tail}", params)
+    return cursor.fetchall() if returning else ()
 
 
 def insert_and_bump(
@@ -115,10 +113,10 @@ def _stored(field: Field[Any, Any], row: EventLog, connection: Any) -> Any:
 
 
 def chunks(
-    rows: Sequence[Row], sizes: Sequence[int], *, columns: int, using: str
+    rows: Sequence[Row], sizes: Sequence[int], *, columns: int, connection: Any
 ) -> Iterator[Sequence[Row]]:
     """Divide rows, whose JSON has so many characters, into those of one statement each."""
-    limit = (connections[using].features.max_query_params or 10**6) // columns
+    limit = (connection.features.max_query_params or 10**6) // columns
     start = size = 0
     for end, length in enumerate(sizes):
         if end > start and (end - start >= min(CHUNK_ROWS, limit) or size + length > CHUNK_SIZE):
@@ -129,6 +127,7 @@ def chunks(
         yield rows[start:]
 
 
+@cache
 def _extra_fields(log: type[EventLog]) -> list[Field[Any, Any]]:
     """Return the fields that a derived log has of its own, but for those the database fills in."""
     known = {*COLUMNS, *RETURNED}

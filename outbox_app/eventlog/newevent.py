@@ -30,6 +30,8 @@ MAX_NAME = 255
 MAX_DEPTH = 30
 
 _encode = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False).encode
+#: Their JSON is read as what they are.
+_SCALARS = {str, int, float, bool, type(None)}
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -140,6 +142,8 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
         raise InvalidEvent(
             f"{field} is nested {_depth(text)} levels deep; at most {MAX_DEPTH} are possible."
         )
+    if type(value) in _SCALARS:
+        return value, text
     seen = json.loads(text)
     # Keys that became the same string, as 1 and "1" do, are in the text twice.
     return seen, text if seen == value else _encode(seen)
