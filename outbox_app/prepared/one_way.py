@@ -1,8 +1,8 @@
 """Calls that nobody waits for: a confirm after the commit must not hold up a request.
 
 A bounded queue of two threads, which are started when there is something to do, anew after a fork,
-and end when there is nothing. What is full, fails or is killed loses a call: the check-back is the
-retry.
+and end when there is nothing. Calls that wait are made as one. What is full, fails or is killed
+loses a call: the check-back is the retry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from django.db import connections
 
@@ -22,16 +24,20 @@ logger = get_logger("outbox_app.prepared")
 
 #: Threads; calls that may wait; seconds after which an idle thread ends; seconds at exit.
 THREADS, LONGEST, IDLE, AT_EXIT = 2, 10_000, 1.0, 2.0
+#: Calls that are made as one.
+TOGETHER = 100
 
 _lock = threading.Lock()
-_calls: queue.Queue[Callable[[], None]] = queue.Queue(LONGEST)
+#: What is called, and what with.
+Call = tuple[Callable[[list[Any]], None], Sequence[Any]]
+_calls: queue.Queue[Call] = queue.Queue(LONGEST)
 _threads: set[threading.Thread] = set()
 
 
-def send(call: Callable[[], None]) -> None:
-    """Have a thread make a call, some time soon. It may be lost."""
+def send(call: Callable[[list[Any]], None], items: Sequence[Any]) -> None:
+    """Have a thread make a call, some time soon, with the items of others of it. It may be lost."""
     try:
-        _calls.put_nowait(call)
+        _calls.put_nowait((call, items))
     except queue.Full:
         logger.warning("Too many calls wait, so the keeper will ask queue=%d", LONGEST)
         return
@@ -58,18 +64,25 @@ def _work() -> None:
 
 def _work_once() -> bool:
     try:
-        call = _calls.get(timeout=IDLE)
+        taken = [_calls.get(timeout=IDLE)]
     except queue.Empty:
         with _lock:  # a call that comes after this finds one thread less
             if _calls.empty():
                 _threads.discard(threading.current_thread())
                 return False
         return True
-    try:
-        call()
-    except Exception as error:
-        logger.warning("The keeper was not told, so it will ask error=%r", error)
-    finally:
+    with suppress(queue.Empty):
+        while len(taken) < TOGETHER:
+            taken.append(_calls.get_nowait())
+    calls: dict[Callable[[list[Any]], None], list[Any]] = {}
+    for call, items in taken:
+        calls.setdefault(call, []).extend(items)
+    for call, all_items in calls.items():
+        try:
+            call(all_items)
+        except Exception as error:
+            logger.warning("The keeper was not told, so it will ask error=%r", error)
+    for _ in taken:
         _calls.task_done()
     return True
 

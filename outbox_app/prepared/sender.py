@@ -9,11 +9,11 @@ check-back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -260,11 +260,11 @@ def _tell_what_fences_say(events: Sequence[Prepared]) -> None:
 
 def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
     if not (wait or any(is_in_test(event.using) for event in events)):
-        one_way.send(partial(_tell, events, state, wait=True))
+        for group in _by_keeper(events):
+            one_way.send(_later(state, group[0].to, group[0].using), group)
         return
-    for to, using in dict.fromkeys((event.to, event.using) for event in events):
-        group = [event for event in events if (event.to, event.using) == (to, using)]
-        keeper = keeper_of(to, using)
+    for group in _by_keeper(events):
+        keeper = keeper_of(group[0].to, group[0].using)
         told = keeper.decide([Decision(event.event_id, state) for event in group])
         lost = {answer.event_id for answer in told if answer.state == UNKNOWN}
         if lost:  # the keeper's database was restored
@@ -277,6 +277,19 @@ def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
             if answer.state != state:
                 error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
                 raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
+
+
+def _by_keeper(events: Sequence[Prepared]) -> list[list[Prepared]]:
+    groups: dict[tuple[str, str], list[Prepared]] = {}
+    for event in events:
+        groups.setdefault((event.to, event.using), []).append(event)
+    return list(groups.values())
+
+
+@cache
+def _later(state: str, to: str, using: str) -> Callable[[list[Prepared]], None]:
+    """Return the one-way call to one keeper: what waits for it is told at once."""
+    return partial(_tell, state=state, wait=True)
 
 
 _warned: set[str] = set()
