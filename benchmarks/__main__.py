@@ -16,7 +16,10 @@ from typing import Any
 from tests.servers import MariaDB, PostgreSQL, Redis
 from tests.servers.base import Server
 
-NAMES = ("admin", "drain", "entities", "log", "losses", "spark")
+NAMES = ("admin", "drain", "entities", "log", "losses", "prepared", "spark")
+#: Those that have parts, and those that run on MariaDB as well.
+SCALED = ("entities", "losses", "prepared")
+ELSEWHERE = ("admin", *SCALED)
 #: With room for the millions of rows of ``losses``.
 SERVERS: dict[str, Callable[[], Server]] = {
     "POSTGRES_URL": lambda: PostgreSQL(
@@ -44,7 +47,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
     database = f"{options.database.upper()}_URL"
     arguments: dict[str, Any] = {"quick": options.quick}
-    if options.name in ("entities", "losses"):
+    if options.name in SCALED:
         arguments["scale"] = options.scale
     beside = {"drain": ["REDIS_URL"], "spark": ["MARIADB_URL"]}
     with ExitStack() as stack:
@@ -55,6 +58,8 @@ def main() -> None:
                     server.extra_arguments += DURABLE[variable]
                 os.environ[variable] = stack.enter_context(server).url
         os.environ["BENCHMARK_URL"] = os.environ[database]
+        if options.name == "prepared":  # its business rows are in a database of their own
+            os.environ["BENCHMARK_BILLING_URL"] = os.environ[database]
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         result = importlib.import_module(f"benchmarks.{options.name}").run(**arguments)
     show(result)
@@ -69,16 +74,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios and raw rounds")
-    parser.add_argument("--scale", type=float, default=1.0, help="entities, losses: part of it")
+    parser.add_argument("--scale", type=float, default=1.0, help=f"{', '.join(SCALED)}: part of it")
     parser.add_argument(
         "--database",
         choices=("postgres", "mariadb"),
         default="postgres",
-        help="admin, entities, losses: where",
+        help=f"{', '.join(ELSEWHERE)}: where",
     )
     options = parser.parse_args()
-    if options.database != "postgres" and options.name not in ("admin", "entities", "losses"):
-        parser.error("only admin, entities and losses run on another database than PostgreSQL")
+    if options.database != "postgres" and options.name not in ELSEWHERE:
+        parser.error(f"only {', '.join(ELSEWHERE)} run on another database than PostgreSQL")
     return options
 
 

@@ -109,10 +109,11 @@ def contest(
 
 
 @contextmanager
-def scratch_database() -> Iterator[None]:
+def scratch_database(alias: str = "default") -> Iterator[None]:
     """Work in a database of our own, made anew."""
-    from django.db import connection
+    from django.db import connections
 
+    connection = connections[alias]
     name = connection.settings_dict["NAME"]
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
     try:

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 _URLS = {"default": os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"]}
 if "MARIADB_URL" in os.environ and "POSTGRES_URL" in os.environ:
     _URLS |= {"postgres": os.environ["POSTGRES_URL"], "mariadb": os.environ["MARIADB_URL"]}
+if "BENCHMARK_BILLING_URL" in os.environ:
+    _URLS["billing"] = os.environ["BENCHMARK_BILLING_URL"]
 
 SECRET_KEY = "benchmarks"
 USE_TZ = True

@@ -1,0 +1,249 @@
+"""Prepared events: beside ``publish()``, what the fence costs, and the check-back with much to ask.
+
+The keeper and the business rows are in two databases of one server. In turns, in one run. The
+databases write to disk at each commit (``fsync``, ``synchronous_commit``), as servers do that were
+not tuned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import django
+
+from .entities import median, threaded
+from .losses import scratch_database
+
+ASKED = {
+    "prepared_vs_publish": "at least 0.25",
+    "fence_cost": "at least 0.8",
+    "check_100k_vs_1k": "at least 0.8",
+}
+SENDER = "billing"
+THREADS = 4
+#: Events that a check-back decides in a round.
+DECIDED = 1_000
+MANY = 100_000
+#: Table of a keeper with so many open events that ``DECIDED`` of them make no difference.
+LARGE = "benchmark_prepared"
+#: Tells apart the rows of one run.
+_numbers = count()
+
+
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
+    """Run the rounds.
+
+    Args:
+        quick: Fewer and shorter rounds.
+        scale: Part of the time, and of the open events.
+
+    Returns:
+        ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: transactions, or events
+        decided, per second of each contestant.
+    """
+    django.setup()
+    seconds, rounds = (1.5, 3) if quick else (5.0, 7)
+    found = []
+    with ExitStack() as stack:
+        stack.enter_context(scratch_database("default"))
+        stack.enter_context(scratch_database(SENDER))
+        prepare(int(MANY * scale))
+        for _ in range(rounds):
+            found.append({name: contest(seconds * scale) for name, contest in CONTESTS.items()})
+
+    def ratio(name: str, to: str) -> float:
+        return median(found, lambda r: r[name]["per_second"] / r[to]["per_second"])
+
+    ratios = {
+        "prepared_vs_publish": ratio("prepared", "publish"),
+        "fence_cost": ratio("fenced", "unfenced"),
+        "check_100k_vs_1k": ratio("check_100k", "check_1k"),
+    }
+    return {"ratios": ratios, "asked": ASKED, "rounds": found}
+
+
+def prepare(open_events: int) -> None:
+    """Make the table of the keeper that has much to ask, and the rows that transactions change."""
+    from django.db import connection
+
+    from outbox_app.models import PreparedEvent
+
+    from .models import Row
+
+    for alias in ("default", SENDER):
+        rows = [Row(pk=f"row-{n}", state={"count": 0}) for n in range(1_000)]
+        Row.objects.using(alias).bulk_create(rows)
+    plant(DECIDED)
+    table = PreparedEvent._meta.db_table
+    columns = [f.column for f in PreparedEvent._meta.fields if f.column not in ("id", "event_id")]
+    names = ", ".join(columns)
+    mysql = connection.vendor == "mysql"
+    copies = -(-open_events // DECIDED)
+    with connection.cursor() as cursor:
+        like = f"LIKE {table}" if mysql else f"(LIKE {table} INCLUDING ALL)"
+        cursor.execute(f"CREATE TABLE {LARGE} {like}")
+        for _ in range(copies):
+            cursor.execute(
+                f"INSERT INTO {LARGE} (event_id, {names}) "
+                f"SELECT {'UUID()' if mysql else 'gen_random_uuid()'}, {names} FROM {table}"
+            )
+        cursor.execute(f"DELETE FROM {table}")
+        analyze = "ANALYZE TABLE" if mysql else "ANALYZE"
+        for each in (LARGE, table):
+            cursor.execute(f"{analyze} {each}")
+            cursor.fetchall() if mysql else None
+
+
+def plant(events: int) -> None:
+    """Prepare events that are due, of which nothing is heard."""
+    from datetime import timedelta
+
+    from outbox_app.models import DatabaseNow, PreparedEvent
+    from outbox_app.prepared import NewPrepared
+    from outbox_app.prepared.request import checked
+
+    rows = []
+    for _ in range(events):
+        new = NewPrepared(f"order-{next(_numbers)}", "order.paid", {"total": 30})
+        request = checked(new)
+        rows.append(
+            PreparedEvent(
+                sender=f"alias:{SENDER}",
+                event_id=request.event_id,
+                log=request.log,
+                stream=request.stream,
+                type=request.type,
+                content=request.content,
+                content_hash=request.hash,
+                decide_by=DatabaseNow() + timedelta(days=1),
+                next_check_at=DatabaseNow(),
+            )
+        )
+    PreparedEvent.objects.bulk_create(rows, 500)
+
+
+def publishing(_: str, number: int) -> None:
+    """The business row and its event in one transaction."""
+    from django.db import transaction
+
+    from outbox_app import publish
+
+    with transaction.atomic():
+        change_row("default", number)
+        publish(f"order-{next(_numbers)}", "order.paid", {"total": 30})
+
+
+def preparing(_: str, number: int) -> None:
+    """The business row on one alias, its event on another."""
+    from outbox_app.prepared import prepared
+
+    with prepared(f"order-{next(_numbers)}", "order.paid", {"total": 30}, using=SENDER):
+        change_row(SENDER, number)
+
+
+def all_confirmed(seconds: float) -> dict[str, float]:
+    """Prepare as fast as it goes; the confirms that threads send afterwards are counted."""
+    from outbox_app.prepared import one_way
+
+    begin = time.perf_counter()
+    found = threaded(preparing, seconds, THREADS)
+    lasted = time.perf_counter() - begin
+    one_way.drain(600)
+    return {"per_second": found["per_second"] * lasted / (time.perf_counter() - begin)}
+
+
+def change_row(alias: str, number: int) -> None:
+    from .models import Row
+
+    Row.objects.using(alias).filter(pk=f"row-{number}").update(state={"count": next(_numbers)})
+
+
+def business(fenced: bool) -> Callable[[str, int], None]:
+    """Return a transaction of five statements."""
+
+    def transact(_: str, number: int) -> None:
+        from django.db import transaction
+        from django.utils import timezone
+
+        from outbox_app.prepared import fence
+        from outbox_app.prepared.sender import Prepared
+
+        from .models import Row, RowCommand
+
+        with transaction.atomic(using=SENDER):
+            if fenced:
+                fence(Prepared(uuid4(), SENDER, "", None, timezone.now()))  # type: ignore[arg-type]
+            row = Row.objects.using(SENDER).select_for_update().get(pk=f"row-{number}")
+            change_row(SENDER, number)
+            for _ in range(2):
+                RowCommand.objects.using(SENDER).create(
+                    row=row.pk, command_id=f"c{next(_numbers)}", request={}, response={}
+                )
+            RowCommand.objects.using(SENDER).filter(row=row.pk, command_id="c0").exists()
+
+    return transact
+
+
+@contextmanager
+def large_table() -> Iterator[None]:
+    """Have the keeper's table be the one with many open events."""
+    from outbox_app.models import PreparedEvent
+
+    table, aside = PreparedEvent._meta.db_table, f"{LARGE}_aside"
+    rename((table, aside), (LARGE, table))
+    try:
+        yield
+    finally:
+        rename((table, LARGE), (aside, table))
+
+
+def rename(*tables: tuple[str, str]) -> None:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        for name, new in tables:
+            cursor.execute(f"ALTER TABLE {name} RENAME TO {new}")
+
+
+def check(_: float) -> dict[str, float]:
+    """Plant as many events as are decided, give them fences, and time the check-back."""
+    from outbox_app.models import Fence, PreparedEvent
+    from outbox_app.prepared.asking import CheckBack
+
+    plant(DECIDED)
+    due = PreparedEvent.objects.due(f"alias:{SENDER}").values_list("event_id", flat=True)
+    # More than are decided, as some are asked about when the loop stops.
+    ids = list(due[: DECIDED + 1_000])
+    rows = [Fence(pk=id, outcome=Fence.Outcome.COMMITTED) for id in ids]
+    Fence.objects.using(SENDER).bulk_create(rows, 500, ignore_conflicts=True)
+    ended = [0.0, 0]
+
+    def stop(loop: CheckBack) -> None:
+        if loop.done >= DECIDED and not ended[1]:
+            ended[:] = [time.perf_counter(), loop.done]
+            loop.stop()
+
+    loop = CheckBack(using="default", on_turn=stop)
+    begin = time.perf_counter()
+    loop.run(once=True)
+    return {"per_second": ended[1] / (ended[0] - begin)}
+
+
+def check_many(seconds: float) -> dict[str, float]:
+    with large_table():
+        return check(seconds)
+
+
+CONTESTS: dict[str, Callable[[float], dict[str, float]]] = {
+    "publish": lambda seconds: threaded(publishing, seconds, THREADS),
+    "prepared": all_confirmed,
+    "unfenced": lambda seconds: threaded(business(fenced=False), seconds, THREADS),
+    "fenced": lambda seconds: threaded(business(fenced=True), seconds, THREADS),
+    "check_1k": check,
+    "check_100k": check_many,
+}
