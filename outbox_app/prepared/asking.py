@@ -20,7 +20,7 @@ from zlib import crc32
 
 import django.db
 from django.db import connections
-from django.db.models import F
+from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
 from ..aliases import outbox_alias
@@ -166,8 +166,9 @@ class SenderWorker:
         for asked in {row.asked for row in rows}:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(asked, 10))
             later = DatabaseNow() + timedelta(seconds=pause * random.uniform(0.8, 1.2))
+            in_time = When(decide_by__gt=DatabaseNow(), then=Least(later, F("decide_by")))
             events.filter(pk__in=[row.pk for row in rows if row.asked == asked]).update(
-                next_check_at=Least(later, F("decide_by")), **told
+                next_check_at=Case(in_time, default=later), **told
             )
         over = events.filter(pk__in=[row.pk for row in rows], decide_by__lte=DatabaseNow())
         self._expire(list(over))

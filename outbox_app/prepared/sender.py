@@ -25,6 +25,7 @@ from ..exceptions import (
     Contradiction,
     FencedOut,
     InvalidPrepared,
+    NotAtomic,
     PreparedConflict,
     PreparedError,
     UnknownPrepared,
@@ -125,6 +126,8 @@ def prepared_many(
         if not connection.in_atomic_block or is_only_tests(using):
             _tell_what_fences_say(recorded)
         raise
+    if is_only_tests(using):  # leaving the block counts as the commit
+        _tell_what_fences_say(recorded)
 
 
 def prepare(
@@ -223,12 +226,17 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
     For code that does not see the commit, as under ``ATOMIC_REQUESTS``. Of a rollback nothing is
     told: the check-back finds out.
     """
-    tell = partial(_tell, events, State.CONFIRMED, wait=wait)
+
+    def tell(using: str) -> None:
+        try:
+            _tell([each for each in events if each.using == using], State.CONFIRMED, wait=wait)
+        except Exception as error:  # it would be taken for one of the transaction
+            logger.warning("The keeper was not told, so it will ask error=%r", error)
+
     for using in {event.using for event in events}:
-        if is_only_tests(using):  # leaving the block counts as the commit
-            tell(wait=True)
-        else:
-            transaction.on_commit(tell, using=using, robust=True)
+        if not connections[using].in_atomic_block:  # it would be told at once
+            raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
+        transaction.on_commit(partial(tell, using), using=using)
 
 
 def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:

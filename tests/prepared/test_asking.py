@@ -1,0 +1,393 @@
+"""The check-back: who is asked, when, how often, and what each answer does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from outbox_app.exceptions import FencedOut
+from outbox_app.models import DatabaseNow, Fence, Incident, PreparedEvent
+from outbox_app.prepared import (
+    COMMITTED,
+    IN_PROGRESS,
+    asking,
+    cancel,
+    check_back,
+    confirm,
+    keeper,
+    questions,
+)
+from outbox_app.prepared.asking import CheckBack, SenderWorker
+from outbox_app.prepared.local import local_sender
+from outbox_app.prepared.request import NewPrepared, checked
+from tests.patience import eventually, patience
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+PAST = timedelta(seconds=-1)
+
+
+class Sender:
+    """One that gives the same answer to each question, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[int] = []
+
+    def check(self, given: Any) -> Any:
+        self.asked.append(len(given))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if callable(self.answer):
+            return self.answer(given)
+        return {each.event_id: self.answer for each in given}
+
+
+@pytest.fixture
+def answering(monkeypatch: Any) -> Callable[..., Sender]:
+    """``answering(answer)``: a sender of every name, in place of the real ones."""
+
+    def use(answer: Any) -> Sender:
+        sender = Sender(answer)
+        monkeypatch.setattr(asking, "sender_named", lambda name: sender)
+        return sender
+
+    return use
+
+
+@pytest.fixture
+def own(monkeypatch: Any) -> None:
+    """Functions of a test are forgotten."""
+    monkeypatch.setattr(questions, "_functions", [])
+
+
+def move(alias: str, **moments: timedelta) -> None:
+    """Set columns of all rows to so long from now."""
+    changes = {name: DatabaseNow() + moment for name, moment in moments.items()}
+    PreparedEvent.objects.using(alias).update(**changes)
+
+
+def the_row(alias: str) -> Any:
+    return PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).get()
+
+
+@contextmanager
+def running(alias: str, **options: Any) -> Iterator[CheckBack]:
+    loop = CheckBack(using=alias, interval=0.05, **options)
+
+    def run() -> None:
+        try:
+            loop.run()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.stop()
+        thread.join(patience())
+    assert not thread.is_alive()
+
+
+def test_nobody_is_asked_before_the_time(
+    alias: str, make: Any, pay: Any, ask: Any, published: Any
+) -> None:
+    pay(make(immune=10))
+    assert ask().done == 0
+    assert the_row(alias).asked == 0
+    move(alias, next_check_at=PAST)
+    assert ask().done == 1
+    row = the_row(alias)
+    assert (row.state, row.decided_by, row.next_check_at) == ("confirmed", "answer", None)
+    assert len(published()) == 1
+
+
+def test_pauses(alias: str, make: Any, ask: Any, answering: Any) -> None:
+    make()
+    answering(IN_PROGRESS)
+    for n, pause in enumerate([10, 20, 40, 80, 160, 300, 300]):
+        move(alias, next_check_at=PAST)
+        ask()
+        row = the_row(alias)
+        assert 0.75 * pause < (row.next_check_at - row.now).total_seconds() < 1.25 * pause
+        assert (row.asked, row.answered, row.unreachable) == (n + 1, n + 1, 0)
+        assert (row.state, row.last_answer) == ("prepared", "in_progress")
+    # Never later than it is decided.
+    move(alias, next_check_at=PAST, decide_by=timedelta(seconds=5))
+    ask()
+    row = the_row(alias)
+    assert row.next_check_at == row.decide_by
+
+
+@pytest.mark.parametrize("answer", [IN_PROGRESS, "too_old", OSError("away")])
+def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) -> None:
+    """Senders are asked a last time; then the policies decide."""
+    for policy in ("ask", "cancel", "confirm"):
+        make(policy=policy)
+    sender = answering(answer)
+    rows = PreparedEvent.objects.using(alias).order_by("id")
+    ask()
+    assert {row.state for row in rows} == {"prepared"}
+    move(alias, next_check_at=PAST, decide_by=PAST)
+    ask()
+    assert [(row.state, row.decided_by, row.next_check_at) for row in rows.all()] == [
+        ("undecided", "", None),
+        ("cancelled", "policy", None),
+        ("confirmed", "policy", None),
+    ]
+    assert rows.all()[0].reason == asking.UNDECIDED
+    assert len(sender.asked) == 2
+
+
+@pytest.mark.parametrize("then", ["confirm", "cancel", "asked again", "asked in vain"])
+def test_after_it_was_undecided(
+    alias: str, then: str, make: Any, pay: Any, ask: Any, answering: Any, published: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "sender_named", lambda name: Sender(OSError("away")))
+        event = make()
+        move(alias, decide_by=PAST)
+        ask()
+    assert the_row(alias).state == "undecided"
+    state = "confirmed"
+    if then == "cancel":
+        cancel(event)
+        state = "cancelled"
+    elif then == "confirm":
+        pay(event)
+        confirm(event)
+    else:
+        pay(event)
+        if then == "asked in vain":
+            answering(IN_PROGRESS)
+            state = "undecided"
+        move(alias, next_check_at=PAST)
+        ask()
+    row = the_row(alias)
+    assert (row.state, row.next_check_at) == (state, None)
+    assert len(published()) == (state == "confirmed")
+
+
+def test_attempts_are_not_counted(
+    alias: str, make: Any, pay: Any, ask: Any, answering: Any, monkeypatch: Any, published: Any
+) -> None:
+    """A sender that is away spends none of its budget: there is none."""
+    pay(make())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "sender_named", lambda name: Sender(ConnectionError("refused")))
+        for _ in range(6):
+            move(alias, next_check_at=PAST)
+            loop = ask()
+            assert "refused" in loop.trouble
+    row = the_row(alias)
+    assert (row.state, row.asked, row.answered, row.unreachable) == ("prepared", 6, 0, 6)
+    assert "refused" in row.last_answer
+    move(alias, next_check_at=PAST)
+    ask()
+    assert (the_row(alias).state, len(published())) == ("confirmed", 1)
+
+
+def test_only_an_explicit_answer_counts(
+    alias: str, make: Any, ask: Any, answering: Any, states: Any
+) -> None:
+    answers = ["yes", "", None, 500, ["committed"], {"a": 1}, "nul\x00", "COMMITTED"]
+    ids = {make().event_id: answer for answer in answers}
+    make()
+    answering(lambda given: ids)
+    ask()
+    assert states() == ["prepared"] * 9
+    for row in PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()):
+        assert (row.asked, row.answered, row.unreachable) == (1, 0, 1)
+        assert row.next_check_at > row.now + timedelta(seconds=5)
+    assert row.last_answer == "no answer for this event"
+
+
+def test_a_fence_that_was_edited_by_hand(alias: str, sender: str, make: Any, ask: Any) -> None:
+    event = make()
+    Fence.objects.using(sender).create(event_id=event.event_id, outcome="perhaps")
+    ask()
+    row = the_row(alias)
+    assert (row.state, row.last_answer, row.unreachable) == ("prepared", "perhaps", 1)
+    with pytest.raises(FencedOut, match="perhaps"):
+        confirm(event)
+
+
+def test_a_sender_that_is_unknown_stays_visible(alias: str, ask: Any) -> None:
+    keeper.prepare("alias:gone", [checked(NewPrepared("s", "t", immune=0))], using=alias)
+    loop = ask()
+    assert "alias:gone" in loop.trouble
+    row = the_row(alias)
+    assert (row.state, row.unreachable) == ("prepared", 1)
+    assert "There is no sender 'alias:gone'" in row.last_answer
+
+
+def test_many_in_questions_of_a_hundred(
+    alias: str, sender: str, pay: Any, make: Any, answering: Any, ask: Any, states: Any
+) -> None:
+    real = local_sender(f"alias:{sender}")
+    requests = [checked(NewPrepared(f"s{n % 40}", "t", {}, immune=0)) for n in range(250)]
+    keeper.prepare(f"alias:{sender}", requests, using=alias)
+    fences = [Fence(event_id=r.event_id, outcome="committed") for r in requests[::2]]
+    Fence.objects.using(sender).bulk_create(fences)
+    seen = answering(real.check)
+    assert ask().done == 250
+    assert sorted(seen.asked) == [50, 100, 100]
+    assert states() == ["confirmed", "cancelled"] * 125
+
+
+def test_a_sender_that_hangs_holds_up_itself(
+    alias: str, make: Any, pay: Any, monkeypatch: Any, settings: Any
+) -> None:
+    """Another one is served, its own policies decide, and the process can be stopped."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    go = threading.Event()
+
+    def hang(given: Any) -> Any:
+        go.wait(60)
+        return {}
+
+    def named(name: str) -> Any:
+        return Sender(hang) if name == "alias:hung" else local_sender(name)
+
+    monkeypatch.setattr(asking, "sender_named", named)
+    monkeypatch.setattr(asking, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(asking, "QUESTIONS", 1)
+    monkeypatch.setattr(asking, "BATCH", 1)
+    hung = [checked(NewPrepared("s", "t", immune=0, policy="cancel")) for _ in range(2)]
+    keeper.prepare("alias:hung", hung, using=alias)
+    rows = PreparedEvent.objects.using(alias)
+    with running(alias, lease_seconds=1) as loop:
+        eventually(lambda: rows.filter(sender="alias:hung", asked=1).exists())
+        pay(make())
+        eventually(lambda: rows.filter(state="confirmed").exists(), "the other one is served")
+        rows.filter(sender="alias:hung").update(
+            decide_by=DatabaseNow() + PAST, next_check_at=DatabaseNow() + PAST
+        )
+        eventually(lambda: rows.filter(state="cancelled", decided_by="policy").count() == 2)
+        assert loop.done == 3
+    go.set()
+
+
+def test_a_sender_that_comes_back_is_not_stormed(
+    alias: str, sender: str, answering: Any, settings: Any, states: Any, monkeypatch: Any
+) -> None:
+    """While it is away one question at a time finds out; then all is decided."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    monkeypatch.setattr(asking, "BATCH", 20)
+    name, real = f"alias:{sender}", local_sender(f"alias:{sender}")
+    requests = [checked(NewPrepared(f"s{n % 9}", "t", {}, immune=0)) for n in range(300)]
+    keeper.prepare(name, requests, using=alias)
+    rows = PreparedEvent.objects.using(alias)
+    under_way, most = threading.Semaphore(100), []
+
+    def away(given: Any) -> Any:
+        with under_way:
+            most.append(100 - under_way._value)
+            raise ConnectionError("refused")
+
+    seen = answering(away)
+    with running(alias) as loop:
+        eventually(lambda: len(seen.asked) >= 8)
+        # Four at the beginning, when nothing was known of it; then one at a time.
+        assert max(most[4:]) == 1
+        seen.answer = real.check
+        rows.update(next_check_at=DatabaseNow() + PAST)
+        eventually(lambda: states() == ["cancelled"] * 300)
+        assert loop.done == 300
+
+
+def test_four_at_once(alias: str, sender: str, elsewhere: Any, published: Any, states: Any) -> None:
+    """As when processes that were stopped go on: two ask, and both get the same answer."""
+    name = f"alias:{sender}"
+    requests = [checked(NewPrepared(f"s{n}", "t", {}, immune=0)) for n in range(60)]
+    keeper.prepare(name, requests, using=alias)
+    fences = [Fence(event_id=r.event_id, outcome="committed") for r in requests[::2]]
+    Fence.objects.using(sender).bulk_create(fences)
+    rows = list(PreparedEvent.objects.using(alias).due(name))
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        worker = SenderWorker(name, using=alias)
+        barrier.wait()
+        assert worker._ask(rows) is None
+
+    for done in [elsewhere(work) for _ in range(4)]:
+        done.result()
+    assert states() == ["confirmed", "cancelled"] * 30
+    assert sorted(stream for stream, _, _ in published()) == sorted(
+        f"s{n}" for n in range(0, 60, 2)
+    )
+    assert not Incident.objects.using(alias).exists()
+
+
+def test_a_sender_has_one_owner(alias: str, make: Any, ask: Any, answering: Any) -> None:
+    """Parts are leased: of two processes one asks."""
+    make()
+    seen = answering(IN_PROGRESS)
+    with running(alias) as first:
+        eventually(lambda: first.holder.owned)
+        eventually(lambda: len(seen.asked) == 1)
+        with running(alias) as second:
+            eventually(lambda: second.holder.joined)
+            for loop in (first, second):
+                assert len(loop.workers) <= 1
+    assert len(seen.asked) == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_functions_of_the_projects_own(
+    alias: str, sender: str, make: Any, ask: Any, fences: Any
+) -> None:
+    says = {
+        "a": (COMMITTED, "confirmed"),
+        "b": (IN_PROGRESS, "prepared"),
+        "c": (None, "cancelled"),
+        "d": ("rolled_back", "prepared"),  # only a fence says so
+        "e": (ValueError("broken"), "prepared"),
+    }
+    asked = []
+
+    @check_back("order.*")
+    def answer(question: Any) -> Any:
+        asked.append(question)
+        result = says[question.stream][0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    @check_back("other.*")
+    def other(question: Any) -> Any:
+        raise AssertionError(question)
+
+    events = {stream: make(stream) for stream in says}
+    ask()
+    for row in PreparedEvent.objects.using(alias).all():
+        assert row.state == says[row.stream][1], row.stream
+    assert {(q.event_id, q.stream, q.type) for q in asked} == {
+        (event.event_id, stream, "order.paid") for stream, event in events.items()
+    }
+    assert sorted(fences()) == ["committed", "rolled_back"]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_sender_with_a_function_confirms_without_a_fence(
+    alias: str, sender: str, make: Any, fences: Any, published: Any
+) -> None:
+    check_back("order.*")(lambda question: COMMITTED)
+    confirm(make())
+    assert fences() == ["committed"]
+    assert len(published()) == 1
+
+
+def test_the_senders_that_there_are(alias: str) -> None:
+    names = ["alias:b", "Alias:b", "alias:a", "peer", "ä"]
+    for name in names * 2:
+        keeper.prepare(name, [checked(NewPrepared("s", "t"))], using=alias)
+    assert sorted(CheckBack(using=alias)._senders()) == sorted(names)
