@@ -3,7 +3,8 @@
 The rules are those of the strictest database, so that a log can move: names of 1 to 255 characters
 in valid Unicode without NUL, and versions that are integers and nothing like it. JSON is strict
 UTF-8 without NaN, Infinity and NUL, at most 30 levels deep (MariaDB stores no more than 32). What
-``DjangoJSONEncoder`` knows (dates, decimals, UUIDs) becomes text, and keys become strings.
+``DjangoJSONEncoder`` knows (dates, decimals, UUIDs) becomes text, and keys become strings. A float
+of 1e16 and more becomes the integer that PostgreSQL makes of it, and -0.0 becomes 0.0.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
@@ -142,11 +144,19 @@ def canonical(field: str, value: Any) -> tuple[Any, str]:
         raise InvalidEvent(
             f"{field} is nested {_depth(text)} levels deep; at most {MAX_DEPTH} are possible."
         )
+    if "e+" in text or "-0.0" in text:
+        seen = json.loads(text, parse_float=_as_numeric)
+        return seen, _encode(seen)
     if type(value) in _SCALARS:
         return value, text
     seen = json.loads(text)
     # Keys that became the same string, as 1 and "1" do, are in the text twice.
     return seen, text if seen == value else _encode(seen)
+
+
+def _as_numeric(number: str) -> float:
+    """Return a float as PostgreSQL's ``jsonb`` gives it back."""
+    return int(Decimal(number)) if "e+" in number else float(number) + 0.0
 
 
 def _depth(text: str) -> int:

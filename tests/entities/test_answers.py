@@ -182,6 +182,24 @@ def test_an_answer_is_given_again_though_the_signature_has_changed(alias, accoun
 
 
 @commits
+@pytest.mark.parametrize("number", [1e16, 1.5e300, -1e22, -0.0, 1e-7, 0.1, [1e308, "e+"], 10**30])
+def test_a_number_is_answered_as_it_is_read(alias, account, ask, declare, number):
+    def note(self):
+        self.state["noted"] = number
+        return number
+
+    def noted(self):
+        return self.state["noted"]
+
+    declare(note)
+    declare(noted)
+    answers = [ask("note", command_id="x").response for _ in range(2)]
+    answers += [ask("noted").response, Account.at("a", version=2, using=alias)["noted"]]
+    answers += [Account.objects.using(alias).get(pk="a").state["noted"]]
+    assert len({repr(answer) for answer in answers}) == 1
+
+
+@commits
 def test_an_unknown_entity(ask, rows):
     with pytest.raises(UnknownEntity, match="There is no Account 'a'"):
         ask("withdraw", {"amount": 1})
