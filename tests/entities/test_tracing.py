@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import ModuleType
 
 import pytest
 from django.db import connections
@@ -93,3 +95,9 @@ def test_an_exporter_that_fails_costs_no_answer(alias, account, exporter, monkey
         monkeypatch.setattr(trace, "get_tracer", fail)
         assert len(many(alias)) == 7
     assert "Tracing a batch failed error=ZeroDivisionError()" in caplog.text
+
+
+def test_an_api_that_another_thread_is_about_to_import(alias, account, ask, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", ModuleType("opentelemetry.trace"))
+    ask("withdraw", {"amount": 1})
+    assert not caplog.records

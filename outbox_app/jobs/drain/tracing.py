@@ -40,10 +40,11 @@ def trace_batch(outcome: PublishResult) -> None:
 
 def api_with_provider() -> Any:
     """Return the module of the API; None without a provider."""
-    # Where nothing has imported the API, it has no provider.
+    # Where nothing has imported the API, or another thread is about to, it has no provider.
     trace: Any = sys.modules.get("opentelemetry.trace")
+    provider = getattr(trace, "get_tracer_provider", None)
     # The first look at the provider may make one, as the environment says.
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if provider is None or isinstance(provider(), trace.ProxyTracerProvider):
         return None
     return trace
 
