@@ -381,9 +381,9 @@ class Attempt:
     def _check_expected(self, request: Request) -> None:
         if request.expected not in (None, self.version):
             raise VersionConflict(
-                f"{request.id!r} of {self.table} was expected at version {request.expected}; it is "
-                f"at version {self.version}. Read it again, decide again, and send it with the "
-                "version you have seen.",
+                f"{self.entity.__name__} {request.id!r} was expected at version "
+                f"{request.expected}; it is at version {self.version}. Read it again, decide "
+                "again, and send it with the version you have seen.",
                 stream=request.id,
                 current=self.version,
             )

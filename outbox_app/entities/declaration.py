@@ -64,9 +64,9 @@ class CommandSpec:
         try:
             self.signature.bind(None, **arguments)
         except TypeError as error:
-            raise InvalidCommand(
-                f"The command {self.name!r} has another signature: {error}."
-            ) from None
+            names = list(self.signature.parameters.values())[1:]
+            takes = inspect.Signature(names)
+            raise InvalidCommand(f"The command {self.name!r} takes {takes}: {error}.") from None
 
 
 def command(

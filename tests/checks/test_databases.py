@@ -119,6 +119,7 @@ class TestMySQL:
             run("ALTER TABLE account CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
         assert message.id == "outbox.E009"
         assert "id (utf8mb4_general_ci). Keys" in message.msg
+        assert "compare_bytes('account')" in message.msg
 
     def test_sql_mode(self, alias, run):
         run("SET sql_mode = ''")
