@@ -67,7 +67,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.example: setup.cfg $(VENV)/.created
-	$(PIP) --editable '.[example,spark]'
+	$(PIP) --editable '.[example,door,spark]'
 	@touch $@
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system

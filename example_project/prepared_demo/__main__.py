@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import secrets
+import socket
 import sys
 from pathlib import Path
 
@@ -21,9 +23,11 @@ def main():
     options = parser.parse_args()
     if options.payments < 1:
         parser.error("--payments must be at least 1")
-    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.prepared_demo.settings"
     os.environ.pop("DATABASE_URL", None)
     os.environ.setdefault("DATA_DIR", str(Path(".demo", "prepared").resolve()))
+    os.environ["DEMO_SECRET"] = secrets.token_hex(32)
+    os.environ["SHOP_PORT"], os.environ["PAYMENTS_PORT"] = map(str, free_ports())
+    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.prepared_demo.shop_settings"
     django.setup()
 
     from example_project import data_folder
@@ -41,6 +45,15 @@ def main():
         return f"demo-prepared: {error}"
     except KeyboardInterrupt:
         return "demo-prepared: interrupted"
+
+
+def free_ports():
+    """Return two ports that are free now."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        return one.getsockname()[1], two.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from django.conf import settings
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connection, transaction
 
 #: Seconds for which a transaction hangs: longer than the shop waits before it asks.
 HANGS = 2.5
@@ -31,12 +30,11 @@ def dies():
 
 def dies_after_commit():
     # Registered inside the block, so it is called before the block confirms.
-    transaction.on_commit(dies, using=settings.PAYMENTS_DATABASE)
+    transaction.on_commit(dies)
 
 
 def loses_reply():
     """COMMIT arrives, and the connection breaks before its reply."""
-    connection = connections[settings.PAYMENTS_DATABASE]
     commit = connection._commit
 
     def lose():
@@ -48,11 +46,11 @@ def loses_reply():
 
 def loses_commit():
     """The connection breaks before COMMIT arrives: the sender sees what it sees above."""
-    connections[settings.PAYMENTS_DATABASE]._commit = break_connection
+    connection._commit = break_connection
 
 
 def break_connection():
-    connections[settings.PAYMENTS_DATABASE].connection.close()
+    connection.connection.close()
     raise OperationalError("the connection was lost during COMMIT")
 
 

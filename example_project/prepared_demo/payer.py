@@ -6,6 +6,7 @@
 import gc
 import os
 import sys
+from importlib import import_module
 
 import django
 
@@ -14,6 +15,7 @@ from .outcomes import OUTCOMES, DeclinedError
 
 def main(*payments):
     """Pay orders, one after the other."""
+    import_module("outbox_app.door.client")  # here, and not in each process
     gc.freeze()  # or each process would look at all that Django has loaded before it ends
     for payment in payments:
         order, name = payment.split("=")

@@ -1,11 +1,16 @@
 """The demo from the first migration to the last count, in the order in which it happens.
 
-The check-back and the payments are processes of their own. Every wait is bounded.
+The web servers of both projects, the shop's check-back and the payments are processes of their own.
+Every wait is bounded.
 """
 
+import os
+import socket
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 
 from django.conf import settings
 from django.core.management import call_command
@@ -20,6 +25,8 @@ from .outcomes import OPEN, SILENT, TOLD
 PATIENCE = 60.0
 #: Processes that pay.
 PAYERS = 4
+#: What makes a process one of the payments' project; the others are the shop's.
+PAYMENTS = {"DJANGO_SETTINGS_MODULE": "example_project.prepared_demo.payments_settings"}
 PAYER = [*PYTHON, "-m", "example_project.prepared_demo.payer"]
 LOGS = settings.DATA_DIR / "logs"
 
@@ -30,9 +37,6 @@ class FailedError(Exception):
 
 def run(payments):
     """Carry out the demo; return the exit code."""
-    call_command("migrate", verbosity=0)
-    for app in ("outbox_app", "payments"):  # of the outbox the payments use the table of fences
-        call_command("migrate", app, database=settings.PAYMENTS_DATABASE, verbosity=0)
     demo = Demo(payments)
     try:
         try:
@@ -53,6 +57,13 @@ def run(payments):
     return 0
 
 
+def answers(port):
+    """Say whether a server listens."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+        return True
+    return False
+
+
 def show_logs():
     """Write the end of every log to standard error."""
     for path in sorted(LOGS.glob("*.log")):
@@ -68,10 +79,19 @@ class Demo:
         self.orders = {}
         self.progress = Progress()
         self.children = []
+        self.servers = []
 
     def run(self):
         """Pay, ending in every way there is."""
-        self.shop = self._start("check-back", [*MANAGE, "run_prepared"])
+        migrating = self._start("payments-migrate", [*MANAGE, "migrate"], PAYMENTS)
+        call_command("migrate", verbosity=0)
+        self._wait(lambda: migrating.exit_code is not None, "the tables of the payments")
+        for name, environment in (("shop", {}), ("payments", PAYMENTS)):
+            port = os.environ[f"{name.upper()}_PORT"]
+            server = [*MANAGE, "runserver", "--noreload", port]
+            self.servers.append(self._start(f"{name}-web", server, environment))
+            self._wait(partial(answers, port), f"the web server of the {name}")
+        self.servers.append(self._start("shop-check-back", [*MANAGE, "run_prepared"]))
         self.progress.say("Payments that tell the shop what became of them.")
         self._pay(TOLD)
         self.progress.say(f"The shop knows what became of all but {open_events()}.")
@@ -93,7 +113,7 @@ class Demo:
         self.orders |= orders
         payments = [f"{order}={name}" for order, name in orders.items()]
         started = [
-            self._start(f"payer-{len(self.children)}", [*PAYER, *payments[n::payers]])
+            self._start(f"payer-{len(self.children)}", [*PAYER, *payments[n::payers]], PAYMENTS)
             for n in range(payers)
         ]
         self._wait(lambda: all(payer.exit_code is not None for payer in started), "the payments")
@@ -108,13 +128,14 @@ class Demo:
     def _wait(self, condition, what):
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            if self.shop.exit_code is not None:
-                raise FailedError(f"the check-back has ended with {self.shop.exit_code}.")
+            for server in self.servers:
+                if server.exit_code is not None:
+                    raise FailedError(f"{server.name} has ended with {server.exit_code}.")
             if time.monotonic() > deadline:
                 raise FailedError(f"{PATIENCE:.0f} s were not enough for {what}.")
             time.sleep(0.05)
 
-    def _start(self, name, command):
-        child = Child(name, command, log=LOGS / f"{name}.log")
+    def _start(self, name, command, environment=None):
+        child = Child(name, command, log=LOGS / f"{name}.log", environment=environment)
         self.children.append(child)
         return child

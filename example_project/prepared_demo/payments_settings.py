@@ -1,0 +1,22 @@
+"""Settings of the payments, which know the shop, and have a table of fences in their database."""
+
+import os
+
+from example_project.settings import *  # noqa: F403
+from example_project.settings import DATA_DIR, DATABASES, OUTBOX
+
+INSTALLED_APPS = ["outbox_app", "example_project.payments"]
+INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]
+MIDDLEWARE = []
+ROOT_URLCONF = "example_project.prepared_demo.urls"
+DATABASES["default"]["NAME"] = str(DATA_DIR / "payments.sqlite3")
+OUTBOX |= {
+    "PREPARED_IMMUNE": 1.0,  # the shop asks soon, as the demo is watched
+    "PEERS": {
+        "shop": {
+            "direction": "keeper",
+            "address": f"http://127.0.0.1:{os.environ['SHOP_PORT']}/outbox/",
+            "keys": [{"id": "demo", "secret": "env:DEMO_SECRET"}],
+        }
+    },
+}
