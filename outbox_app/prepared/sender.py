@@ -124,10 +124,10 @@ def prepared_many(
     except BaseException:
         # Inside an outer transaction nothing is certain yet: the check-back finds out.
         if not connection.in_atomic_block or is_only_tests(using):
-            _tell_what_fences_say(recorded)
+            _tell_what_fences_say(recorded, wait=wait)
         raise
     if is_only_tests(using):  # leaving the block counts as the commit
-        _tell_what_fences_say(recorded)
+        _tell_what_fences_say(recorded, wait=True)
 
 
 def prepare(
@@ -256,12 +256,12 @@ def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
     return found
 
 
-def _tell_what_fences_say(events: Sequence[Prepared]) -> None:
+def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
     try:
         outcomes = _outcomes(events)
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
             if told := [event for event in events if outcomes[event.event_id] == outcome]:
-                _tell(told, state, wait=False)
+                _tell(told, state, wait=wait)
     except Exception as error:  # the caller's own is the one to raise
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
 
