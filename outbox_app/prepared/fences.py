@@ -11,6 +11,7 @@ says before when. A question about an older event is answered 'too_old', which d
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -153,7 +154,8 @@ def _own_session(using: str) -> Iterator[None]:
         with connection.cursor() as cursor:
             if connection.vendor == "mysql":
                 cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+                seconds = math.ceil(LOCK_SECONDS)
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
             elif connection.vendor == "sqlite":
                 cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
         yield
