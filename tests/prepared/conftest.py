@@ -15,6 +15,7 @@ from outbox_app.prepared import fence, one_way
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
 from outbox_app.prepared.sender import Prepared
+from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
 
 #: By keeper, the sender.

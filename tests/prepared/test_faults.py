@@ -8,17 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, transaction
 
 from outbox_app.models import DatabaseNow, Event, Fence, Incident, Lease, PreparedEvent
-from outbox_app.prepared import prepared
+from outbox_app.prepared import fence, prepared
+from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
+from tests import emptying
 from tests.faults.tools import ROOT, on
 from tests.patience import eventually, patience
 from tests.servers import Proxy, processes
@@ -139,17 +141,26 @@ def test_a_process_that_asks_is_killed(
     assert states() == ["confirmed"]
 
 
+@contextmanager
+def behind(using: str, port: int) -> Iterator[None]:
+    """Connect to a database by another port."""
+    settings = connections.settings[using]
+    there = {name: settings[name] for name in ("HOST", "PORT")}
+    connections[using].close()
+    settings.update(HOST="127.0.0.1", PORT=str(port))
+    try:
+        yield
+    finally:
+        connections[using].close()
+        settings.update(there)
+
+
 @pytest.fixture
 def link(sender: str) -> Iterator[Proxy]:
     """The sender's database is behind a proxy."""
     settings = connections.settings[sender]
-    there = {name: settings[name] for name in ("HOST", "PORT")}
-    with Proxy(there["HOST"], int(there["PORT"])) as proxy:
-        connections[sender].close()
-        settings.update(HOST="127.0.0.1", PORT=str(proxy.port))
+    with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, behind(sender, proxy.port):
         yield proxy
-        settings.update(there)
-        connections[sender].close()
 
 
 def fail_at_commit(using: str, fail: Callable[[], None], heal: Callable[[], None]) -> None:
@@ -223,3 +234,53 @@ def test_the_senders_database_is_away_after_the_commit(
     assert [row.outcome for row in Fence.objects.using(sender).all()] == ["committed"]
     settle(alias)
     assert_published_is_committed(alias, sender)
+
+
+@on("default")
+def test_a_sender_behind_pgbouncer(
+    alias: str, sender: str, pooler: int, make: Any, pay: Any, ask: Any, states: Any
+) -> None:
+    """What a session is told for an answer does not stay with those who get it next."""
+    with behind(sender, pooler):
+        event, other = make(), make()
+        with transaction.atomic(using=sender):
+            fence(event)
+            outcomes = {event.event_id: "in_progress", other.event_id: "rolled_back"}
+            assert senders._outcomes([event, other]) == outcomes
+        ask()
+        assert states() == ["confirmed", "cancelled"]
+        others = [connections.create_connection(sender) for _ in range(3)]
+        for connection in others:
+            connection.set_autocommit(False)
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW lock_timeout")
+                assert cursor.fetchone() == ("0",)
+        for connection in others:
+            connection.close()
+
+
+@on("postgres", "mariadb")
+def test_the_keeper_loses_its_sessions(
+    alias: str, sender: str, make: Any, pay: Any, states: Any
+) -> None:
+    """As when its database is restarted: the process that asks goes on."""
+    loop = CheckBack(using=alias, interval=0.05, lease_seconds=2)
+
+    def run() -> None:
+        try:
+            loop.run()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        for number in range(3):
+            eventually(lambda: Lease.objects.using(alias).filter(owner__isnull=False).exists())
+            emptying._end_other_sessions(connections[alias])
+            pay(make(f"order-{number}"))
+            eventually(lambda n=number: states() == ["confirmed"] * (n + 1))
+    finally:
+        loop.stop()
+        thread.join(patience())
+    assert not thread.is_alive()
