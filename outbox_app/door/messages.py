@@ -34,7 +34,7 @@ class MessageRefused(OutboxError):
 def media_type(value: str) -> str:
     """Return the media type of a ``Content-Type``, whose charset can only be UTF-8."""
     name, *parameters = value.lower().split(";")
-    if any("".join(p.split()).strip('"') not in ("charset=utf-8", "") for p in parameters):
+    if any(p.strip().replace('"', "") not in ("charset=utf-8", "") for p in parameters):
         raise MessageRefused(415, "The charset is UTF-8.")
     return name.strip()
 

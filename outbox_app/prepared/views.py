@@ -156,7 +156,10 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
     requests: list[Request] = []
     for event in events:
         try:
-            requests.append(_request(peer, event, using))
+            new = _request(peer, event, using)
+            if new.event_id in (each.event_id for each in requests):
+                raise MessageRefused(422, "An id is there twice.")
+            requests.append(new)
             said.append(None)
         except MessageRefused as error:
             said.append((error.status, _problem(error.status, "" if batch else str(error))))

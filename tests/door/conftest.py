@@ -92,7 +92,7 @@ def peers(new_key: Any, ports: dict[str, int], sender: str) -> dict[str, Any]:  
 def both(settings: Any, peers: dict[str, Any]) -> None:
     """This process is both projects, by the names of its peers."""
     settings.ROOT_URLCONF = "tests.door.urls"
-    settings.ALLOWED_HOSTS = ["127.0.0.1"]
+    settings.ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers["shop"] | peers["billing"]}
 
 
