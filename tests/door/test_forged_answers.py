@@ -1,0 +1,278 @@
+"""Answers that are not as they should be, each built by hand: silence, and nothing is decided."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from outbox_app.door import client
+from outbox_app.door.messages import MessageRefused
+from outbox_app.door.peers import peer_named
+from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailable
+from outbox_app.prepared import NewPrepared, prepare
+from outbox_app.prepared.questions import Question
+from outbox_app.prepared.remote import HttpKeeper, HttpSender
+
+from . import rfc9421
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
+    pytest.mark.parametrize("alias", [pytest.param("default", id="sqlite")], indirect=True),
+    pytest.mark.usefixtures("both"),
+]
+
+ID = UUID("01999d2e-6f0a-7c3e-9b1a-0a1b2c3d4e5f")
+COMMITTED = json.dumps([{"id": str(ID), "outcome": "committed"}]).encode()
+QUESTION = Question(ID, datetime.now(UTC), "order-17", "order.paid")
+
+Reply = Callable[[Any], None]
+
+
+@pytest.fixture
+def signer(peers: dict[str, Any]) -> Callable[[bytes], bytes]:
+    """The key of billing, which the shop asks."""
+    path = peers["billing"]["shop"]["keys"][0]["private"].removeprefix("file:")
+    return rfc9421.by_ed25519(Path(path).read_bytes())
+
+
+@pytest.fixture
+def server(ports: dict[str, int]) -> Iterator[Callable[[str, Reply], list[str]]]:
+    """``server(project, reply)``: replies; returns what it is asked."""
+    servers = []
+
+    def start(project: str, reply: Reply) -> list[str]:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"] or 0))
+                asked.append(self.path)
+                with suppress(OSError):
+                    reply(self)
+                self.close_connection = True
+
+            do_GET = do_POST
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", ports[project]), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+        servers.append(server)
+        return asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def replying(signer: Any, status: int = 200, body: bytes = COMMITTED, **changes: Any) -> Reply:
+    """Reply with an answer that is signed, but for what is given; ``sent_…`` differs on the way."""
+    options = {"keyid": "billing-1", **changes}
+    sent_body, sent_status = options.pop("sent_body", body), options.pop("sent_status", status)
+    without, more = options.pop("without", ()), options.pop("more", {})
+    to = options.pop("to", {})
+
+    def reply(handler: Any) -> None:
+        asked = {"method": "POST", "path": handler.path, "signature": handler.headers["Signature"]}
+        headers = rfc9421.answer(
+            status, body, signer, asked=tuple((asked | to).values()), **options
+        )
+        handler.send_response(sent_status)
+        for name, value in (headers | {"Content-Length": str(len(sent_body))} | more).items():
+            if name not in without:
+                handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(sent_body)
+
+    return reply
+
+
+def test_what_is_signed_as_it_should_be(alias: str, server: Any, signer: Any) -> None:
+    asked = server("billing", replying(signer))
+    assert HttpSender("billing").check([QUESTION]) == {ID: "committed"}
+    assert asked == ["/outbox/check"]
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "unsigned": {"without": ("Signature", "Signature-Input")},
+    "HTML": {"body": b"<html>OK</html>", "content_type": "text/html"},
+    "HTML, unsigned": {
+        "body": b"<html>OK</html>",
+        "content_type": "text/html",
+        "without": ("Signature", "Signature-Input"),
+    },
+    "empty": {"body": b""},
+    "another body": {"sent_body": COMMITTED.replace(b"committed", b"rolled_back")},
+    "another status": {"status": 404, "sent_status": 200},
+    "another id": {"body": COMMITTED.replace(b"01999d2e", b"01999d2f")},
+    "to another request": {"to": {"signature": "sig1=:AAAA:"}},
+    "to another path": {"to": {"path": "/outbox/prepared/"}},
+    "to another method": {"to": {"method": "GET"}},
+    **{
+        f"without {name}": {"covered": [each for each in rfc9421.ANSWER if each != name]}
+        for name in rfc9421.ANSWER
+    },
+    "unknown key": {"keyid": "shop-1"},
+    "too old": {"created": -700, "expires": -400},
+    "too long": {"expires": 302},
+    "wrong tag": {"tag": "outbox-v2"},
+    "compressed": {"sent_body": gzip.compress(COMMITTED), "more": {"Content-Encoding": "gzip"}},
+    "duplicate keys": {"body": COMMITTED[:-2] + b', "outcome": "rolled_back"}]'},
+    "not found": {"status": 404},
+    "an error": {"status": 500},
+    "no list": {"body": b"{}"},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_what_is_forged(alias: str, server: Any, signer: Any, forged: dict[str, Any]) -> None:
+    server("billing", replying(signer, **forged))
+    sender = HttpSender("billing")
+    with pytest.raises((PeerUnavailable, MessageRefused)):
+        sender.check([QUESTION])
+
+
+@pytest.mark.parametrize("outcome", ["confirmed", "", None, 1, ["committed"], {}])
+def test_an_outcome_that_there_is_not(alias: str, server: Any, signer: Any, outcome: Any) -> None:
+    server(
+        "billing", replying(signer, body=json.dumps([{"id": str(ID), "outcome": outcome}]).encode())
+    )
+    assert HttpSender("billing").check([QUESTION]) == {}
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed(
+    alias: str, server: Any, signer: Any, ports: dict[str, int], status: int
+) -> None:
+    private = server("shop", replying(signer))
+    there = {"Location": f"http://127.0.0.1:{ports['shop']}/outbox/check"}
+    server("billing", replying(signer, status, more=there))
+    sender = HttpSender("billing")
+    with pytest.raises(PeerUnavailable):
+        sender.check([QUESTION])
+    assert private == []
+
+
+def endless(handler: Any) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(2 * 1024**3))
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"x" * 65536)
+
+
+def dripping_body(handler: Any) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.2)
+
+
+def dripping_head(handler: Any) -> None:
+    while True:
+        handler.wfile.write(b"H")
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("reply", [endless, dripping_body, dripping_head])
+def test_a_call_ends(alias: str, server: Any, reply: Reply) -> None:
+    server("billing", reply)
+    begin = time.monotonic()
+    peer = peer_named("billing", "sender")
+    with pytest.raises(PeerUnavailable):
+        client.call(peer, "POST", "check", [], seconds=2)
+    assert time.monotonic() - begin < 20
+
+
+def test_no_proxy_and_no_cookie(
+    alias: str, server: Any, signer: Any, monkeypatch: Any, ports: dict[str, int]
+) -> None:
+    proxy = server("shop", replying(signer))
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{ports['shop']}")
+    cookies = []
+
+    def reply(handler: Any) -> None:
+        cookies.append(handler.headers["Cookie"])
+        replying(signer, more={"Set-Cookie": "a=1; Path=/"})(handler)
+
+    server("billing", reply)
+    for _ in range(2):
+        assert HttpSender("billing").check([QUESTION]) == {ID: "committed"}
+    assert (proxy, cookies) == ([], [None, None])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://10.0.0.1/outbox/",
+        "http://shop.example/",
+        "http://127.0.0.1.example/",
+        "ftp://127.0.0.1/",
+        "https://user:word@shop.example/",
+        "https://shop.example/?a=1",
+        "https://",
+        "",
+        None,
+    ],
+)
+def test_an_address_that_is_not_called(
+    alias: str, settings: Any, peers: dict[str, Any], address: Any
+) -> None:
+    changed = {"billing": peers["shop"]["billing"] | {"address": address}}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": changed}
+    sender = HttpSender("billing")
+    with pytest.raises(InvalidPeer, match="address"):
+        sender.check([QUESTION])
+
+
+def test_a_keeper_that_is_not_believed_has_recorded_nothing(
+    alias: str, sender: str, server: Any, signer: Any
+) -> None:
+    """201 of a stranger is no reason to begin a transaction."""
+    said = [{"status": 201, "id": str(ID), "state": "prepared"}]
+    server("shop", replying(signer, body=json.dumps(said).encode()))
+    with pytest.raises(KeeperUnavailable, match="not believed"):
+        prepare("order-17", "order.paid", using=sender, to="shop", event_id=ID)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [{"status": 201}],
+        [{"status": 201, "id": str(ID)}],
+        [{"status": 201, "id": str(UUID(int=1)), "state": "prepared"}],
+        [{"status": 500}],
+        ["prepared"],
+        {"status": 201},
+    ],
+)
+def test_a_keeper_that_says_something_else(
+    alias: str, sender: str, peers: dict[str, Any], server: Any, said: Any
+) -> None:
+    path = peers["shop"]["billing"]["keys"][0]["private"].removeprefix("file:")
+    by = rfc9421.by_ed25519(Path(path).read_bytes())
+    server("shop", replying(by, body=json.dumps(said).encode(), keyid="shop-1"))
+    keeper = HttpKeeper("shop", sender)
+    request = keeper.checked(NewPrepared("order-17", "order.paid", event_id=ID))
+    with pytest.raises(KeeperUnavailable):
+        keeper.prepare([request])

@@ -1,0 +1,361 @@
+"""What passes through the door, on each database: this process is both services."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from datetime import timedelta
+from socketserver import ThreadingMixIn
+from typing import Any
+from uuid import UUID
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import pytest
+from celery import _state
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import transaction
+from django.utils import timezone
+
+from outbox_app.door.client import call
+from outbox_app.door.peers import peer_named
+from outbox_app.exceptions import (
+    Contradiction,
+    InvalidPeer,
+    InvalidPrepared,
+    KeeperUnavailable,
+    PreparedConflict,
+)
+from outbox_app.models import Event, Fence, PreparedEvent, StagedJob
+from outbox_app.prepared import (
+    NewPrepared,
+    cancel,
+    confirm,
+    fence,
+    prepare,
+    prepare_many,
+    prepared,
+)
+from outbox_app.prepared.keeper import Decision
+from outbox_app.prepared.questions import Question
+from outbox_app.prepared.remote import HttpKeeper, HttpSender
+from outbox_app.prepared.request import time_ordered_id
+from tests import tasks
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
+    pytest.mark.usefixtures("served"),
+]
+
+
+class Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request, which ends before the server does."""
+
+
+class Handler(WSGIRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(settings: Any, both: None, ports: dict[str, int]) -> Iterator[Callable[..., None]]:
+    """``served(**changes)``: the door of both, with changes to how the shop knows billing."""
+    known = settings.OUTBOX["PEERS"]
+
+    def change(**changes: Any) -> None:
+        changed = deepcopy(known)
+        changed["billing"] |= changes
+        for peer in changed.values():
+            peer["address"] = f"http://127.0.0.1:{ports['shop']}/outbox/"
+        settings.OUTBOX = {**settings.OUTBOX, "PEERS": changed}
+
+    change()
+    with make_server("127.0.0.1", ports["shop"], WSGIHandler(), Server, Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05])
+        thread.start()
+        yield change
+        server.shutdown()
+        thread.join()
+
+
+def paid(using: str, **options: Any) -> Any:
+    return prepared("order-17", "order.paid", {"total": 30}, using=using, to="shop", **options)
+
+
+def test_an_event(alias: str, sender: str, told: Any, published: Any, states: Any) -> None:
+    with paid(sender, metadata={"by": "Ärger €", "n": 1.5}, topic="paid") as event:
+        assert (states(), published()) == (["prepared"], [])
+    told()
+    [row] = Event.objects.using(alias).all()
+    assert (row.stream, row.type, row.topic, row.data) == (
+        *("order-17", "order.paid", "paid"),
+        {"total": 30},
+    )
+    assert row.metadata["by"] == "Ärger €"
+    assert row.message_id == event.event_id
+    [fenced] = Fence.objects.using(sender).exclude(pk=Fence.MARK)
+    assert (fenced.outcome, fenced.keeper) == ("committed", "shop")
+
+
+def test_a_job(alias: str, sender: str, make_app: Any, monkeypatch: Any) -> None:
+    app = make_app()
+    app.task(name="tests.door.add")(tasks.add)
+    app.task(name="tests.add")(tasks.add)
+    monkeypatch.setattr(_state, "_task_stack", _state._task_stack)
+    monkeypatch.setattr(_state, "default_app", app)
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    with prepared(
+        job="tests.door.add", args=[1], kwargs={"y": 2}, using=sender, to="shop", wait=True
+    ):
+        pass
+    [job] = StagedJob.objects.using(alias)
+    assert job.task == "tests.door.add"
+    with (
+        pytest.raises(InvalidPrepared, match="may not be prepared"),
+        prepared(job="tests.add", args=[1, 2], using=sender, to="shop"),
+    ):
+        raise AssertionError("never begun")
+
+
+def test_rolled_back(alias: str, sender: str, told: Any, states: Any, published: Any) -> None:
+    def fail() -> None:
+        with paid(sender):
+            raise ValueError("no money")
+
+    with pytest.raises(ValueError, match="no money"):
+        fail()
+    told()
+    assert (states(), published()) == (["cancelled"], [])
+
+
+def test_what_was_not_granted(alias: str, sender: str, served: Any) -> None:
+    """All of them or an error; what was recorded is asked about, and cancelled."""
+    new = [NewPrepared("a", "order.paid"), NewPrepared("a", "user.deleted")]
+    with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
+        prepare_many(new, using=sender, to="shop")
+    with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
+        prepare("a", "order.paid", topic="other", using=sender, to="shop")
+    served(types=[])
+    with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
+        prepare("a", "order.paid", using=sender, to="shop")
+    assert PreparedEvent.objects.using(alias).count() == 1
+
+
+def test_the_same_id(alias: str, sender: str) -> None:
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    again = prepare("a", "order.paid", using=sender, to="shop", event_id=event.event_id)
+    assert again.event_id == event.event_id
+    with pytest.raises(PreparedConflict, match="another event's"):
+        prepare("b", "order.paid", using=sender, to="shop", event_id=event.event_id)
+    cancel(event)
+    with pytest.raises(PreparedConflict, match="cancelled already"):
+        prepare("a", "order.paid", using=sender, to="shop", event_id=event.event_id)
+
+
+def test_a_contradiction(alias: str, sender: str) -> None:
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    HttpKeeper("shop", sender).decide([Decision(event.event_id, "cancelled")])
+    with transaction.atomic(using=sender):
+        fence(event)
+    with pytest.raises(Contradiction, match="is cancelled at the keeper 'shop'"):
+        confirm(event)
+
+
+def test_a_keeper_that_was_restored(alias: str, sender: str, published: Any) -> None:
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    with transaction.atomic(using=sender):
+        fence(event)
+    PreparedEvent.objects.using(alias).all().delete()
+    confirm(event)
+    assert len(published()) == 1
+
+
+def test_each_request(alias: str, sender: str) -> None:
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    shop, id = peer_named("shop", "keeper"), event.event_id
+    status, said = call(shop, "GET", f"prepared/{id}")
+    assert (status, said["id"], said["state"], said["type"]) == (
+        *(200, str(id), "prepared"),
+        "order.paid",
+    )
+    status, said = call(shop, "GET", "prepared/open")
+    assert (status, [each["id"] for each in said]) == (200, [str(id)])
+    [question] = HttpKeeper("shop", sender).open()
+    assert question == Question(id, question.prepared_at, "a", "order.paid")
+    assert call(shop, "GET", "prepared/open?skip=1") == (200, [])
+    assert call(shop, "GET", "prepared/open?skip=x")[0] == 400
+    assert call(shop, "POST", f"prepared/{id}/confirm") == (
+        200,
+        {"id": str(id), "state": "confirmed"},
+    )
+    assert call(shop, "POST", f"prepared/{id}/confirm", {})[0] == 400
+    status, said = call(shop, "POST", f"prepared/{id}/cancel")
+    assert (status, said["state"]) == (409, "confirmed")
+    assert call(shop, "GET", "prepared/open") == (200, [])
+    unknown = str(time_ordered_id())
+    assert call(shop, "GET", f"prepared/{unknown}")[0] == 404
+    assert call(shop, "POST", f"prepared/{unknown}/confirm")[0] == 404
+    assert call(shop, "POST", f"prepared/{unknown}/cancel")[0] == 200, "a late prepare is dead"
+    decisions = [{"id": str(id), "state": "confirmed"}, {"id": unknown, "state": "confirmed"}]
+    status, said = call(shop, "POST", "prepared/decide", decisions)
+    assert (status, [each["status"] for each in said]) == (200, [200, 409])
+    for wrong in (
+        decisions[:1] * 2,
+        [{"id": str(id)}],
+        [{"id": str(id), "state": "prepared"}],
+        [{"id": "1", "state": "confirmed"}],
+        [1],
+    ):
+        assert call(shop, "POST", "prepared/decide", wrong)[0] == 422
+    assert call(shop, "POST", "prepared/decide", [])[0] == 400
+    assert call(shop, "POST", "prepared/decide", {"id": str(id)})[0] == 400
+
+
+def test_another_sender_is_not_told_of_it(
+    alias: str, sender: str, settings: Any, new_key: Any, states: Any
+) -> None:
+    """Its id is 404, and what it says of the event changes nothing."""
+    event = prepare("a", "order.paid", using=sender, to="shop")
+    key, known = new_key("other-1"), settings.OUTBOX["PEERS"]
+    other = known["billing"] | {"keys": [known["billing"]["keys"][0], key["theirs"]]}
+    shop = known["shop"] | {"keys": [key["ours"], known["shop"]["keys"][1]]}
+    peers = {"billing": known["billing"], "other": other, "shop": shop}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers}
+    peer, id = peer_named("shop", "keeper"), event.event_id
+    assert call(peer, "GET", f"prepared/{id}")[0] == 404
+    assert call(peer, "GET", "prepared/open") == (200, [])
+    assert call(peer, "POST", f"prepared/{id}/confirm")[0] == 404
+    assert call(peer, "POST", f"prepared/{id}/cancel")[0] == 200, "an event of its own, which dies"
+    row = PreparedEvent.objects.using(alias).get(sender="billing")
+    assert row.state == "prepared"
+
+
+def test_a_check_back(alias: str, sender: str, states: Any, ask: Any) -> None:
+    gone = prepare("a", "order.paid", using=sender, to="shop", immune=0)
+    done = prepare("b", "order.paid", using=sender, to="shop", immune=0)
+    with transaction.atomic(using=sender):
+        fence(done)
+    ask()
+    assert states() == ["cancelled", "confirmed"]
+    answers = HttpSender("billing").check(
+        [Question(each.event_id, timezone.now()) for each in (gone, done)]
+    )
+    assert answers == {gone.event_id: "rolled_back", done.event_id: "committed"}
+
+
+def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> None:
+    id = time_ordered_id()
+    Fence.objects.using(sender).create(event_id=id, outcome="committed", keeper="depot")
+    assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
+
+
+def test_keys_change_while_events_are_open(
+    alias: str, sender: str, settings: Any, new_key: Any, states: Any, ask: Any
+) -> None:
+    """New beside old on both sides, then new alone: nothing that is open depends on a key."""
+    events = [prepare("a", "order.paid", using=sender, to="shop", immune=0)]
+    known, shop, billing = settings.OUTBOX["PEERS"], new_key("shop-2"), new_key("billing-2")
+    past = (timezone.now() - timedelta(seconds=1)).isoformat()
+
+    def keys(name: str, *more: dict[str, Any], old: bool) -> dict[str, Any]:
+        before = known[name]["keys"] if old else [k | {"until": past} for k in known[name]["keys"]]
+        return known[name] | {"keys": [*before, *more]}
+
+    for old in (True, False):
+        peers = {
+            "billing": keys("billing", shop["ours"], billing["theirs"], old=old),
+            "shop": keys("shop", billing["ours"], shop["theirs"], old=old),
+        }
+        settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers}
+        events.append(prepare("a", "order.paid", using=sender, to="shop", immune=0))
+    cancel(events.pop(0))
+    with transaction.atomic(using=sender):
+        fence(events[1])
+    ask()
+    assert states() == ["cancelled", "cancelled", "confirmed"]
+
+
+def test_no_key_is_valid(alias: str, sender: str, served: Any, settings: Any) -> None:
+    known = settings.OUTBOX["PEERS"]
+    theirs = known["shop"] | {"keys": known["shop"]["keys"][1:]}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": theirs}}
+    with pytest.raises(KeeperUnavailable, match="No key that signs"):
+        prepare("a", "order.paid", using=sender, to="shop")
+
+
+def test_a_peer_is_removed_while_its_events_are_open(
+    alias: str, sender: str, served: Any, settings: Any, ask: Any, states: Any
+) -> None:
+    """They stay, and say why; they are asked about again when it is back."""
+    prepare("a", "order.paid", using=sender, to="shop", immune=0)
+    known = settings.OUTBOX["PEERS"]
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"shop": known["shop"]}}
+    loop = ask()
+    assert "There is no sender 'billing' among the peers" in loop.trouble
+    [row] = PreparedEvent.objects.using(alias)
+    assert (row.state, row.unreachable) == ("prepared", 1)
+    assert "billing" in row.last_answer
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": known}
+    PreparedEvent.objects.using(alias).update(next_check_at=row.prepared_at)
+    ask()
+    assert states() == ["cancelled"]
+
+
+def test_a_keeper_that_there_is_not(alias: str, sender: str) -> None:
+    with pytest.raises(InvalidPrepared, match="There is no keeper 'depot' among the peers"):
+        prepare("a", "order.paid", using=sender, to="depot")
+    with pytest.raises(InvalidPrepared, match="Register a peer for each alias"):
+        prepare("a", "order.paid", using=alias, to="shop")
+
+
+def test_without_the_extra(alias: str, sender: str, monkeypatch: Any, client: Any) -> None:
+    """What is local works; the rest says in a sentence what to install."""
+    monkeypatch.setitem(sys.modules, "http_message_signatures", None)
+    for name in ("door.signing", "door.client", "prepared.remote"):
+        monkeypatch.delitem(sys.modules, f"outbox_app.{name}", raising=False)
+        room, _, module = name.partition(".")
+        monkeypatch.delattr(sys.modules[f"outbox_app.{room}"], module, raising=False)
+    with pytest.raises(InvalidPeer, match=r"pip install 'outbox-app\[door\]'"):
+        prepare("a", "order.paid", using=sender, to="shop")
+    response = client.post("/outbox/check", headers={"Host": "127.0.0.1"})
+    assert response.status_code == 503
+    assert "pip install" in response.json()["detail"]
+    prepare("a", "order.paid", using=sender)
+
+
+def test_a_keeper_that_hangs_holds_a_transaction_for_two_seconds(
+    alias: str, sender: str, settings: Any, ports: dict[str, int]
+) -> None:
+    with socket.create_server(("127.0.0.1", ports["billing"])):
+        known = settings.OUTBOX["PEERS"]
+        hangs = known["shop"] | {"address": f"http://127.0.0.1:{ports['billing']}/"}
+        settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": hangs}}
+        begin = time.monotonic()
+        with transaction.atomic(using=alias), pytest.raises(KeeperUnavailable):
+            prepare("a", "order.paid", using=sender, to="shop")
+        assert 1.5 < time.monotonic() - begin < 9
+
+
+def test_many_threads_call(alias: str, sender: str, states: Any) -> None:
+    errors: list[Exception] = []
+
+    def run(n: int) -> None:
+        try:
+            keeper = HttpKeeper("shop", sender)
+            ids = [UUID(int=n * 100 + each + 1) for each in range(5)]
+            new = [NewPrepared(f"s-{id}", "order.paid", event_id=id) for id in ids]
+            keeper.prepare([keeper.checked(each) for each in new])
+            keeper.decide([Decision(id, "confirmed") for id in ids])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[n]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert states() == ["confirmed"] * 20
