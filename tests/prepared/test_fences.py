@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -18,12 +19,13 @@ from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
 from outbox_app.prepared.fences import outcomes, prune_fences, pruned
 from tests.faults.tools import on
+from tests.patience import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 DAY = timedelta(days=1)
 
 
-def ask(event: Any) -> str:
+def answer_for(event: Any) -> str:
     asked = {event.event_id: event.prepared_at}
     return outcomes(asked, using=event.using)[event.event_id]
 
@@ -40,12 +42,12 @@ def test_an_open_transaction_is_in_progress(
     event = make()
     with transaction.atomic(using=sender):
         fence(event)
-        answer = elsewhere(ask, event)
-        assert ask(event) == "in_progress"  # over a session of its own
+        answer = elsewhere(answer_for, event)
+        assert answer_for(event) == "in_progress"  # over a session of its own
         assert answer.result() == "in_progress"
         transaction.set_rollback(not commits, using=sender)
     truth = "committed" if commits else "rolled_back"
-    assert [ask(event), elsewhere(ask, event).result()] == [truth, truth]
+    assert [answer_for(event), elsewhere(answer_for, event).result()] == [truth, truth]
     assert written(sender) == {event.event_id: truth}
 
 
@@ -56,7 +58,7 @@ def test_asked_in_the_moment_of_the_end(alias: str, sender: str, make: Any, else
 
         def asked(event: Any = event, barrier: Any = barrier) -> str:
             barrier.wait()
-            return ask(event)
+            return answer_for(event)
 
         answer, ended = elsewhere(asked), ""
         with suppress(FencedOut), transaction.atomic(using=sender):
@@ -70,7 +72,7 @@ def test_asked_in_the_moment_of_the_end(alias: str, sender: str, make: Any, else
             ended = "committed" if n % 2 else "rolled_back"
         truth = ended or "rolled_back"
         assert answer.result() in {"in_progress", truth}
-        assert ask(event) == truth
+        assert answer_for(event) == truth
 
 
 @on("default", "postgres")
@@ -86,7 +88,7 @@ def test_a_transaction_that_is_late_has_an_old_snapshot(
                 if connections[sender].vendor == "postgresql":
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             assert written(sender) == {}
-            assert elsewhere(ask, event).result() == "rolled_back"
+            assert elsewhere(answer_for, event).result() == "rolled_back"
             fence(event)
 
     with pytest.raises(FencedOut):
@@ -139,7 +141,7 @@ def test_the_rest_of_a_question_does_not_wait(
 ) -> None:
     monkeypatch.setattr(fences, "ANSWER_SECONDS", -1)
     event = make()
-    assert ask(event) == "in_progress"
+    assert answer_for(event) == "in_progress"
     assert written(sender) == {}
 
 
@@ -149,7 +151,7 @@ def test_an_answer_is_committed_where_autocommit_is_off(
     event = make()
     connections[sender].ensure_connection()
     monkeypatch.setitem(connections.settings[sender], "AUTOCOMMIT", False)
-    assert ask(event) == "rolled_back"
+    assert answer_for(event) == "rolled_back"
     assert written(sender) == {event.event_id: "rolled_back"}
 
 
@@ -162,7 +164,7 @@ def test_twice(alias: str, sender: str, make: Any, pay: Any) -> None:
     event = make()
     with pytest.raises(FencedOut, match="its id was used before"):
         pay(event, event)
-    assert ask(event) == "rolled_back"
+    assert answer_for(event) == "rolled_back"
 
 
 def old(event: Any, days: int) -> None:
@@ -222,3 +224,60 @@ def test_the_mark_never_goes_back(alias: str, sender: str, make: Any, pay: Any) 
         prune_fences(using=sender, older_than=days)
         marks.append(Fence.objects.using(sender).get(pk=Fence.MARK).written_at)
     assert marks[0] == marks[1] < marks[2]
+
+
+WAITING = {
+    "postgres": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+@on("default", "postgres")
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_an_answer_waits_for_the_end(
+    alias: str, sender: str, level: str, make: Any, elsewhere: Any, monkeypatch: Any
+) -> None:
+    """And then has seen it, whatever isolation the project has chosen for the alias."""
+    monkeypatch.setattr(fences, "LOCK_SECONDS", 30)
+    options = dict(connections.settings[sender].get("OPTIONS", {}))
+    if sender == "postgres":
+        value = level.lower().replace(" ", r"\ ")
+        options["options"] = f"-c default_transaction_isolation={value}"
+    else:
+        options["isolation_level"] = level.lower()
+    monkeypatch.setitem(connections.settings[sender], "OPTIONS", options)
+    connections[sender].close()
+    try:
+        for commits in (True, False) if sender == "postgres" else (True,):
+            event = make()
+            with transaction.atomic(using=sender):
+                fence(event)
+                answer = elsewhere(answer_for, event)
+                watcher = connections.create_connection(sender)
+                eventually(partial(waiting, watcher))
+                watcher.close()
+                transaction.set_rollback(not commits, using=sender)
+            assert answer.result() == ("committed" if commits else "rolled_back")
+    finally:
+        connections[sender].close()
+
+
+def waiting(watcher: Any) -> bool:
+    with watcher.cursor() as cursor:
+        cursor.execute(WAITING[watcher.alias])
+        return bool(cursor.fetchall())
+
+
+def test_without_time_zones(
+    alias: str, sender: str, settings: Any, make: Any, pay: Any, ask: Any, states: Any
+) -> None:
+    settings.USE_TZ = False
+    event, other = make(), make()
+    pay(event)
+    ask()
+    assert states() == ["confirmed", "cancelled"]
+    old(event, 40)
+    assert prune_fences(using=sender, older_than=30) == 1
+    asked = {event.event_id: timezone.now() - 40 * DAY, other.event_id: other.prepared_at}
+    answers = {event.event_id: "too_old", other.event_id: "rolled_back"}
+    assert outcomes(asked, using=sender) == answers
