@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -92,37 +92,24 @@ def event_id(value: Any) -> UUID:
     raise MessageRefused(422, "The id is no UUID in lower case with hyphens.")
 
 
-def cloudevent(
-    id: UUID,
-    type: str,
-    *,
-    source: str,
-    log: str,
-    stream: str,
-    topic: str,
-    content: Mapping[str, Any],
-    policy: str,
-    decide_by: float,
-    immune: float,
-) -> dict[str, Any]:
+def cloudevent(request: Any, *, source: str) -> dict[str, Any]:
     """Return an event, or a job (that has no log), as a CloudEvent. Times are whole seconds."""
     event = {
         "specversion": "1.0",
-        "id": str(id),
+        "id": str(request.event_id),
         "source": source,
-        "type": type,
-        "datacontenttype": "application/json",
-        "policy": policy,
-        "decideby": math.ceil(decide_by),
-        "immune": math.ceil(immune),
+        "type": request.type,
+        "policy": request.policy,
+        "decideby": math.ceil(request.decide_by),
+        "immune": math.ceil(request.immune),
     }
-    if not log:
-        return event | {"job": True, "data": content}
-    metadata = content["metadata"]
+    if not request.log:
+        return event | {"job": True, "data": request.content}
+    data, metadata = request.content["data"], request.content["metadata"]
     # Extensions are no objects in CloudEvents, so the metadata are JSON in a string.
-    given = {"topic": topic, "metadata": metadata and written(metadata).decode()}
+    given = {"topic": request.topic, "metadata": metadata and written(metadata).decode()}
     event |= {name: value for name, value in given.items() if value}
-    return event | {"log": log, "subject": stream, "data": content["data"]}
+    return event | {"log": request.log, "subject": request.stream, "data": data}
 
 
 def prepared_fields(event: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from django.db import connections
 from django.utils import timezone
 
 from ..aliases import outbox_alias
@@ -141,6 +142,8 @@ def peer_faults(name: Any, given: Any) -> list[str]:
         faults.append(f"has no direction of {', '.join(map(repr, Peer.Direction.values))}")
     if fault := address_fault(given.get("address")):
         faults.append(f"has an address that {fault}")
+    if given.get("database", "default") not in connections:
+        faults.append("has a database that is no alias of DATABASES")
     for field in ("types", "topics", "jobs"):
         patterns = given.get(field, [])
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from ..door.client import SECONDS, call
-from ..door.messages import EVENTS, MessageRefused, by_id, cloudevent, written
-from ..door.peers import LIMITS, peer_named
+from ..door.messages import EVENTS, by_id, cloudevent, written
+from ..door.peers import limit, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
 from ..models import Peer, PreparedEvent
 from ..transactions import open_transactions
@@ -24,10 +24,10 @@ from .request import NewPrepared, Request, checked
 
 State = PreparedEvent.State
 OUTCOMES = (COMMITTED, ROLLED_BACK, IN_PROGRESS, TOO_OLD)
+#: What the keeper answers to what is not as it should be, each time.
+REFUSED = (400, 403, 413, 415, 422)
 #: Seconds that a call takes at most while it holds a transaction open.
 IN_TRANSACTION = 2.0
-
-Item = TypeVar("Item")
 
 
 class HttpKeeper:
@@ -49,60 +49,45 @@ class HttpKeeper:
         return checked(new, remote=True)
 
     def prepare(self, requests: Sequence[Request]) -> list[Answer]:
-        events = [
-            cloudevent(
-                each.event_id,
-                each.type,
-                source=f"/{self.name}",
-                log=each.log,
-                stream=each.stream,
-                topic=each.topic,
-                content=each.content,
-                policy=each.policy,
-                decide_by=each.decide_by,
-                immune=each.immune,
-            )
-            for each in requests
-        ]
         answers: list[Answer] = []
-        for group in _groups(events):
-            said = self._call("prepared/", group, content_type=EVENTS)
+        for group in self._groups([cloudevent(each, source=f"/{self.name}") for each in requests]):
+            said = self._call("POST", "prepared/", group, content_type=EVENTS)
             if len(said) != len(group):
-                raise KeeperUnavailable(f"The keeper {self.name!r} has answered something else.")
-            pairs = zip(group, said, strict=True)
-            answers += [self._prepared(UUID(event["id"]), each) for event, each in pairs]
+                raise self._odd("has answered something else")
+            answers += [self._prepared(*pair) for pair in zip(group, said, strict=True)]
         return answers
 
-    def _prepared(self, id: UUID, said: Any) -> Answer:
-        status, state = said.get("status"), said.get("state")
-        if status in (403, 413, 415, 422):
+    def _prepared(self, event: dict[str, Any], said: dict[str, Any]) -> Answer:
+        id, status, state = event["id"], said.get("status"), said.get("state")
+        if status in REFUSED:
             why = "may not be prepared by this service" if status == 403 else "is refused"
             raise InvalidPrepared(
                 f"The event {id} {why}: the keeper {self.name!r} has answered {status}, and its "
                 "log says why."
             )
-        if said.get("id") != str(id) or (status, state) in ((200, None), (201, None)):
-            raise KeeperUnavailable(f"The keeper {self.name!r} has answered something else.")
-        if status in (200, 201, 409) and state in State.values:
-            return Answer(id, state)
-        return Answer(id, CONFLICT, "the id belongs to an event of other content")
+        if said.get("id") == id and status in (200, 201, 409) and state in State.values:
+            return Answer(UUID(id), str(state))
+        if said.get("id") == id and status == 409:
+            return Answer(UUID(id), CONFLICT, "the id belongs to an event of other content")
+        raise self._odd("has answered something else")
 
     def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
         answers: list[Answer] = []
-        for group in _groups([{"id": str(id), "state": str(state)} for id, state in decisions]):
-            wanted = {UUID(each["id"]): each["state"] for each in group}
-            said = self._by_id(self._call("prepared/decide", group), wanted)
-            answers += [self._told(id, said.get(id, {}), state) for id, state in wanted.items()]
+        for group in self._groups([{"id": str(id), "state": str(s)} for id, s in decisions]):
+            answer = self._call("POST", "prepared/decide", group)
+            said = {str(each.get("id")): each for each in answer}
+            answers += [self._told(each, said.get(each["id"], {})) for each in group]
         return answers
 
-    def _told(self, id: UUID, said: Any, wanted: str) -> Answer:
+    def _told(self, decision: dict[str, Any], said: dict[str, Any]) -> Answer:
+        id, wanted = UUID(decision["id"]), decision["state"]
         status, state = said.get("status"), said.get("state")
         if status == 200 and state == wanted:
             return Answer(id, wanted)
         if status == 404:
             return Answer(id, UNKNOWN)
         if status == 409 and state in PreparedEvent.OPEN:
-            return Answer(id, state, "the keeper could not publish it; its log says why")
+            return Answer(id, str(state), "the keeper could not publish it; its log says why")
         if status == 409 and state in State.values:
             return Answer(
                 id,
@@ -110,11 +95,10 @@ class HttpKeeper:
                 f"The prepared event {id} is {state} at the keeper {self.name!r}, which was told "
                 f"{wanted}. Nothing was changed.",
             )
-        raise KeeperUnavailable(f"The keeper {self.name!r} said nothing of the event {id}.")
+        raise self._odd(f"said nothing of the event {id}")
 
     def open(self, skip: int = 0) -> list[Question]:
-        """Return events of this sender that are open, some of them: for one nobody can call."""
-        said = self._call(f"prepared/open?skip={skip}", method="GET")
+        """Return open events of this sender, some of them: for a sender that cannot be called."""
         return [
             Question(
                 UUID(each["id"]),
@@ -122,30 +106,43 @@ class HttpKeeper:
                 each["stream"],
                 each["type"],
             )
-            for each in said
+            for each in self._call("GET", f"prepared/open?skip={skip}")
         ]
 
-    def _call(
-        self, path: str, payload: Any = None, *, method: str = "POST", **options: Any
-    ) -> list[Any]:
+    def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
         seconds = IN_TRANSACTION if open_transactions() else SECONDS
         try:
             status, said = call(self.peer, method, path, payload, seconds=seconds, **options)
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
-        if status in (400, 403, 413, 415, 422):
+        if status in REFUSED:
             raise InvalidPrepared(f"The keeper {self.name!r} refuses the request: {status}.")
-        if status != 200 or not isinstance(said, list):
-            raise KeeperUnavailable(f"The keeper {self.name!r} has answered {status}.")
-        if not all(isinstance(each, dict) for each in said):
-            raise KeeperUnavailable(f"The keeper {self.name!r} has answered something else.")
+        if (
+            status != 200
+            or not isinstance(said, list)
+            or not all(isinstance(e, dict) for e in said)
+        ):
+            raise self._odd(f"has answered {status}, which is no list of answers")
         return said
 
-    def _by_id(self, said: Any, ids: Any) -> dict[UUID, dict[str, Any]]:
-        try:
-            return by_id(said, list(ids))
-        except MessageRefused as error:
-            raise KeeperUnavailable(f"The keeper {self.name!r}: {error}") from error
+    def _odd(self, what: str) -> KeeperUnavailable:
+        return KeeperUnavailable(f"The keeper {self.name!r} {what}.")
+
+    def _groups(self, items: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+        """Yield requests of as many elements, and bytes, as one may have."""
+        most, left = limit(self.peer, "events"), 0
+        group: list[dict[str, Any]] = []
+        for item in items:
+            size = len(written(item)) + 1
+            if group and (len(group) == most or size > left):
+                yield group
+                group = []
+            if not group:
+                left = limit(self.peer, "bytes") - 2
+            group.append(item)
+            left -= size
+        if group:
+            yield group
 
 
 class HttpSender:
@@ -156,13 +153,8 @@ class HttpSender:
 
     def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
         asked = [
-            {
-                "id": str(each.event_id),
-                "prepared_at": each.prepared_at.isoformat(),
-                "stream": each.stream,
-                "type": each.type,
-            }
-            for each in questions
+            {"id": str(id), "prepared_at": at.isoformat(), "stream": stream, "type": type}
+            for id, at, stream, type in questions
         ]
         status, said = call(self.peer, "POST", "check", asked)
         if status != 200:
@@ -170,18 +162,3 @@ class HttpSender:
         found = by_id(said, [each.event_id for each in questions])
         outcomes = {id: each.get("outcome") for id, each in found.items()}
         return {id: str(outcome) for id, outcome in outcomes.items() if outcome in OUTCOMES}
-
-
-def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Yield requests of as many elements, and bytes, as one may have."""
-    group: list[Item] = []
-    size = 2
-    for item in items:
-        length = len(written(item)) + 1
-        if group and (len(group) == LIMITS["events"] or size + length > LIMITS["bytes"]):
-            yield group
-            group, size = [], 2
-        group.append(item)
-        size += length
-    if group:
-        yield group

@@ -64,8 +64,7 @@ def door(method: str, direction: str, *types: str) -> Callable[..., Callable[...
                 return _answered(request, view, direction, types or (messages.JSON,), kwargs)
             except (InvalidPeer, django.db.Error) as error:
                 logger.error("The door is closed error=%r", error)
-                detail = str(error) if isinstance(error, InvalidPeer) else "The database is away."
-                return _response(503, _problem(503, detail))
+                return _response(503, _problem(503, "The log says why."))
 
         guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
         return without_transaction(login_not_required(guarded))
@@ -80,8 +79,10 @@ def _answered(
     types: tuple[str, ...],
     kwargs: dict[str, Any],
 ) -> HttpResponse:
-    from ..door import signing
-
+    try:
+        from ..door import signing
+    except InvalidPeer as error:  # the extra is missing
+        return _response(503, _problem(503, str(error)))
     body = request.read(peers.LIMITS["bytes"] + 1)
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, _problem(413))
@@ -90,7 +91,15 @@ def _answered(
         url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
         url = f"{url}?{query}" if query else url
         message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
-        peer = _caller(message, body, direction)
+        found: list[Peer] = []
+
+        def key_of(id: Any) -> peers.Key | None:
+            peer, key = peers.peer_of_key(id, direction) or (None, None)
+            found.extend([peer] if peer else [])
+            return key
+
+        signing.verify(message, body, key_of)
+        [peer] = found
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
         response = _response(401, _problem(401))
@@ -108,20 +117,6 @@ def _answered(
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
     return response
-
-
-def _caller(message: Any, body: bytes, direction: str) -> Peer:
-    from ..door import signing
-
-    found: list[Peer] = []
-
-    def key_of(id: Any) -> peers.Key | None:
-        peer, key = peers.peer_of_key(id, direction) or (None, None)
-        found.extend([peer] if peer else [])
-        return key
-
-    signing.verify(message, body, key_of)
-    return found[0]
 
 
 def _content(request: HttpRequest, body: bytes, peer: Peer, types: tuple[str, ...]) -> Any:
@@ -152,30 +147,26 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
     batch = messages.media_type(request.headers["Content-Type"]) == messages.EVENTS
     events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
     using = outbox_alias()
-    said: list[Said | None] = []
-    requests: list[Request] = []
-    for event in events:
+    said: list[Said | None] = [None] * len(events)
+    requests: dict[UUID, Request] = {}
+    for place, event in enumerate(events):
         try:
             new = _request(peer, event, using)
-            if new.event_id in (each.event_id for each in requests):
+            if new.event_id in requests:
                 raise MessageRefused(422, "An id is there twice.")
-            requests.append(new)
-            said.append(None)
+            requests[new.event_id] = new
         except MessageRefused as error:
-            said.append((error.status, _problem(error.status, "" if batch else str(error))))
-    ids = [each.event_id for each in requests]
-    rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=ids)
+            said[place] = (error.status, _problem(error.status, str(error)))
+    rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=list(requests))
     known = set(rows.values_list("event_id", flat=True))
-    answers = iter(keeper.prepare(peer.name, requests, using=using) if requests else [])
+    answers = iter(keeper.prepare(peer.name, list(requests.values()), using=using))
     found = [each or _prepared(next(answers), known) for each in said]
-    if not batch:
-        return found[0]
-    return 200, [{"status": status, **_short(content)} for status, content in found]
+    return (200, [_short(*each) for each in found]) if batch else found[0]
 
 
-def _short(said: dict[str, Any]) -> dict[str, Any]:
+def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
     """Return what a batch says of one element: 64 KiB have room for 500."""
-    return {name: said[name] for name in ("id", "state") if name in said}
+    return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
 
 
 def _request(peer: Peer, event: Any, using: str) -> Request:
@@ -208,8 +199,7 @@ def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, stat
     """Confirm, or cancel, an event."""
     if content is not None:
         raise MessageRefused(400, "The request has no body.")
-    [said] = _decided(peer, [Decision(id, state)])
-    return said
+    return _decided(peer, [Decision(id, state)])[0]
 
 
 @door("POST", SENDER)
@@ -223,8 +213,7 @@ def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
         decisions.append(Decision(messages.event_id(element["id"]), element["state"]))
     if len({each.event_id for each in decisions}) < len(decisions):
         raise MessageRefused(422, "An id is there twice.")
-    said = _decided(peer, decisions)
-    return 200, [{"status": status, **_short(content)} for status, content in said]
+    return 200, [_short(*each) for each in _decided(peer, decisions)]
 
 
 def _decided(peer: Peer, decisions: list[Decision]) -> list[Said]:
