@@ -21,8 +21,9 @@ from prometheus_client.registry import Collector
 from .aliases import outbox_alias
 from .jobs.drain.status import DrainerStatus
 from .monitoring.diagnosis import CODES, problems
-from .monitoring.series import Commands
+from .monitoring.series import Commands, Decisions
 from .monitoring.status import OutboxStatus, outbox_status
+from .prepared.status import PreparedStatus
 from .text import get_logger
 
 logger = get_logger("outbox_app.metrics")
@@ -80,6 +81,15 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_entity_batch_size": ("Commands of a batch, lately.", ("percentile",)),
     "outbox_entity_commit_seconds": ("Seconds of a batch's transaction.", ("percentile",)),
     "outbox_entity_waiting": ("Commands that wait in the processes for their batch.", ()),
+    "outbox_prepared_events": ("Prepared events that are open, up to 100001.", ("state",)),
+    "outbox_prepared_oldest_seconds": ("Age of the oldest that is not undecided.", ()),
+    "outbox_prepared_decisions_per_minute": (
+        "Prepared events decided in the last full minute.",
+        ("outcome", "route"),
+    ),
+    "outbox_prepared_decide_seconds": ("From prepared to decided, lately.", ("percentile",)),
+    "outbox_prepared_processes": ("Processes that ask senders.", ()),
+    "outbox_prepared_senders_silent": ("Senders that do not answer.", ()),
 }
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -184,6 +194,8 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     yield "outbox_gaps_open", (), facts.gaps
     if facts.commands:
         yield from _of_entities(facts.commands)
+    if facts.prepared:
+        yield from _of_prepared(facts.prepared, facts.decisions)
 
 
 def _of_entities(commands: Commands) -> Iterator[Sample]:
@@ -194,6 +206,17 @@ def _of_entities(commands: Commands) -> Iterator[Sample]:
     yield from _percentiles("outbox_entity_batch_size", *commands.batch_size)
     yield from _percentiles("outbox_entity_commit_seconds", *commands.commit_seconds)
     yield "outbox_entity_waiting", (), commands.waiting
+
+
+def _of_prepared(facts: PreparedStatus, decisions: Decisions) -> Iterator[Sample]:
+    for state in ("prepared", "undecided"):
+        yield "outbox_prepared_events", (state,), getattr(facts, state)
+    yield "outbox_prepared_oldest_seconds", (), facts.oldest_seconds
+    for labels, count in decisions.per_minute.items():
+        yield "outbox_prepared_decisions_per_minute", labels, count
+    yield from _percentiles("outbox_prepared_decide_seconds", decisions.p50, decisions.p95)
+    yield "outbox_prepared_processes", (), facts.processes
+    yield "outbox_prepared_senders_silent", (), len(facts.silent)
 
 
 def _percentiles(name: str, *values: float | None) -> Iterator[Sample]:

@@ -1,9 +1,9 @@
 """The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
-requeue and discard dead jobs; cancel, release and bury staged ones; pause, resume and replay
-subscriptions, release parked streams, skip gaps. Entity types are registered when Django is ready:
-see ``entity``.
+requeue and discard dead jobs; cancel, release and bury staged ones; confirm and cancel prepared
+events; pause, resume and replay subscriptions, release parked streams, skip gaps. Entity types are
+registered when Django is ready: see ``entity``.
 """
 
 from django.contrib import admin
@@ -11,9 +11,11 @@ from django.contrib import admin
 from ..models import (
     DeadJob,
     Event,
+    Fence,
     Gap,
     Incident,
     ParkedStream,
+    PreparedEvent,
     Process,
     StagedJob,
     Statistic,
@@ -23,6 +25,7 @@ from .dead import DeadJobAdmin
 from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
+from .prepared import FenceAdmin, PreparedEventAdmin
 from .process import IncidentAdmin, ProcessAdmin, StatisticAdmin
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
@@ -31,9 +34,11 @@ __all__ = [
     "DeadJobAdmin",
     "EntityAdmin",
     "EventAdmin",
+    "FenceAdmin",
     "GapAdmin",
     "IncidentAdmin",
     "ParkedStreamAdmin",
+    "PreparedEventAdmin",
     "ProcessAdmin",
     "StagedJobAdmin",
     "StatisticAdmin",
@@ -50,3 +55,5 @@ admin.site.register(Subscription, SubscriptionAdmin)
 admin.site.register(ParkedStream, ParkedStreamAdmin)
 admin.site.register(Gap, GapAdmin)
 admin.site.register(Statistic, StatisticAdmin)
+admin.site.register(PreparedEvent, PreparedEventAdmin)
+admin.site.register(Fence, FenceAdmin)

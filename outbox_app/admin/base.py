@@ -36,7 +36,7 @@ else:
 #: Columns of a message or an event: shown through ``payload`` only, and not fetched for a list.
 MESSAGE = ("body", "envelope", "data", "metadata")
 #: Columns of exceptions' words, which may quote anything.
-WORDS = ("error", "reason", "trouble", "detail")
+WORDS = ("error", "reason", "trouble", "detail", "last_answer")
 
 
 #: In the address of a list: where the rows end that it looks at.

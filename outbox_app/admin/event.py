@@ -67,7 +67,7 @@ class EventAdmin(OutboxAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Look for a message id where it is one, else for a stream."""
-        message_id = _message_id(search_term.strip())
+        message_id = id_in(search_term.strip())
         found = queryset.filter(message_id=message_id)
         if message_id and found.exists():
             return found, False
@@ -104,7 +104,7 @@ def _asked_stream(request: HttpRequest) -> str | None:
     return request.GET.get("stream") or request.GET.get("q", "").strip() or None
 
 
-def _message_id(text: str) -> UUID | None:
+def id_in(text: str) -> UUID | None:
     try:
         return UUID(text)
     except ValueError:

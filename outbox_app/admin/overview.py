@@ -3,9 +3,9 @@
 One page of a constant number of statements, all of them bounded. Figures of now are read from the
 tables; those of the last hour and day come from what the processes have counted, minute by minute
 (``monitoring.series``). It takes the permission to view drainers; jobs, subscriptions, entities,
-gaps, dead jobs and incidents are shown to those who may view them, queries of other sessions to
-those with a permission of its own. ``?part=live`` answers with what changes only: the page asks for
-that.
+prepared events, gaps, dead jobs and incidents are shown to those who may view them, queries of
+other sessions to those with a permission of its own. ``?part=live`` answers with what changes only:
+the page asks for that.
 """
 
 from __future__ import annotations
@@ -23,18 +23,27 @@ from django.utils.translation import gettext as _
 from ..aliases import log_alias
 from ..entities.operations import entity_types
 from ..jobs.drain import status
-from ..models import DeadJob, Event, Gap, Incident, StagedJob, Subscription, counting
+from ..models import (
+    DeadJob,
+    Event,
+    Gap,
+    Incident,
+    PreparedEvent,
+    StagedJob,
+    Subscription,
+    counting,
+)
 from ..monitoring.diagnosis import problems
 from ..monitoring.status import outbox_status
 from . import sections
 from .base import OutboxAdmin, escaped_copy
 from .blocking import blocking
-from .headline import headline, lines
 
 #: Seconds between two looks of an open page.
 REFRESH = 10
 #: The parts of the status, and whose rows they tell.
-PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap}
+PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap,
+         "prepared": PreparedEvent}  # fmt: skip
 #: Incidents and gaps that are shown here; their lists have the rest.
 FEW = 10
 
@@ -57,13 +66,14 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         "many": counting.MANY,
         "refresh": REFRESH,
         "now": timezone.now(),
-        "headline": headline(facts, found, parts),
-        "problems": lines(found),
+        "headline": sections.headline(facts, found, parts),
+        "problems": sections.lines(found),
         "figures": list(sections.figures(facts, parts)),
         "blocking": blocking(request, facts, found),
         "drainers": sections.drainers(facts),
         "unowned": len(facts.unowned_shards),
         "unowned_ranges": sections.ranges(facts.unowned_shards),
+        "tables": [],
         "may_view_subscriptions": "subscriptions" in parts,
     }
     if "jobs" in parts:
@@ -73,7 +83,11 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         context["subscriptions"] = sections.subscriptions(facts.subscriptions)
         context["charts"] = [*context.get("charts", []), sections.events_chart()]
     if facts.commands:
-        context["entities"] = sections.entities(facts.commands, types)
+        entities = sections.entities(facts.commands, types)
+        context["tables"].append(("entities", _("Entities"), entities))
+    if facts.prepared:
+        prepared = sections.prepared(facts.prepared, facts.decisions)
+        context["tables"].append(("prepared", _("Prepared events"), prepared))
     if "dead" in parts:
         context["dead"] = sections.dead(facts.dead)
     if "gaps" in parts:

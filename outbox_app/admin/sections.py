@@ -1,29 +1,114 @@
-"""The sections of the overview: what was read, in words and numbers for its template.
+"""The parts of the overview: what was read, in words and numbers for its template.
 
-Text of strangers is cut, masked and escaped here; the template escapes it.
+At the top whether work is leaving, in one sentence, and what ``monitoring.diagnosis`` has found;
+each problem links to the page where it is fixed. Text of strangers is cut, masked and escaped here;
+the template escapes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from django.contrib.admin.utils import quote
+from django.urls import reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..aliases import log_alias
 from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow
 from ..jobs.drain import status
-from ..models import Event, counting
+from ..models import Event, PreparedEvent, counting
 from ..models.statistic import label_of
 from ..monitoring import series
+from ..monitoring.diagnosis import BAD, Problem, Subject
 from ..monitoring.status import OutboxStatus
+from ..prepared.status import PreparedStatus
 from ..subscriptions import lag
 from ..text import duration, one_line
 from .base import escaped_copy
 from .charts import Line, chart, number
 from .masking import masked_line
+
+#: Without these problems work is leaving.
+STOPPED = ("no_drainer", "trouble", "not_leaving")
+#: The list where a problem is fixed: a model and a filter. None: a table of the overview.
+LISTS: dict[str, tuple[str, dict[str, str]] | None] = {
+    "not_leaving": ("stagedjob", {"state": "ready"}),
+    "late": ("stagedjob", {"state": "ready"}),
+    "subscription": ("subscription", {}),
+    "paused": ("subscription", {}),
+    "parked": ("parkedstream", {}),
+    "dead": ("deadjob", {"died": "1h"}),
+    "gaps": ("gap", {"state": "open"}),
+    "no_check_back": ("preparedevent", {"state": "prepared"}),
+    "undecided": ("preparedevent", {"state": "undecided"}),
+    "sender_silent": ("preparedevent", {"state": "prepared"}),
+    "contradiction": ("incident", {"kind": "contradiction"}),
+    "transaction": None,
+    "snapshot": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The sentence, and its tone: ``good``, or the severity of the gravest problem."""
+
+    tone: str
+    text: str
+
+
+def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> Headline:
+    """Say whether work is leaving."""
+    tone = found[0].severity if found else "good"
+    by_code = {each.code: each for each in found}
+    for problem in (by_code[code] for code in STOPPED if code in by_code):
+        words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
+        return Headline(tone, _("Work is not leaving: %(problem)s") % {"problem": words})
+    if late := by_code.get("late"):
+        text = _("Work is leaving, late: %(problem)s") % {"problem": late.text}
+    elif not facts.alive:
+        text = _("This project stages nothing, and needs no drainer.")
+    elif "jobs" not in parts:
+        text = _("Drainers are running.")
+    elif not facts.backlog.rows:
+        text = _("All staged work has left. Nothing is waiting.")
+    else:
+        text = _("Work is leaving. The oldest ready job waits %(age)s.") % {
+            "age": duration(facts.backlog.oldest_seconds)
+        }
+    if urgent := sum(each.severity == BAD for each in found):
+        more = ngettext("%d other problem is urgent.", "%d other problems are urgent.", urgent)
+        text = f"{text} {more % urgent}"
+    return Headline(tone, text)
+
+
+def lines(found: list[Problem]) -> list[tuple[Problem, str, list[tuple[str, str, str]]]]:
+    """Return each problem with its link, and name, why, and link of each of its subjects."""
+    return [(p, _list(p.code), [_subject(p.code, each) for each in p.subjects]) for p in found]
+
+
+def _subject(code: str, subject: Subject) -> tuple[str, str, str]:
+    link = ""
+    if code in ("subscription", "paused"):
+        link = reverse("admin:outbox_app_subscription_change", args=[quote(subject.key)])
+    elif code == "parked":
+        link = _list(code, subscription=subject.key)
+    elif code == "sender_silent":
+        link = _list(code, sender=subject.name)
+    return one_line(subject.name, 100), masked_line(subject.why, 300), link
+
+
+def _list(code: str, **filters: str) -> str:
+    place = LISTS.get(code, ("process", {}))
+    if place is None:
+        return "#outbox-blocking"
+    model, given = place
+    address = reverse(f"admin:outbox_app_{model}_changelist")
+    return f"{address}?{urlencode(given | filters)}" if given or filters else address
 
 
 def figures(
@@ -49,6 +134,9 @@ def figures(
         yield _("Subscriptions behind"), duration(late), _("the latest"), "subscription", ""
     if "gaps" in parts:
         yield _("Open gaps"), counting.shown_count(facts.gaps), "", "gap", "state=open"
+    if facts.prepared:
+        count = counting.shown_count(facts.prepared.undecided)
+        yield _("Undecided"), count, "", "preparedevent", "state=undecided"
 
 
 def charts(using: str, *, now: int) -> list[SafeString]:
@@ -178,6 +266,39 @@ def entities(
         (_("Figure"), _("Value"), figures),
         (_("Code of rejections"), _("Per minute"), rejected),
         (_("Most commands"), _("Last 5 minutes"), hottest),
+    ]
+
+
+def prepared(
+    facts: PreparedStatus, decisions: series.Decisions
+) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return rows with their two headings."""
+    times = [
+        "-" if each is None else duration(each, fine=True)
+        for each in (decisions.p50, decisions.p95)
+    ]
+    figures = [
+        (_("Prepared"), counting.shown_count(facts.prepared)),
+        (_("Oldest prepared"), duration(facts.oldest_seconds) if facts.prepared else "-"),
+        (_("Undecided"), counting.shown_count(facts.undecided)),
+        (_("Processes that ask senders"), str(facts.processes)),
+        (_("Time to decide, 50 % and 95 % take at most"), ", ".join(times)),
+        (_("Contradictions in the last day"), counting.shown_count(facts.contradictions)),
+    ]
+    routes = {"call": _("by a call"), "answer": _("by an answer"), "policy": _("by its policy"),
+              "person": _("by a person")}  # fmt: skip
+    states = dict(PreparedEvent.State.choices)
+    decided = [
+        (f"{states.get(outcome, outcome)} {routes.get(route, route)}", number(count))
+        for (outcome, route), count in decisions.per_minute.items()
+    ]
+    silent = [
+        (one_line(each.sender, 100), masked_line(each.last_answer, 200)) for each in facts.silent
+    ]
+    return [
+        (_("Figure"), _("Value"), figures),
+        (_("Decided"), _("Per minute"), decided),
+        (_("Sender that does not answer"), _("Why"), silent),
     ]
 
 

@@ -18,6 +18,7 @@ from django.utils.translation import ngettext_lazy
 
 from ..jobs.drain.status import DrainerStatus
 from ..models.counting import MANY, shown_count
+from ..prepared.status import PreparedStatus
 from ..subscriptions.lag import SubscriptionLag
 from ..text import duration, one_line
 from .status import OutboxStatus
@@ -58,6 +59,10 @@ CODES = {
     "subscription": Kind(BAD, ngettext_lazy(
         "%(count)s subscription has stopped.", "%(count)s subscriptions have stopped.", "n"),
         _("Correct the handler, or start manage.py run_subscriptions.")),
+    "no_check_back": Kind(BAD, ngettext_lazy(
+        "%(count)s prepared event is to be asked about, and no process asks.",
+        "%(count)s prepared events are to be asked about, and no process asks.", "n"),
+        _("Start manage.py run_prepared.")),
     "max_age": Kind(
         BAD, _("The oldest ready job is %(age)s s old; the limit is %(limit)s s."),
         _("Start more drainers, or find out what slows them down.")),
@@ -92,6 +97,18 @@ CODES = {
         "%(count)s job has died in the last hour.",
         "%(count)s jobs have died in the last hour.", "n"),
         _("Remove the cause, then requeue or discard them.")),
+    "undecided": Kind(WARNING, ngettext_lazy(
+        "%(count)s prepared event is undecided.",
+        "%(count)s prepared events are undecided.", "n"),
+        _("Find out whether its sender's transaction has committed, then confirm or cancel.")),
+    "sender_silent": Kind(WARNING, ngettext_lazy(
+        "%(count)s sender of prepared events does not answer.",
+        "%(count)s senders of prepared events do not answer.", "n"),
+        _("Repair what it says; its events are asked about again by themselves.")),
+    "contradiction": Kind(WARNING, ngettext_lazy(
+        "%(count)s contradiction about prepared events in the last day.",
+        "%(count)s contradictions about prepared events in the last day.", "n"),
+        _("Read the incidents: an event was decided against what happened.")),
     "gaps": Kind(WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
         _("Look for the events; skip the gaps that stay.")),
@@ -193,6 +210,7 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_subscriptions(status.subscriptions),
         *_of_dead(status, limits),
         *_of_transactions(status),
+        *(_of_prepared(status.prepared) if status.prepared else ()),
     ]
     if status.gaps:
         found.append(_counted("gaps", status.gaps))
@@ -283,6 +301,18 @@ def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
         yield Problem("transaction", {"age": age}, (*writers,))
     if status.snapshots.transactions:
         yield Problem("snapshot", {"age": duration(status.snapshots.transactions[0].seconds or 0)})
+
+
+def _of_prepared(facts: PreparedStatus) -> Iterator[Problem]:
+    if facts.due and not facts.processes:
+        yield _counted("no_check_back", facts.due)
+    if facts.undecided:
+        yield _counted("undecided", facts.undecided)
+    if facts.silent:
+        silent = [Subject(s.sender, s.last_answer, s.oldest_seconds) for s in facts.silent]
+        yield _counted("sender_silent", len(silent), *silent)
+    if facts.contradictions:
+        yield _counted("contradiction", facts.contradictions)
 
 
 def _counted(code: str, count: int, *subjects: Subject, **values: Any) -> Problem:

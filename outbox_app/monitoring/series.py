@@ -87,6 +87,18 @@ class Commands:
     waiting: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a keeper has decided on prepared events."""
+
+    #: Of the last full minute, by outcome ("confirmed", "cancelled") and route ("call", "answer",
+    #: "policy", "person").
+    per_minute: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: Of the last minutes: seconds from the recording to the decision.
+    p50: float | None = None
+    p95: float | None = None
+
+
 def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     """Return the counters of the last minutes, the current one included.
 
@@ -175,6 +187,25 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
         hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
         waiting=waiting.total(),
     )
+
+
+def decisions(*, using: str, minutes: int = 5) -> Decisions:
+    """Return what was decided on prepared events; the current minute is included."""
+    first, last = _range(using, minutes)
+    rows: Any = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last).order_by()
+    full = Sum("value", filter=Q(minute=_stored(last - MINUTE)), default=0.0)
+    per_minute: dict[tuple[str, str], float] = {}
+    found = dict.fromkeys(map(float, counters.BUCKETS), 0.0)
+    for name, label, total, of_full in (
+        rows.values_list("name", "label").annotate(Sum("value"), full=full).order_by("label")
+    ):
+        if name == counters.DECIDE_TIME:
+            found[float(label)] = total
+        elif of_full:
+            outcome, _, route = label.partition(" ")
+            per_minute[outcome, route] = of_full
+    buckets = list(found.items())
+    return Decisions(per_minute, _percentile(buckets, 0.5), _percentile(buckets, 0.95))
 
 
 def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:

@@ -25,17 +25,18 @@ from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
 from ..models import DatabaseNow, Event, Gap, Incident, StagedJob, counting
+from ..prepared.status import PreparedStatus, prepared_status
 from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
 from . import series
-from .series import Commands, Delays
+from .series import Commands, Decisions, Delays
 
 #: Incidents of the last day that are counted.
 INCIDENTS = 1000
 #: From this age on, in seconds, a transaction is listed for the old rows that it keeps.
 OLD_SNAPSHOT = 300.0
 #: What can be left out: a page shows a person only what that person may view.
-PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "history"})
+PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "prepared", "history"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class OutboxStatus:
     per_minute: PerMinute = PerMinute()
     #: None: the project has no entities.
     commands: Commands | None = None
+    #: None: there are no prepared events.
+    prepared: PreparedStatus | None = None
+    decisions: Decisions = field(default_factory=Decisions)
 
     @property
     def alive(self) -> list[DrainerStatus]:
@@ -122,7 +126,14 @@ class OutboxStatus:
             "incidents": self.incidents,
             "subscriptions": [each.as_json() for each in self.subscriptions],
             "gaps": self.gaps,
+            "prepared": self.prepared and self._prepared_as_json(self.prepared),
         }
+
+    def _prepared_as_json(self, facts: PreparedStatus) -> dict[str, Any]:
+        decided = self.decisions
+        by_route = {" ".join(key): count for key, count in decided.per_minute.items()}
+        seconds = {"p50": decided.p50, "p95": decided.p95}
+        return facts.as_json() | {"decided_per_minute": by_route, "decide_seconds": seconds}
 
     def _drainer_as_json(self, each: DrainerStatus) -> dict[str, Any]:
         row = each.drainer
@@ -147,9 +158,9 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     Args:
         using: Database alias of both. Default: the outbox's for jobs, and that of ``Event`` for
             subscriptions and gaps.
-        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, ``entities``, and
-            ``history`` (incidents and figures per minute) to read besides the drainers.
-            Default: all.
+        parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, ``entities``,
+            ``prepared`` and ``history`` (incidents and figures per minute) to read besides the
+            drainers. Default: all.
     """
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
@@ -178,6 +189,8 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     if "entities" in parts and (types := entity_types()):
         aliases = [using] if using else sorted({log_alias(each.versions) for each in types})
         facts["commands"] = series.commands(aliases)
+    if "prepared" in parts and (prepared := prepared_status(using=jobs)):
+        facts |= {"prepared": prepared, "decisions": series.decisions(using=jobs)}
     if "history" in parts:
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
     found = OutboxStatus(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager, nullcontext
+from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
@@ -14,7 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_app import views
 from outbox_app.metrics import exposition
-from outbox_app.models import Cursor, Gap, Lease, ParkedStream, Process, Statistic, Subscription
+from outbox_app.models import (
+    Cursor,
+    Gap,
+    Incident,
+    Lease,
+    ParkedStream,
+    PreparedEvent,
+    Process,
+    Statistic,
+    Subscription,
+)
 from outbox_app.models.clock import DatabaseNow
 from outbox_app.monitoring import diagnosis
 from outbox_app.monitoring import status as status_module
@@ -67,6 +78,11 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     def gap():
         Gap.objects.using(alias).create(kind="version", log="outbox_event", first=1, last=2)
 
+    def prepared(**columns):
+        PreparedEvent.objects.using(alias).create(
+            sender="alias:billing", event_id=uuid4(), decide_by=DatabaseNow(), **columns
+        )
+
     def not_working(**columns):
         staged(2)
         drainers.update(**columns)
@@ -87,6 +103,13 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
         "parked": parked,
         "dead": lambda: died(2),
         "gaps": gap,
+        "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
+        "undecided": lambda: prepared(state="undecided"),
+        "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),
+        "contradiction": lambda: (
+            prepared(state="confirmed"),
+            Incident.objects.using(alias).create(kind="contradiction", first_id=1, last_id=1),
+        ),
         "transaction": lambda: (staged(), monkeypatch.setattr(diagnosis, "OLD_WRITER", -1.0)),
         "snapshot": lambda: (staged(), monkeypatch.setattr(status_module, "OLD_SNAPSHOT", -1.0)),
     }

@@ -9,9 +9,11 @@ from django.urls import get_resolver
 from outbox_app.models import (
     DeadJob,
     Event,
+    Fence,
     Gap,
     Incident,
     ParkedStream,
+    PreparedEvent,
     Process,
     StagedJob,
     Statistic,
@@ -178,7 +180,7 @@ def test_the_matrix_knows_every_address():
         if (inner.name or "").startswith("outbox_app_")
     }
     above = (StagedJob, DeadJob, Process, Incident)
-    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic)
+    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pytest
 from django.contrib import admin
@@ -20,9 +21,11 @@ from django.utils.timezone import now
 from outbox_app.models import (
     DeadJob,
     Event,
+    Fence,
     Gap,
     Incident,
     ParkedStream,
+    PreparedEvent,
     Process,
     StagedJob,
     Statistic,
@@ -38,6 +41,8 @@ MODELS = (
     Gap,
     Incident,
     ParkedStream,
+    PreparedEvent,
+    Fence,
     StagedJob,
     Statistic,
     Subscription,
@@ -85,6 +90,12 @@ ACTIONS = {
         "skip_selected": "skip_event",
         "discard_selected": "skip_event",
     },
+    "preparedevent": {
+        "check_selected": "check_preparedevent",
+        "confirm_selected": "confirm_preparedevent",
+        "cancel_selected": "cancel_preparedevent",
+        "extend_selected": "extend_preparedevent",
+    },
     "subscription": {
         "pause_selected": "pause_subscription",
         "resume_selected": "pause_subscription",
@@ -129,6 +140,8 @@ def one_of_each() -> dict[str, Any]:
         Gap.objects.create(kind="version", subscription="one", log="outbox_event", stream="s",
                            first=1, last=1),
         Statistic.objects.create(source="x", minute=now(), name="published", value=1),
+        PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
+        Fence.objects.create(event_id=uuid4(), outcome="committed"),
     )  # fmt: skip
     return {row._meta.model_name: row for row in rows}
 

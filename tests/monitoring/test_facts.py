@@ -55,7 +55,7 @@ def test_of_an_empty_outbox(alias):
         128,
     )
     assert dead(found) == {"jobs": 0, "complete": True, "by_error": {}}
-    assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0}
+    assert found.incidents == {"takeover": 0, "unknown": 0, "requeue": 0, "contradiction": 0}
     assert found.per_minute == PerMinute(staged=None, published=0, dead=0, handled=0, failed=0)
     assert (found.delay.p50, found.delay.p95, found.delay.p99) == (None, None, None)
     assert (found.subscriptions, found.gaps) == ([], 0)
@@ -84,7 +84,7 @@ def test_of_jobs(alias, staged, died):
     assert (found.held.due, found.held.later) == (1, 1)
     assert found.waiting == 3
     assert dead(found) == {"jobs": 5, "complete": True, "by_error": {"F": 3, "E": 2}}
-    assert found.incidents == {"takeover": 2, "unknown": 1, "requeue": 0}
+    assert found.incidents == {"takeover": 2, "unknown": 1, "requeue": 0, "contradiction": 0}
 
 
 def test_a_project_stages_that_has_an_app_a_declaration_or_a_row(alias, staged, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Count
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -15,7 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from outbox_app.conf import SHARDS
 from outbox_app.metrics import METRICS, OutboxCollector, exposition
-from outbox_app.models import Cursor, DeadJob, Incident, Lease, counting
+from outbox_app.models import (
+    Cursor,
+    DatabaseNow,
+    DeadJob,
+    Incident,
+    Lease,
+    PreparedEvent,
+    counting,
+)
 from outbox_app.monitoring import series
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,6 +55,12 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     monkeypatch.setattr(series, "delays", lambda using: series.Delays(9, 0.1, 0.5, 2.0, []))
     told = series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5)
     monkeypatch.setattr(series, "commands", lambda aliases: told)
+    prepared = {"decide_by": DatabaseNow(), "unreachable": 3, "last_answer": "OSError: away"}
+    for sender in ("alias:billing", "alias:shop"):
+        PreparedEvent.objects.using(alias).create(sender=sender, event_id=uuid4(), **prepared)
+    rates = {("confirmed", "call"): 30, ("cancelled", "policy"): 2}
+    decided = series.Decisions(rates, 0.02, 1.5)
+    monkeypatch.setattr(series, "decisions", lambda using: decided)
 
 
 def scraped(accept=""):
@@ -95,12 +110,21 @@ def test_what_is_told_is_so(alias, lively):
     assert value(found, "outbox_entity_batch_size", percentile="95") == 20
     assert value(found, "outbox_entity_commit_seconds", percentile="50") == 0.002
     assert value(found, "outbox_entity_waiting") == 5
+    assert value(found, "outbox_prepared_events", state="prepared") == 2
+    assert value(found, "outbox_prepared_events", state="undecided") == 0
+    assert 0 <= value(found, "outbox_prepared_oldest_seconds") < 60
+    decisions = "outbox_prepared_decisions_per_minute"
+    assert value(found, decisions, outcome="confirmed", route="call") == 30
+    assert value(found, decisions, outcome="cancelled", route="policy") == 2
+    assert value(found, "outbox_prepared_decide_seconds", percentile="95") == 1.5
+    assert value(found, "outbox_prepared_processes") == 0
+    assert value(found, "outbox_prepared_senders_silent") == 2
 
 
 def test_both_formats_say_the_same(alias, lively):
     plain, open_ = scraped(), scraped(OPENMETRICS)
     changing = {"outbox_oldest_ready_seconds", "outbox_drainer_heartbeat_age_seconds"}
-    changing |= {"outbox_subscription_oldest_seconds"}
+    changing |= {"outbox_subscription_oldest_seconds", "outbox_prepared_oldest_seconds"}
     assert plain.keys() == open_.keys()
     assert {key: number for key, number in plain.items() if key[0] not in changing} == {
         key: number for key, number in open_.items() if key[0] not in changing
@@ -157,6 +181,7 @@ def test_what_nobody_measured_has_no_sample(alias):
     assert "outbox_publish_delay_seconds{" not in text
     assert "outbox_entity_commit_seconds{" not in text
     assert "outbox_entity_rejections_per_minute{" not in text
+    assert "outbox_prepared_events{" not in text
     assert 'outcome="published"} 0.0' in text
 
 

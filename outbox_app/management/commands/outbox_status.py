@@ -141,6 +141,7 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
             f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
         )
     yield from subscriptions(status)
+    yield from prepared(status)
 
 
 def verdict(found: list[Problem]) -> str:
@@ -162,3 +163,19 @@ def subscriptions(status: OutboxStatus) -> Iterator[str]:
         yield f"  {one_line(each.name, 60):<30} {each.state:<8} {each.shown} behind{late}{parked}"
     if status.subscriptions or status.gaps:
         yield f"gaps        {shown_count(status.gaps)} open"
+
+
+def prepared(status: OutboxStatus) -> Iterator[str]:
+    if not (facts := status.prepared):
+        return
+    age = f", the oldest {duration(facts.oldest_seconds)} old" if facts.prepared else ""
+    yield (
+        f"prepared    {shown_count(facts.prepared)}{age}, {shown_count(facts.undecided)} undecided,"
+        f" {facts.processes} asking, {shown_count(facts.contradictions)} contradictions in 24 hours"
+    )
+    rates, p95 = status.decisions.per_minute, status.decisions.p95
+    shown = ", ".join(f"{count:.0f} {' by '.join(key)}" for key, count in rates.items())
+    took = "" if p95 is None else f"; p95 {duration(p95, fine=True)} after they were prepared"
+    yield f"decided     {shown or 'none'} per minute{took}"
+    for each in facts.silent:
+        yield f"  {one_line(each.sender, 60):<30} SILENT: {one_line(each.last_answer, 200)}"

@@ -1,0 +1,222 @@
+"""Prepared events: what their senders said, and what a person decides; fences, read-only.
+
+An undecided event waits for a person: its page shows how often its sender was asked, what it has
+answered, and why not. Ask now, confirm, cancel and extend are actions, each with a permission of
+its own and a reason. Confirm and cancel are guesses unless somebody knows what became of the
+sender's transaction; the question says what they risk. Fences are in the databases of senders: the
+list shows those of one alias at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin import SimpleListFilter
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..jobs.dead_summary import WINDOWS
+from ..models import Fence, PreparedEvent
+from ..models.counting import LISTED
+from ..models.prepared import PreparedEventQuerySet
+from ..prepared import operations
+from ..text import shown
+from .actions import BulkAction, ConfirmedActionsAdmin, Reason, asked_at
+from .base import OutboxAdmin, column
+from .event import id_in
+from .filters import AgeFilter, ColumnFilter, column_filter
+from .job import carried_column
+from .payload import data_of
+from .row_range import RowRange
+
+State = PreparedEvent.State
+#: Open events that are found by their index, wherever in the table they are.
+FEW = 1000
+
+
+def _chosen(rows: QuerySet[Any]) -> PreparedEventQuerySet:
+    ids = list(rows.order_by("id").values_list("id", flat=True)[:LISTED])
+    return PreparedEvent.objects.using(rows.db).filter(id__in=ids)
+
+
+def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
+    done = operations.decide(_chosen(rows), state, by=by, reason=values["reason"])
+    count = done.decided
+    if state == State.CONFIRMED:
+        text = ngettext("%d event was confirmed.", "%d events were confirmed.", count)
+    else:
+        text = ngettext("%d event was cancelled.", "%d events were cancelled.", count)
+    return " ".join([text % count, *(shown(each, 300) for each in done.failed)])
+
+
+def _check(rows: Any, values: dict[str, Any], by: str) -> str:
+    count = operations.check(_chosen(rows))
+    text = ngettext("Asked now: %d event.", "Asked now: %d events.", count) % count
+    return f"{text} {gettext('Answers come to manage.py run_prepared.')}"
+
+
+def _extend(rows: Any, values: dict[str, Any], by: str) -> str:
+    count = operations.extend(_chosen(rows), by=by, reason=values["reason"])
+    return ngettext("%d event was extended.", "%d events were extended.", count) % count
+
+
+ACTIONS = (
+    BulkAction(
+        "check_selected",
+        "check_preparedevent",
+        _("Ask senders now"),
+        _(
+            "A process of manage.py run_prepared asks what became of the transactions, and decides "
+            "what is answered. Events that are decided stay as they are. At most 50 at a time."
+        ),
+        _check,
+        Reason,
+    ),
+    BulkAction(
+        "confirm_selected",
+        "confirm_preparedevent",
+        _("Confirm prepared events"),
+        _(
+            "They are published, and their jobs staged. This cannot be undone. It is a guess, "
+            "unless you know that the sender's transaction has committed: if it was rolled back, "
+            "what is published never happened. Events that are decided stay as they are. At most "
+            "50 at a time."
+        ),
+        lambda rows, values, by: _decide(rows, State.CONFIRMED, values, by),
+    ),
+    BulkAction(
+        "cancel_selected",
+        "cancel_preparedevent",
+        _("Cancel prepared events"),
+        _(
+            "They are never published. This cannot be undone. It is a guess, unless you know that "
+            "the sender's transaction was rolled back: if it has committed, its event is lost. "
+            "Events that are decided stay as they are. At most 50 at a time."
+        ),
+        lambda rows, values, by: _decide(rows, State.CANCELLED, values, by),
+        destroys=True,
+    ),
+    BulkAction(
+        "extend_selected",
+        "extend_preparedevent",
+        _("Extend prepared events"),
+        _(
+            "Their senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before their "
+            "policy decides. Undecided ones are prepared again. At most 50 at a time."
+        ),
+        _extend,
+    ),
+)
+
+
+class PreparedStateFilter(ColumnFilter):
+    parameter_name = "state"
+    title = _("state")
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(State.choices)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        if self.value() in PreparedEvent.OPEN:
+            # Old ones may lie below millions of decided rows, where no range of ids reaches.
+            by_index = queryset.filter(state=self.value()).order_by("prepared_at")
+            ids = list(by_index.values_list("id", flat=True)[: FEW + 1])
+            if len(ids) <= FEW:
+                request.outbox_few = True  # type: ignore[attr-defined]
+                return queryset.filter(id__in=ids)
+        return super().queryset(request, queryset)
+
+
+class PreparedAgeFilter(AgeFilter):
+    title = _("age")
+    parameter_name = "older"
+    ages = [
+        ("1h", _("Older than an hour")),
+        ("3h", _("Older than 3 hours")),
+        ("24h", _("Older than 24 hours")),
+        ("3d", _("Older than 3 days")),
+        ("7d", _("Older than 7 days")),
+    ]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        age = WINDOWS.get(self.value() or "")
+        return age and queryset.filter(prepared_at__lte=asked_at(request) - age)
+
+
+class PreparedEventAdmin(ConfirmedActionsAdmin):
+    list_display = ["event_id", "type", "stream", "sender", "state", "prepared_at", "decide_by",
+                    "asked", "answered", "unreachable", "short_answer", "short_reason"]  # fmt: skip
+    list_filter = [PreparedStateFilter, column_filter("sender", _("sender")), PreparedAgeFilter]
+    sortable_by = ["event_id"]
+    not_listed = ("content",)
+    searched_column = "event_id"
+    search_help_text = _("The whole event id.")
+    payload_permission = "view_payload_preparedevent"
+    short_answer = column(_("last answer"), lambda row: shown(row.last_answer, 120))
+    short_reason = column(_("reason"), lambda row: shown(row.reason, 120))
+    shown_content = carried_column(_("content"), lambda row: data_of(row.content))
+    bulk_actions = ACTIONS
+    fieldsets = [
+        (None, {"fields": ["state", "type", "stream", "topic", "log", "sender", "event_id",
+                           "prepared_at"]}),
+        (_("What its sender says"), {"fields": ["asked", "answered", "unreachable", "last_answer",
+                                                "next_check_at"]}),
+        (_("Decision"), {"fields": ["policy", "decide_by", "decided_at", "decided_by", "reason"]}),
+        (_("Content"), {"fields": ["shown_content"]}),
+    ]  # fmt: skip
+    readonly_fields = ["shown_content"]
+
+    def row_range(self, request: HttpRequest) -> RowRange | None:
+        return None if getattr(request, "outbox_few", False) else super().row_range(request)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return searched(queryset, search_term), False
+
+
+class DatabaseFilter(SimpleListFilter):
+    """All aliases: only the chosen one is connected to. The queryset is on it already."""
+
+    title = _("database")
+    parameter_name = "database"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(alias, alias) for alias in connections]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        return None
+
+
+class FenceAdmin(OutboxAdmin):
+    list_display = ["event_id", "outcome", "keeper", "written_at"]
+    list_display_links = None
+    list_filter = [DatabaseFilter]
+    ordering = ("-written_at",)
+    actions = None
+    searched_column = "event_id"
+    search_help_text = _("The whole event id.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        alias = request.GET.get("database", "")
+        rows = super().get_queryset(request)
+        if alias not in connections:
+            return rows
+        tables = connections[alias].introspection.table_names()
+        return rows.using(alias) if Fence._meta.db_table in tables else rows.none()
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return searched(queryset, search_term), False
+
+
+def searched(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
+    """Look for an event id; without one in the text, for nothing."""
+    if not text.strip():
+        return rows
+    id = id_in(text.strip())
+    return rows.filter(event_id=id) if id else rows.none()

@@ -1,0 +1,88 @@
+"""How prepared events are doing: what status, diagnosis, metrics and the overview show of them.
+
+A number of statements that depends on nothing. Counting stops at ``counting.MANY``; what waits for
+a question, and which senders do not answer, is read from the oldest ``SAMPLE`` prepared events,
+which were asked about most often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.db.models.functions import Left
+
+from ..models import DatabaseNow, Incident, PreparedEvent, Process, counting
+from .fences import IN_PROGRESS, TOO_OLD
+
+SAMPLE = 1000
+#: A sender that has left so many questions about an event without an answer does not answer.
+SILENT = 3
+#: Characters of a last answer.
+ANSWER = 300
+
+
+@dataclass(slots=True)
+class SilentSender:
+    """A sender that does not answer, of the sample."""
+
+    sender: str
+    #: Its events, the age of the oldest, and why it gave no answer.
+    events: int
+    oldest_seconds: float
+    last_answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStatus:
+    """Prepared events of a keeper, by the database's clock."""
+
+    #: Counted up to counting.MANY, as are those that are undecided.
+    prepared: int
+    undecided: int
+    #: Of the oldest that is prepared; 0 where there is none.
+    oldest_seconds: float
+    #: Of the sample, those that their sender is to be asked about by now.
+    due: int
+    #: Running processes of the check-back.
+    processes: int
+    #: Of the last 24 hours, counted up to counting.MANY.
+    contradictions: int
+    silent: list[SilentSender] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def prepared_status(*, using: str) -> PreparedStatus | None:
+    """Return the facts of a keeper; None where there is no prepared event at all."""
+    events = PreparedEvent.objects.using(using)
+    if not events.exists():
+        return None
+    prepared = events.filter(state=PreparedEvent.State.PREPARED)
+    columns = ("sender", "prepared_at", "next_check_at", "unreachable", "answer", "now")
+    answer = Left("last_answer", ANSWER)
+    oldest = prepared.order_by("prepared_at").annotate(answer=answer, now=DatabaseNow())
+    due, age, silent = 0, 0.0, dict[str, SilentSender]()
+    for sender, at, next_check_at, unreachable, last, now in oldest.values_list(*columns)[:SAMPLE]:
+        seconds = max(0.0, (now - at).total_seconds())
+        age = max(age, seconds)
+        due += next_check_at is not None and next_check_at <= now
+        if unreachable >= SILENT and last not in (IN_PROGRESS, TOO_OLD):
+            each = silent.setdefault(sender, SilentSender(sender, 0, seconds, last))
+            each.events += 1
+    alive = Process.objects.using(using).filter(resource="prepared").annotate(now=DatabaseNow())
+    since = DatabaseNow() - timedelta(days=1)
+    told = Incident.objects.using(using).filter(created_at__gte=since)
+    return PreparedStatus(
+        prepared=counting.counted(prepared),
+        undecided=counting.counted(events.filter(state=PreparedEvent.State.UNDECIDED)),
+        oldest_seconds=age,
+        due=due,
+        processes=sum(
+            (row.now - row.heartbeat_at).total_seconds() <= row.lease_seconds for row in alive
+        ),
+        contradictions=counting.counted(told.filter(kind=Incident.Kind.CONTRADICTION)),
+        silent=list(silent.values()),
+    )
