@@ -161,6 +161,9 @@ class Puppet:
                 self.drain = Drain(using=self.using, on_turn=self._between_turns, **self.options)
                 self.drain.holder.clock = lambda: self.clock() - self.behind
                 self.drain._waiter = _NoWaiting()  # type: ignore[assignment]
+                # After a failed turn, too, no time passes but the virtual one.
+                stop = self.drain._stop
+                stop.wait = lambda seconds: stop.is_set()  # type: ignore[method-assign]
                 with connection.execute_wrapper(self._statement):
                     self.drain.run()
         except Killed:
