@@ -28,8 +28,6 @@ up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)
 
 test: WORKERS ?= 3
-# Else each worker would compile every test, and each process that a test starts all of outbox_app.
-test: export PYTHONDONTWRITEBYTECODE =
 test: venv ## everything: the tests on private servers; lint and docs are among them
 	$(BIN)/python -m tests.servers --workers $(WORKERS) run -- \
 		$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)

@@ -9,12 +9,12 @@ databases of the test through the same variables (see the fixture ``environment`
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.servers import sets
+from tests.servers.ports import folder_of_servers
 
 sets.take()
 TEST_NAME = f"test_outbox_{os.getpid()}"
@@ -79,7 +79,7 @@ def _sqlite(name: str) -> dict[str, Any]:
             "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
         },
         # A file, as threads and other processes have to see the same rows.
-        "TEST": {"NAME": str(Path(tempfile.gettempdir(), f"{TEST_NAME}.sqlite3"))},
+        "TEST": {"NAME": str(Path(folder_of_servers(), f"{TEST_NAME}.sqlite3"))},
     }
 
 

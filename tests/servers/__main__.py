@@ -4,7 +4,9 @@
 addresses in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and ends with its exit code.
 A server whose variable is set already is not started. SIGINT and SIGTERM are passed on to
 COMMAND; whatever happens, the servers end with the run.
-``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``).
+``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``),
+in memory where there is plenty (see ``ports``), and lets COMMAND keep what Python compiles: else
+each worker would compile every test, and each process that a test starts all of outbox_app.
 Where a variable names a server of yours there is one set, and pytest runs without workers.
 ``install`` installs the packages that are missing, or names them and ends with exit code 2.
 """
@@ -30,6 +32,7 @@ from . import (
     Redis,
     Server,
     ServerFailed,
+    ports,
     processes,
     sets,
 )
@@ -74,6 +77,9 @@ def run(command: Sequence[str], names: Sequence[str], *, workers: int = 1) -> in
     missing = [name for name in names if not os.environ.get(_variable(name))]
     if missing != list(names):
         workers = 1
+    if workers > 1:
+        os.environ |= ports.in_memory()
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     servers = [{_variable(name): SERVERS[name]() for name in missing} for _ in range(workers)]
     every = [server for each in servers for server in each.values()]
     try:
