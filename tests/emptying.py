@@ -20,6 +20,10 @@ from django.test import TransactionTestCase
 
 #: Written once, by ``migrate``.
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
+_WITH_PAGES = (
+    "SELECT relname FROM pg_class WHERE pg_table_is_visible(oid) "
+    "AND relkind IN ('r', 'p') AND relname = ANY(%s) AND pg_relation_size(oid) > 0"
+)
 _OTHER_SESSIONS = {
     "postgresql": "SELECT pid FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()",
@@ -53,14 +57,20 @@ def _fixture_teardown(case: Any) -> None:
 def empty(using: str) -> None:
     """Delete all rows but those that ``migrate`` wrote."""
     connection = connections[using]
-    tables = sorted({*connection.introspection.django_table_names(only_existing=True)} - KEPT)
-    quote = connection.ops.quote_name
-    written_to = "EXISTS (SELECT 1 FROM {})"
-    if connection.vendor == "postgresql":  # dead rows count: the planner goes by a table's size
-        written_to = "pg_relation_size('{}'::regclass) > 0"
-    parts = [f"SELECT '{name}' WHERE {written_to.format(quote(name))}" for name in tables]
+    tables = sorted({*connection.introspection.django_table_names()} - KEPT)
     with connection.cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(parts))
+        if connection.vendor == "postgresql":
+            # Dead rows count: the planner goes by a table's size.
+            cursor.execute(_WITH_PAGES, [tables])
+        else:
+            there = {*connection.introspection.table_names(cursor)}
+            quote = connection.ops.quote_name
+            parts = (
+                f"SELECT '{name}' WHERE EXISTS (SELECT 1 FROM {quote(name)})"
+                for name in tables
+                if name in there
+            )
+            cursor.execute(" UNION ALL ".join(parts))
         written = [name for (name,) in cursor.fetchall()]
     if written:
         # CASCADE: PostgreSQL truncates no table that another one refers to, with rows or without.
