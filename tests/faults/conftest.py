@@ -10,6 +10,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox_app.models import StagedJob
+from tests import emptying
 from tests.servers import MariaDB, PostgreSQL
 
 from .tools import alias_for
@@ -35,8 +36,6 @@ def private_alias(private_database: Any, django_db_blocker: Any, settings: Any) 
     with django_db_blocker.unblock(), alias_for(private_database.url) as alias:
         if StagedJob._meta.db_table not in connections[alias].introspection.table_names():
             call_command("migrate", database=alias, verbosity=0)
-        call_command(
-            "flush", database=alias, interactive=False, verbosity=0, inhibit_post_migrate=True
-        )
+        emptying.empty(alias)
         settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
         yield alias
