@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -104,12 +104,11 @@ def outcomes(
         for id in random.sample(missing, len(missing)):
             if id not in known and mark is not None and events[id] < mark + CLOCKS:
                 answers[id] = TOO_OLD
-            elif time.monotonic() > until:
-                answers[id] = IN_PROGRESS
-            else:
-                outcome = COMMITTED if id in known else ROLLED_BACK
-                answers[id] = _decided(id, outcome, using=using)
-        return answers
+            elif time.monotonic() < until:
+                _insert(id, COMMITTED if id in known else ROLLED_BACK, using=using)
+        # What is there now stays; what is not there waits for its transaction.
+        found = recorded(missing, using=using) if missing else {}
+        return {id: answers.get(id) or found.get(id, IN_PROGRESS) for id in events}
 
 
 def recorded(ids: Any, *, using: str) -> dict[UUID, Any]:
@@ -119,29 +118,24 @@ def recorded(ids: Any, *, using: str) -> dict[UUID, Any]:
     return {id: at if id == Fence.MARK else outcome for id, outcome, at in found}
 
 
-def _decided(id: UUID, outcome: str, *, using: str) -> str:
+def _insert(id: UUID, outcome: str, *, using: str) -> None:
+    """Decide what became of a transaction, if it is not decided, nor open."""
+    connection = connections[using]
+    values = {"event_id": id if connection.features.has_native_uuid_field else id.hex}
+    values |= {"outcome": outcome, "keeper": ""}
+    # At once, and committed alone: an answer holds no lock while the next one waits.
+    alone = transaction.atomic(using=using) if connection.vendor == "postgresql" else nullcontext()
     try:
-        if _insert(id, outcome, using=using):
-            return outcome
+        with alone:
+            if connection.vendor == "postgresql" and not is_in_test(using):
+                with connection.cursor() as cursor:
+                    # For this transaction only, as a pooler may give the session to others.
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000:.0f}")
+            insert_if_missing(Fence, values, using=using)
     except django.db.OperationalError as error:
         if not is_conflict(error):
             raise
-        return IN_PROGRESS
-    return str(recorded([id], using=using).get(id, IN_PROGRESS))
-
-
-def _insert(id: UUID, outcome: str, *, using: str) -> bool:
-    native = connections[using].features.has_native_uuid_field
-    values = {"event_id": id if native else id.hex, "outcome": outcome, "keeper": ""}
-    if connections[using].vendor != "postgresql":
-        return insert_if_missing(Fence, values, using=using)
-    with transaction.atomic(using=using):
-        if not is_in_test(using):
-            with connections[using].cursor() as cursor:
-                # For this transaction only, as a pooler may give the session to others.
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000:.0f}")
-        return insert_if_missing(Fence, values, using=using)
 
 
 @contextmanager

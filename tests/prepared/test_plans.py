@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connections
+from django.utils import timezone
 
 from outbox_app.models import PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
@@ -16,39 +19,26 @@ from outbox_app.prepared.keeper import Decision
 from outbox_app.prepared.request import checked
 from tests.faults.tools import on
 
-ROWS = 20_000
+ROWS = 8_000
 #: Of the large sender: nearly all rows are decided; 300 are open, and 200 of them due.
-SENDER, SMALL = "alias:large", "alias:small"
+LARGE, SMALL = "alias:large", "alias:small"
 
 
 @pytest.fixture(params=["empty", "fresh"])
 def statistics(request: Any, alias: str) -> None:
     postgres = connections[alias].vendor == "postgresql"
     analyze = "ANALYZE outbox_prepared" if postgres else "ANALYZE TABLE outbox_prepared"
-    for name in (SENDER, SMALL):
-        keeper.prepare(name, [checked(NewPrepared("s", "t", immune=0))], using=alias)
+    now = timezone.now() - timedelta(minutes=1)
+    times = {"prepared_at": now, "decide_by": now + timedelta(days=1)}
+    decided = {"state": "confirmed", "decided_at": now}
+    rows = [PreparedEvent(sender=SMALL, event_id=uuid4(), next_check_at=now, **times)]
+    for n in range(ROWS):
+        given = {"next_check_at": now + timedelta(hours=n >= 200)} if n < 300 else decided
+        rows.append(PreparedEvent(sender=LARGE, event_id=uuid4(), **times, **given))
     with connections[alias].cursor() as cursor:
         if request.param == "empty" and postgres:
             cursor.execute(analyze)
-        numbers = f"(SELECT seq AS i FROM seq_1_to_{ROWS}) AS numbers"
-        hour = "prepared_at + INTERVAL 1 HOUR"
-        id = "lpad(hex(i), 32, '0')"
-        if postgres:
-            numbers = f"generate_series(1, {ROWS}) AS numbers (i)"
-            hour = "prepared_at + interval '1 hour'"
-            id = "lpad(to_hex(i), 32, '0')::uuid"
-        given = {
-            "event_id": id,
-            "state": "CASE WHEN i <= 300 THEN 'prepared' ELSE 'confirmed' END",
-            "next_check_at": f"CASE WHEN i <= 200 THEN prepared_at WHEN i <= 300 THEN {hour} END",
-            "decided_at": "CASE WHEN i > 300 THEN prepared_at END",
-        }
-        names = [f.column for f in PreparedEvent._meta.concrete_fields if f.name != "id"]
-        values = ", ".join(given.get(name, name) for name in names)
-        cursor.execute(
-            f"INSERT INTO outbox_prepared ({', '.join(names)}) SELECT {values} "
-            f"FROM outbox_prepared, {numbers} WHERE sender = '{SENDER}'"
-        )
+        PreparedEvent.objects.using(alias).bulk_create(rows, batch_size=1000)
         if request.param == "fresh":
             cursor.execute(analyze)
 
@@ -83,14 +73,14 @@ class Explainer:
 def test_each_statement_is_an_index_lookup(alias: str, statistics: None) -> None:
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
-        assert CheckBack(using=alias)._senders() == [SENDER, SMALL]
-        worker = SenderWorker(SENDER, using=alias)
+        assert CheckBack(using=alias)._senders() == [LARGE, SMALL]
+        worker = SenderWorker(LARGE, using=alias)
         rows = worker._claim()
         assert len(rows) == 100
         worker.settle(rows[:50], {row.event_id: "in_progress" for row in rows})
         worker.expire()
         requests = [checked(NewPrepared("s", "t")) for _ in range(20)]
-        keeper.prepare(SENDER, requests, using=alias)
+        keeper.prepare(LARGE, requests, using=alias)
         cancel = [Decision(row.event_id, "cancelled") for row in rows]
-        keeper.decide(SENDER, cancel, by=keeper.CALL, using=alias)
+        keeper.decide(LARGE, cancel, by=keeper.CALL, using=alias)
     assert len(explainer.seen) >= 10
