@@ -58,9 +58,10 @@ class Key(NamedTuple):
 
 def peer_named(name: str, direction: str) -> Peer:
     """Return a registered peer. Raises ``InvalidPeer``."""
-    for peer in _peers(direction, name):
-        return peer
-    known = ", ".join(sorted({repr(peer.name) for peer in _peers(direction)})) or "none"
+    for peers in _sources(direction):
+        if name in peers:
+            return peers[name]
+    known = ", ".join(repr(name) for peers in _sources(direction) for name in peers) or "none"
     raise InvalidPeer(
         f"There is no {direction} {name!r} among the peers. Known: {known}. Register it in "
         'OUTBOX["PEERS"], or in the table of peers.'
@@ -69,22 +70,21 @@ def peer_named(name: str, direction: str) -> Peer:
 
 def peer_of_key(id: Any, direction: str) -> tuple[Peer, Key] | None:
     """Return whose valid key an id is."""
-    found = [(p, key) for p in _peers(direction) for key in valid_keys(p, VERIFIES) if key.id == id]
-    return found[0] if len(found) == 1 else None
+    for peers in _sources(direction):
+        pairs = [(p, key) for p in peers.values() for key in valid_keys(p, VERIFIES)]
+        if found := [pair for pair in pairs if pair[1].id == id]:
+            return found[0] if len(found) == 1 else None
+    return None
 
 
-def _peers(direction: str, *names: str) -> Iterator[Peer]:
+def _sources(direction: str) -> Iterator[dict[str, Peer]]:
+    """Yield the peers of the setting, and then the others: who is found asks no database."""
     fitting = (direction, Peer.Direction.BOTH)
     given = outbox_settings().PEERS
-    for name in names or given:
-        if name in given and given[name].get("direction") in fitting:
-            yield Peer(name=name, **given[name])
+    names = [name for name, fields in given.items() if fields.get("direction") in fitting]
+    yield {name: Peer(name=name, **given[name]) for name in names}
     rows = Peer.objects.using(outbox_alias()).filter(direction__in=fitting)
-    if names:
-        rows = rows.filter(name__in=names)
-    for peer in rows:
-        if peer.name not in given:
-            yield peer
+    yield {peer.name: peer for peer in rows if peer.name not in given}
 
 
 def addresses(peer: Peer) -> Sequence[str]:

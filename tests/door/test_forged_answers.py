@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 
 from . import rfc9421
+from .conftest import ROOT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
@@ -35,6 +38,26 @@ pytestmark = [
 ID = UUID("01999d2e-6f0a-7c3e-9b1a-0a1b2c3d4e5f")
 COMMITTED = json.dumps([{"id": str(ID), "outcome": "committed"}]).encode()
 QUESTION = Question(ID, datetime.now(UTC), "order-17", "order.paid")
+
+FORKED = """
+import os, sys, uuid, django
+django.setup()
+from django.utils import timezone
+from outbox_app.prepared.questions import Question
+from outbox_app.prepared.remote import HttpSender
+
+def ask():
+    questions = [Question(uuid.UUID(sys.argv[1]), timezone.now())]
+    print(*HttpSender("billing").check(questions).values(), flush=True)
+
+ask()
+if child := os.fork():
+    os.waitpid(child, 0)
+    ask()
+else:
+    ask()
+    os._exit(0)
+"""
 
 Reply = Callable[[Any], None]
 
@@ -202,12 +225,7 @@ def test_a_call_ends(alias: str, server: Any, reply: Reply) -> None:
     assert time.monotonic() - begin < 20
 
 
-def test_no_proxy_and_no_cookie(
-    alias: str, server: Any, signer: Any, monkeypatch: Any, ports: dict[str, int]
-) -> None:
-    proxy = server("shop", replying(signer))
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{ports['shop']}")
+def test_cookies_are_not_kept(alias: str, server: Any, signer: Any) -> None:
     cookies = []
 
     def reply(handler: Any) -> None:
@@ -217,7 +235,25 @@ def test_no_proxy_and_no_cookie(
     server("billing", reply)
     for _ in range(2):
         assert HttpSender("billing").check([QUESTION]) == {ID: "committed"}
-    assert (proxy, cookies) == ([], [None, None])
+    assert cookies == [None, None]
+
+
+def test_a_process_that_is_forked_calls(
+    alias: str, server: Any, signer: Any, variables: Any, ports: dict[str, int]
+) -> None:
+    """Over connections of its own, while its parent goes on; no proxy of the environment."""
+    asked, proxy = server("billing", replying(signer)), server("shop", replying(signer))
+    address = f"http://127.0.0.1:{ports['shop']}"
+    proxies = {"HTTP_PROXY": address, "http_proxy": address, "NO_PROXY": "", "no_proxy": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(ID)],
+        cwd=ROOT,
+        env=variables("shop", alias) | proxies,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["committed"] * 3, done.stderr
+    assert (len(asked), proxy) == (3, [])
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,26 @@ def test_what_is_forged(alias: str, send: Any, forged: dict[str, Any]) -> None:
     assert nothing_is_there()
 
 
+def test_a_body_is_parsed_only_if_it_is_signed(alias: str, send: Any) -> None:
+    assert send(b"{", without=("Signature",)).status_code == 401
+    assert send(b"{", keyid="nobody-1", more={"Content-Encoding": "gzip"}).status_code == 401
+    assert send(b"{").status_code == 400
+
+
 def test_for_a_host_that_is_not_ours(alias: str, send: Any) -> None:
     """Signed by a sender of both, and passed on by the other keeper."""
     assert send(host="other.example").status_code == 400  # by Django
+    assert nothing_is_there()
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_hours_away(alias: str, send: Any, caplog: Any, hours: int) -> None:
+    """Refused, and the log says by how much."""
+    seconds = hours * 3600
+    assert send(created=seconds, expires=seconds + 300).status_code == 401
+    [line] = [each for each in caplog.messages if "Clock" in each]
+    assert "key=billing-1" in line
+    assert abs(int(line.rpartition("=")[2]) - seconds) < 60
     assert nothing_is_there()
 
 
@@ -238,6 +255,14 @@ def test_an_id_of_two_peers_is_believed_of_neither(
     both = {"billing": peers["shop"]["billing"], "other": peers["shop"]["billing"]}
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": both}
     assert send().status_code == 401
+
+
+def test_a_peer_of_the_setting_needs_no_database(
+    alias: str, send: Any, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(0):
+        assert send(b"", method="GET", path=f"{PREPARE}x").status_code == 404
+        assert send(b"{", content_type=TYPE).status_code == 400
 
 
 def test_a_keeper_is_no_sender(alias: str, settings: Any, peers: Any, send: Any) -> None:
