@@ -16,6 +16,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
+from tests import emptying
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
 from tests.faults.tools import alias_for, on
@@ -279,9 +280,7 @@ def private(server, django_db_blocker, settings):
     with django_db_blocker.unblock(), alias_for(server.url) as alias:
         if Event._meta.db_table not in connections[alias].introspection.table_names():
             call_command("migrate", database=alias, verbosity=0)
-        call_command(
-            "flush", database=alias, interactive=False, verbosity=0, inhibit_post_migrate=True
-        )
+        emptying.empty(alias)
         settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
         yield alias
 
