@@ -24,7 +24,7 @@ logger = get_logger("outbox_app.prepared")
 
 #: Threads; calls that may wait; seconds after which an idle thread ends; seconds at exit.
 THREADS, LONGEST, IDLE, AT_EXIT = 2, 10_000, 1.0, 2.0
-#: Calls that are made as one.
+#: Items from which on a call is made without those that wait after it.
 TOGETHER = 100
 
 _lock = threading.Lock()
@@ -72,7 +72,7 @@ def _work_once() -> bool:
                 return False
         return True
     with suppress(queue.Empty):
-        while len(taken) < TOGETHER:
+        while sum(len(items) for _, items in taken) < TOGETHER:
             taken.append(_calls.get_nowait())
     calls: dict[Callable[[list[Any]], None], list[Any]] = {}
     for call, items in taken:

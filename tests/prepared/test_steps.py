@@ -231,10 +231,14 @@ def stuck(monkeypatch: Any) -> Any:
     monkeypatch.setattr(one_way, "_calls", type(one_way._calls)(3))
     monkeypatch.setattr(one_way, "_threads", set())
     for _ in range(one_way.THREADS):
-        one_way.send(partial(go.wait, patience(60)))
-    until = time.monotonic() + patience(20)
-    while one_way._calls.qsize() and time.monotonic() < until:
-        time.sleep(0.01)
+        entered = threading.Event()
+
+        def hang(items: Any, entered: Any = entered) -> None:
+            entered.set()
+            go.wait(patience(60))
+
+        one_way.send(hang, [None])
+        assert entered.wait(patience(20))
     yield go
     go.set()
     assert one_way.drain(patience(10))
@@ -256,7 +260,7 @@ def test_a_keeper_that_hangs_holds_up_no_request(
 
 
 def test_exit_waits_for_a_short_time(stuck: Any) -> None:
-    one_way.send(lambda: None)
+    one_way.send(lambda items: None, [None])
     begin = time.monotonic()
     assert not one_way.drain(0.2)
     assert time.monotonic() - begin < patience(2)
@@ -266,16 +270,26 @@ def test_exit_waits_for_a_short_time(stuck: Any) -> None:
 
 def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
     stuck.set()
-    done = []
+    done: list[int] = []
 
-    def fail() -> None:
+    def fail(items: Any) -> None:
         raise OSError("refused")
 
     assert one_way.drain(patience(10))
-    for call in (fail, fail, partial(done.append, 1)):
-        one_way.send(call)
+    for call in (fail, fail, done.extend):
+        one_way.send(call, [1])
     assert one_way.drain(patience(10))
     assert done == [1]
+
+
+def test_calls_that_wait_are_made_as_one(stuck: Any) -> None:
+    made: list[list[int]] = []
+    for number in range(3):
+        one_way.send(made.append, [number, number])
+    stuck.set()
+    assert one_way.drain(patience(10))
+    assert sorted(item for items in made for item in items) == [0, 0, 1, 1, 2, 2]
+    assert len(made) < 3
 
 
 def test_a_process_that_can_start_no_thread(stuck: Any, monkeypatch: Any) -> None:
@@ -289,19 +303,19 @@ def test_a_process_that_can_start_no_thread(stuck: Any, monkeypatch: Any) -> Non
     monkeypatch.setattr(one_way, "_threads", set())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        one_way.send(lambda: None)
+        one_way.send(lambda items: None, [None])
     assert one_way._threads == set()
-    one_way.send(lambda: None)
+    one_way.send(lambda items: None, [None])
 
 
 def test_a_fork_has_threads_of_its_own(stuck: Any) -> None:
     """And leaves the calls of its parent to its parent."""
-    one_way.send(lambda: None)
+    one_way.send(lambda items: None, [None])
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
             empty = not one_way._calls.qsize()
-            one_way.send(partial(os.write, writing, b"sent" if empty else b"twice"))
+            one_way.send(partial(os.writev, writing), [b"sent" if empty else b"twice"])
             one_way.drain(10)
         finally:
             os._exit(0)
