@@ -1,15 +1,21 @@
 """Prepared events: beside ``publish()``, what the fence costs, and the check-back with much to ask.
 
-The keeper and the business rows are in two databases of one server. In turns, in one run. The
-databases write to disk at each commit (``fsync``, ``synchronous_commit``), as servers do that were
-not tuned.
+The keeper and the business rows are in two databases of one server; over HTTP the keeper is another
+process. In turns, in one run. The databases write to disk at each commit (``fsync``,
+``synchronous_commit``), as servers do that were not tuned.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -21,6 +27,7 @@ from .losses import scratch_database
 
 ASKED = {
     "prepared_vs_publish": "at least 0.25",
+    "prepared_many_vs_one": "at least 5",
     "fence_cost": "at least 0.8",
     "check_100k_vs_1k": "at least 0.8",
 }
@@ -46,13 +53,15 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: transactions, or events
         decided, per second of each contestant.
     """
+    port, peers = register_peers()
     django.setup()
-    seconds, rounds = (1.5, 3) if quick else (5.0, 7)
+    seconds, rounds = (1.0, 3) if quick else (5.0, 7)
     found = []
     with ExitStack() as stack:
         stack.enter_context(scratch_database("default"))
         stack.enter_context(scratch_database(SENDER))
         prepare(int(MANY * scale))
+        stack.enter_context(keeper_over_http(port, peers))
         for _ in range(rounds):
             found.append({name: contest(seconds * scale) for name, contest in CONTESTS.items()})
 
@@ -61,6 +70,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
     ratios = {
         "prepared_vs_publish": ratio("prepared", "publish"),
+        "prepared_many_vs_one": ratio("http_100", "http_1"),
         "fence_cost": ratio("fenced", "unfenced"),
         "check_100k_vs_1k": ratio("check_100k", "check_1k"),
     }
@@ -157,6 +167,65 @@ def all_confirmed(seconds: float) -> dict[str, float]:
     return {"per_second": found["per_second"] * lasted / (time.perf_counter() - begin)}
 
 
+def register_peers() -> tuple[int, str]:
+    """Have this process know the keeper; return its port, and what the keeper has to know."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ["BENCHMARK_SECRET"] = secrets.token_hex(32)
+    peer = {
+        "address": f"http://127.0.0.1:{port}/outbox/",
+        "keys": [{"id": "benchmark", "secret": "env:BENCHMARK_SECRET"}],
+    }
+    keeper = peer | {"direction": "keeper", "database": SENDER}
+    os.environ["BENCHMARK_PEERS"] = json.dumps({"shop": keeper})
+    return port, json.dumps({"sender": peer | {"direction": "sender", "types": ["*"]}})
+
+
+@contextmanager
+def keeper_over_http(port: int, peers: str) -> Iterator[None]:
+    """Serve the keeper's door in a process of its own."""
+    from django.db import connection
+
+    url = os.environ["BENCHMARK_URL"].rpartition("/")[0] + "/" + connection.settings_dict["NAME"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "django", "runserver", "--noreload", str(port)],
+        env={**os.environ, "BENCHMARK_URL": url, "BENCHMARK_PEERS": peers},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while server.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.1)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def over_http(events: int) -> Callable[[float], dict[str, float]]:
+    """Return a contestant that prepares so many events a request."""
+
+    def ask(_: str, number: int) -> None:
+        from outbox_app.prepared import NewPrepared, prepare_many
+
+        new = [
+            NewPrepared(f"order-{next(_numbers)}", "order.paid", {"total": 30})
+            for _ in range(events)
+        ]
+        prepare_many(new, using=SENDER, to="shop")
+
+    def contest(seconds: float) -> dict[str, float]:
+        from outbox_app.models import PreparedEvent
+
+        found = threaded(ask, seconds, THREADS)
+        PreparedEvent.objects.filter(sender="sender").delete()  # they cannot be asked about
+        return {"per_second": found["per_second"] * events}
+
+    return contest
+
+
 def change_row(alias: str, number: int) -> None:
     from .models import Row
 
@@ -242,6 +311,8 @@ def check_many(seconds: float) -> dict[str, float]:
 CONTESTS: dict[str, Callable[[float], dict[str, float]]] = {
     "publish": lambda seconds: threaded(publishing, seconds, THREADS),
     "prepared": all_confirmed,
+    "http_1": over_http(1),
+    "http_100": over_http(100),
     "unfenced": lambda seconds: threaded(business(fenced=False), seconds, THREADS),
     "fenced": lambda seconds: threaded(business(fenced=True), seconds, THREADS),
     "check_1k": check,

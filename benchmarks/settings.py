@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from urllib.parse import urlsplit
 
@@ -24,7 +25,7 @@ INSTALLED_APPS = [
 # For ``benchmarks.admin``.
 ROOT_URLCONF = "benchmarks.urls"
 STATIC_URL = "static/"
-ALLOWED_HOSTS = ["testserver"]
+ALLOWED_HOSTS = ["testserver", "127.0.0.1"]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -54,8 +55,11 @@ def _database(name: str, url: str) -> dict[str, object]:
         "USER": parts.username,
         "PASSWORD": parts.password or "",
         "NAME": parts.path.strip("/"),
+        "CONN_MAX_AGE": 60,
         "TEST": {"NAME": f"outbox_benchmark_{name}_{os.getpid()}", "DEPENDENCIES": []},
     }
 
 
+# Of a keeper that is served over HTTP.
+OUTBOX = {"PEERS": json.loads(os.environ.get("BENCHMARK_PEERS", "{}"))}
 DATABASES = {name: _database(name, url) for name, url in _URLS.items()}

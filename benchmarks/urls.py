@@ -1,11 +1,11 @@
-"""Addresses of the benchmarks: the admin.
-
-Only ``benchmarks.admin`` asks for them.
-"""
+"""Addresses of the benchmarks: the admin for ``benchmarks.admin``, the door for ``.prepared``."""
 
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("outbox/", include("outbox_app.door.urls")),
+]
