@@ -77,6 +77,7 @@ def billing(folder: Path) -> Iterator[None]:
             editor.create_model(Fence)
         with tests:
             yield
+            transaction.set_rollback(True, using="billing")  # or its callbacks would be called
     finally:
         connections["billing"].close()
         del connections["billing"], connections.settings["billing"]
