@@ -4,7 +4,8 @@ Works in a plain ``TestCase``, whose transaction never commits, and in a ``Trans
 ``assert_staged()`` and its kin look into the table; ``run_staged()`` plays the worker in this
 process; ``drain_inline()`` plays the drainer and hands the jobs to the broker of the test settings.
 ``assert_published()`` and ``run_subscribers()`` do the same for events, ``assert_executed()`` and
-``assert_rejected()`` for commands of entities.
+``assert_rejected()`` for commands of entities, ``assert_prepared()`` and ``assert_confirmed()`` for
+prepared events.
 No broker, no worker and no drainer is needed but for the last. What was sent past the outbox (by a
 call outside any transaction, say) is not seen. With pytest the fixture ``outbox`` is this module.
 """
@@ -28,14 +29,17 @@ from ..transactions import is_atomic
 from .entities import assert_executed, assert_rejected, at_once, commands, in_one_thread
 from .events import assert_published, published_events, run_subscribers
 from .job import Job
+from .prepared import assert_confirmed, assert_prepared
 
 if TYPE_CHECKING:
     TaskOrName = Task[Any, Any] | str
 
 __all__ = [
     "Job",
+    "assert_confirmed",
     "assert_executed",
     "assert_not_staged",
+    "assert_prepared",
     "assert_published",
     "assert_rejected",
     "assert_staged",

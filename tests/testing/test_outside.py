@@ -109,7 +109,7 @@ class InTestCase(TestCase):
 
     @classmethod
     def setUpTestData(cls):
-        cls.app = OutboxCelery("cases", broker="memory://", set_as_current=False)
+        cls.app = OutboxCelery("outside", broker="memory://", set_as_current=False)
         cls.addClassCleanup(cls.app.close)
 
     def test_refused(self):
