@@ -38,12 +38,15 @@ from outbox_app.prepared import (
     prepare,
     prepare_many,
     prepared,
+    remote,
 )
 from outbox_app.prepared.keeper import Decision
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
 from tests import tasks
+from tests.patience import eventually
+from tests.servers.proxy import Proxy
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
@@ -337,6 +340,38 @@ def test_a_keeper_that_hangs_holds_a_transaction_for_two_seconds(
         with transaction.atomic(using=alias), pytest.raises(KeeperUnavailable):
             prepare("a", "order.paid", using=sender, to="shop")
         assert 1.5 < time.monotonic() - begin < 9
+
+
+@pytest.mark.parametrize("mode", ["cut_on_reply", "drop_reply", "refuse"])
+def test_a_reply_is_lost(
+    alias: str,
+    sender: str,
+    settings: Any,
+    ports: dict[str, int],
+    states: Any,
+    ask: Any,
+    mode: Any,
+    monkeypatch: Any,
+) -> None:
+    """To prepare: the transaction is not begun. To confirm: it is asked about, or told again."""
+    with Proxy("127.0.0.1", ports["shop"]) as link:
+        known = settings.OUTBOX["PEERS"]
+        through = known["shop"] | {"address": f"http://127.0.0.1:{link.port}/outbox/"}
+        settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": through}}
+        event = prepare("a", "order.paid", using=sender, to="shop", immune=0)
+        with transaction.atomic(using=sender):
+            fence(event)
+        link.mode = mode
+        link.cut()
+        monkeypatch.setattr(remote, "SECONDS", 2.0)
+        with pytest.raises(KeeperUnavailable):
+            confirm(event)
+        with pytest.raises(KeeperUnavailable):
+            prepare("b", "order.paid", using=sender, to="shop", immune=0)
+    arrived = mode != "refuse"
+    eventually(lambda: states() == (["confirmed", "prepared"] if arrived else ["prepared"]))
+    ask()
+    assert states() == (["confirmed", "cancelled"] if arrived else ["confirmed"])
 
 
 def test_many_threads_call(alias: str, sender: str, states: Any) -> None:

@@ -1,0 +1,74 @@
+"""How a peer may be declared: what cannot work is an error of ``manage.py check``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_app.checks.values import check_settings
+
+PEER = {
+    "direction": "sender",
+    "address": "https://billing.example/outbox/",
+    "types": ["order.*"],
+    "keys": [
+        {"id": "shop-1", "private": "file:/run/secrets/shop.key"},
+        {"id": "billing-1", "public": "-----BEGIN PUBLIC KEY-----", "until": "2030-01-01T00:00Z"},
+        {"id": "shared", "secret": "env:SHARED", "from": "2026-01-01T00:00:00+01:00"},
+    ],
+}
+
+
+def messages(settings: Any, peers: Any) -> list[str]:
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers}
+    found = check_settings()
+    assert {each.id for each in found} <= {"outbox.E003"}
+    return [each.msg for each in found]
+
+
+def test_a_peer_that_can_work(settings: Any) -> None:
+    assert messages(settings, {"billing": PEER}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("alias:billing", {}, "has no name of up to 80 characters without colon"),
+        ("", {}, "has no name"),
+        ("billing", {"direction": "up"}, "has no direction of 'sender', 'keeper', 'both'"),
+        ("billing", {"adress": ""}, "has no field 'adress'; there are direction, address"),
+        ("billing", {"address": "http://billing.example/"}, "has an address that is not https"),
+        ("billing", {"address": "billing.example"}, "is not of the form https://host/path/"),
+        ("billing", {"database": "nowhere"}, "has a database that is no alias"),
+        ("billing", {"types": "order.*"}, "has types that are no list of patterns"),
+        ("billing", {"jobs": [1]}, "has jobs that are no list of patterns"),
+        ("billing", {"limits": {"events": 0}}, "has limits other than positive integers"),
+        ("billing", {"limits": {"rows": 1}}, "has limits other than positive integers"),
+        ("billing", {"keys": []}, "has no list of keys"),
+        ("billing", {"keys": [{"public": "env:A"}]}, "has a key that has no id"),
+        ("billing", {"keys": [{"id": "a"}]}, "has not one of public, private, secret"),
+        ("billing", {"keys": [{"id": "a", "alg": "none", "public": "env:A"}]}, "has not one of"),
+        ("billing", {"keys": [{"id": "a", "secret": "x" * 32}]}, "its secret not by reference"),
+        ("billing", {"keys": [{"id": "a", "private": "-----B"}]}, "its private not by reference"),
+        (
+            "billing",
+            {"keys": [{"id": "a", "public": "env:A", "until": "2030-01-01"}]},
+            "no time with a time zone",
+        ),
+    ],
+)
+def test_a_peer_that_cannot_work(
+    settings: Any, name: str, changes: dict[str, Any], said: str
+) -> None:
+    [message] = messages(settings, {name: PEER | changes})
+    assert f"The peer {name!r} of OUTBOX['PEERS']" in message
+    assert said in message
+    assert "x" * 32 not in message
+
+
+def test_peers_that_are_none(settings: Any) -> None:
+    [message] = messages(settings, {"billing": "https://billing.example/"})
+    assert "is no dictionary" in message
+    [message] = messages(settings, ["billing"])
+    assert "expected a dictionary of peers by their names" in message
