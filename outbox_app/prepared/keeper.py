@@ -247,8 +247,9 @@ def _in_transaction(step: Callable[[bool], Result], using: str) -> Result:
             with atomic_with_lock_wait(LOCK_SECONDS, using=using):
                 return step(first)
         except (IntegrityError, django.db.OperationalError) as error:
-            again = isinstance(error, IntegrityError | _Raced) or is_conflict(error)
-            if not again or time.monotonic() > until:
+            taken = isinstance(error, IntegrityError)
+            again = taken or isinstance(error, _Raced) or is_conflict(error)
+            if not again or (time.monotonic() > until and not (first and taken)):
                 raise
         first = False
         time.sleep(random.uniform(0, 0.05))

@@ -201,17 +201,24 @@ def test_a_policy_contradicts_nobody(alias: str, policy: str, states: Any) -> No
     assert not Incident.objects.using(alias).exists()
 
 
-@pytest.mark.parametrize(
-    "number", [1e16, 1e22, 1e23, 1.5e300, -0.0, 1.0, 0.1, 1e-7, 5e-324, 2**63, -(2**53) - 1, 30]
-)
-def test_numbers_that_databases_write_otherwise(alias: str, number: Any, published: Any) -> None:
-    given = request(data={"n": number, "list": [number]}, metadata={"n": number})
-    prepare(alias, given)
-    assert prepare(alias, given) == ["prepared"]
-    assert [a.state for a in decide(alias, (given.event_id, "confirmed"))] == ["confirmed"]
-    [(_, _, data)] = published()
-    assert math.isclose(data["n"], number, rel_tol=0)
-    assert prepare(alias, request(event_id=given.event_id, data={"n": number})) == ["conflict"]
+NUMBERS = [1e16, 1e22, 1e23, 1.5e300, -0.0, 1.0, 0.1, 1e-7, 5e-324, 2**63, -(2**53) - 1, 30]
+
+
+def test_numbers_that_databases_write_otherwise(alias: str, published: Any) -> None:
+    given = [request(data={"n": n, "list": [n]}, metadata={"n": n}) for n in NUMBERS]
+    for _ in range(2):
+        assert prepare(alias, *given) == ["prepared"] * len(NUMBERS)
+    answers = decide(alias, *((each.event_id, "confirmed") for each in given))
+    assert {answer.state for answer in answers} == {"confirmed"}
+    for number, (_, _, data) in zip(NUMBERS, published(), strict=True):
+        assert math.isclose(data["n"], number, rel_tol=0)
+    assert prepare(alias, request(event_id=given[0].event_id, data={"n": 1e16})) == ["conflict"]
+
+
+def test_an_id_that_is_taken_while_the_database_is_slow(alias: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.001)
+    given = request()
+    assert [prepare(alias, given), prepare(alias, given)] == [["prepared"], ["prepared"]]
 
 
 def test_large_integers_are_told_apart(alias: str) -> None:
@@ -227,6 +234,7 @@ def test_a_stream_that_another_transaction_holds(
 ) -> None:
     """It holds up its own events; the others of the batch are published."""
     monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(keeper, "DECIDE_SECONDS", 60)
     given = [request(f"order-{n}") for n in range(4)]
     prepare(alias, *given)
     held, go = threading.Event(), threading.Event()
