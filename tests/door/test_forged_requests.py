@@ -13,10 +13,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
 from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
+from outbox_app.prepared import keeper
 
 from . import rfc9421
 
@@ -100,6 +102,25 @@ def test_what_is_signed_as_it_should_be(alias: str, send: Any) -> None:
     assert "Set-Cookie" not in response.headers
     [row] = PreparedEvent.objects.all()
     assert (row.sender, row.event_id, row.stream) == ("billing", UUID(ID), "order-17")
+
+
+def test_no_session_login_token_or_transaction(
+    alias: str, settings: Any, signer: Any, monkeypatch: Any
+) -> None:
+    settings.MIDDLEWARE = [
+        *settings.MIDDLEWARE,
+        "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    ]
+    monkeypatch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
+    atomic = []
+    monkeypatch.setattr(
+        keeper, "failpoint", lambda name: atomic.append(connections[alias].in_atomic_block)
+    )
+    body = body_of(EVENT)
+    headers = rfc9421.request("POST", PREPARE, body, signer, keyid="billing-1", content_type=TYPE)
+    response = Client(enforce_csrf_checks=True).generic("POST", PREPARE, body, headers=headers)
+    assert (response.status_code, dict(response.cookies)) == (201, {})
+    assert atomic == [False], "committed when it is recorded"
 
 
 FORGED = {
