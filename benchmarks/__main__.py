@@ -30,7 +30,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     ),
     "REDIS_URL": Redis,
 }
-#: For ``entities``: on the disk at each commit, which the servers of the tests leave out.
+#: For ``entities`` and ``prepared``: on the disk at each commit, which the servers of the tests leave out.
 DURABLE = {
     "POSTGRES_URL": ("-c", "fsync=on", "-c", "full_page_writes=on"),
     "MARIADB_URL": ("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
@@ -54,7 +54,7 @@ def main() -> None:
         for variable in (database, *beside.get(options.name, [])):
             if variable not in os.environ:
                 server = SERVERS[variable]()
-                if options.name == "entities":
+                if options.name in ("entities", "prepared"):
                     server.extra_arguments += DURABLE[variable]
                 os.environ[variable] = stack.enter_context(server).url
         os.environ["BENCHMARK_URL"] = os.environ[database]
