@@ -30,7 +30,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     ),
     "REDIS_URL": Redis,
 }
-#: For ``entities`` and ``prepared``: on the disk at each commit, which the servers of the tests leave out.
+#: For ``entities`` and ``prepared``: on the disk at each commit. Tests leave that out.
 DURABLE = {
     "POSTGRES_URL": ("-c", "fsync=on", "-c", "full_page_writes=on"),
     "MARIADB_URL": ("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),

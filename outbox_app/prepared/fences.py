@@ -62,15 +62,20 @@ def fence(event: Prepared) -> None:
             savepoint that is open, cannot commit any more.
     """
     using = event.using
-    if not connections[using].in_atomic_block:
+    connection = connections[using]
+    if not connection.in_atomic_block:
         raise NotAtomic(
             f"fence() was called outside a transaction on {using!r}. Wrap the work and the call in "
             f"transaction.atomic(using={using!r})."
         )
     try:
-        with transaction.atomic(using=using, savepoint=False):
-            row = Fence(event_id=event.event_id, outcome=COMMITTED, keeper=event.to)
-            row.save(using=using, force_insert=True)
+        # By hand: every business transaction pays for it, and ``save()`` takes twice as long.
+        with transaction.atomic(using=using, savepoint=False), connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {Fence._meta.db_table} (event_id, outcome, keeper) "
+                "VALUES (%s, %s, %s)",
+                [_stored(event.event_id, using=using), COMMITTED, event.to],
+            )
     except IntegrityError as error:
         raise FencedOut(
             f"The prepared event {event.event_id} is decided on {using!r} already: the keeper has "
@@ -118,11 +123,14 @@ def recorded(ids: Any, *, using: str) -> dict[UUID, Any]:
     return {id: at if id == Fence.MARK else outcome for id, outcome, at in found}
 
 
+def _stored(id: UUID, *, using: str) -> UUID | str:
+    return id if connections[using].features.has_native_uuid_field else id.hex
+
+
 def _insert(id: UUID, outcome: str, *, using: str) -> None:
     """Decide what became of a transaction, if it is not decided, nor open."""
     connection = connections[using]
-    values = {"event_id": id if connection.features.has_native_uuid_field else id.hex}
-    values |= {"outcome": outcome, "keeper": ""}
+    values = {"event_id": _stored(id, using=using), "outcome": outcome, "keeper": ""}
     # At once, and committed alone: an answer holds no lock while the next one waits.
     alone = transaction.atomic(using=using) if connection.vendor == "postgresql" else nullcontext()
     try:

@@ -204,7 +204,7 @@ def test_extend_lets_senders_be_asked_for_longer(
     assert (code, text) == (0, "Extended 1 prepared event.\n")
     row = PreparedEvent.objects.using(alias).annotate(now=DatabaseNow()).get()
     assert row.state == "prepared"
-    assert timedelta(minutes=110) < row.decide_by - row.now < timedelta(hours=2)
+    assert timedelta(minutes=110) < row.decide_by - row.now <= timedelta(hours=2)
     assert row.next_check_at <= row.now
     assert row.reason.endswith("(manage.py outbox_prepared): back at noon")
     events = operations.selected(using=alias)
