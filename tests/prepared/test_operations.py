@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import connections, transaction
 
-from outbox_app.exceptions import InvalidArgument
+from outbox_app.exceptions import InvalidArgument, NotMigrated
 from outbox_app.models import DatabaseNow, Incident, PreparedEvent
 from outbox_app.prepared import operations, prepared
 from outbox_app.prepared import sender as senders
@@ -239,3 +239,17 @@ def test_a_late_confirm_against_a_person_is_a_contradiction(
         "contradiction",
         True,
     )
+
+
+def test_an_alias_without_fences_is_said_before_anything_is_sent(
+    alias: str, sender: str, states: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(senders, "_fenced", set())
+    tables = connections[sender].introspection
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "table_names", lambda: ["business"])
+        with pytest.raises(NotMigrated, match=f"{sender}.* has no table outbox_fence"):
+            senders.prepare("order-17", "order.paid", using=sender)
+    assert states() == []
+    senders.prepare("order-17", "order.paid", using=sender)
+    assert senders._fenced == {sender}

@@ -26,6 +26,7 @@ from outbox_app.models import (
     Gap,
     Incident,
     ParkedStream,
+    PreparedEvent,
     Process,
     StagedJob,
     Subscription,
@@ -156,11 +157,22 @@ def test_an_argument_that_is_refused(run: Run) -> None:
         ("outbox_status", "--database", HOSTILE),
         ("outbox_dead", "list", "--database", HOSTILE),
         ("outbox_prune", "--inbox", "--database", HOSTILE),
+        ("outbox_prepared", "show", HOSTILE),
         ("outbox_entities", "show", HOSTILE, "a"),
         ("outbox_entities", "erase", "account", HOSTILE, "--reason", "why", "--no-input"),
         ("outbox_entities", "import", HOSTILE),
     ):
         assert "FORGED" in run(name, *arguments)
+
+
+def test_prepared_events(alias: str, run: Run) -> None:
+    names = ("sender", "type", "stream", "last_answer", "reason")
+    event = PreparedEvent.objects.using(alias).create(
+        event_id=uuid4(), decide_by=DatabaseNow(), **dict.fromkeys(names, HOSTILE)
+    )
+    run("outbox_prepared", "list", times=1)
+    assert "FORGED" in run("outbox_prepared", "list", "--json")
+    run("outbox_prepared", "show", str(event.event_id), times=5)
 
 
 def test_entities(alias: str, run: Run) -> None:
