@@ -15,12 +15,22 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from outbox_app import publish
-from outbox_app.models import Event, Gap, Incident, Statistic, Subscription
+from outbox_app.models import (
+    Event,
+    Fence,
+    Gap,
+    Incident,
+    PreparedEvent,
+    Statistic,
+    Subscription,
+)
 
 from .data import MINUTE, die, gap, hold, wait_for
 from .poison import POISON
 
 ORDERS = 12
+#: The event id of a fence.
+FENCE = UUID(int=7 << 76 | 9)
 #: Dead jobs: task, error, reason, how many, and how many minutes ago the newest of them died.
 DEAD = (
     ("shop.tasks.send_receipt", "amqp.exceptions.ChannelError",
@@ -45,6 +55,7 @@ def prepare() -> None:
     call_command("migrate", verbosity=0)
     _jobs()
     _log()
+    _in_doubt()
     _figures()
     Incident.objects.create(
         kind="takeover", drainer="shop-2:311 (a drainer)", shards=list(range(40, 61)),
@@ -98,6 +109,23 @@ def _log() -> None:
     gap("order-2001")
     Gap.objects.create(subscription="", kind="version", log="outbox_event", stream="order-1991",
                        first=4, last=4, attempts=1)  # fmt: skip
+
+
+def _in_doubt() -> None:
+    """An undecided event, one that was confirmed, and a fence."""
+    for number, columns in enumerate((
+        {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
+        {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
+         "last_answer": "OperationalError: connection to server at 10.0.3.7 failed",
+         "reason": "Its sender could not say in time what became of it."},
+    )):  # fmt: skip
+        event = PreparedEvent.objects.create(
+            sender="alias:billing", event_id=UUID(int=7 << 76 | number), log="outbox_event",
+            stream=f"invoice-{number}", type="invoice.paid", policy="ask",
+            content={"data": {"total": 30}, "metadata": {}},
+            decide_by=now() - 60 * MINUTE, **columns)  # fmt: skip
+        PreparedEvent.objects.filter(pk=event.pk).update(prepared_at=now() - 1500 * MINUTE)
+    Fence.objects.create(event_id=FENCE, outcome="committed", written_at=now() - 30 * MINUTE)
 
 
 def _figures() -> None:

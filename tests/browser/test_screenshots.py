@@ -18,6 +18,7 @@ from playwright.sync_api import Page, expect
 
 from . import data
 from .poison import POISON
+from .prepared import FENCE
 from .project import ROOT, Project
 from .test_pages import OVERVIEW, opened
 
@@ -80,6 +81,10 @@ PICTURES: dict[str, Any] = {
     "parked-stream": lambda page: _row(page, "parkedstream", POISON),
     "gaps": lambda page: opened(page, LIST.format("gap")),
     "gap": lambda page: _row(page, "gap", "order-2001"),
+    "prepared-events": lambda page: opened(page, LIST.format("preparedevent")),
+    "prepared-event": lambda page: _row(page, "preparedevent", "invoice.paid"),
+    "fences": lambda page: opened(page, LIST.format("fence")),
+    "fence": lambda page: opened(page, LIST.format("fence") + f"{FENCE}/change/"),
     "drainer": lambda page: _row(page, "process", "jobs"),
     "drainers": lambda page: opened(page, LIST.format("process")),
     "incident": lambda page: _row(page, "incident", "taken over"),
