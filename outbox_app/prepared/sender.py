@@ -225,6 +225,9 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
 
     For code that does not see the commit, as under ``ATOMIC_REQUESTS``. Of a rollback nothing is
     told: the check-back finds out.
+
+    Raises:
+        NotAtomic: No transaction is open on the alias of an event.
     """
 
     def tell(using: str) -> None:

@@ -229,6 +229,7 @@ def test_large_integers_are_told_apart(alias: str) -> None:
 
 @committing
 @on("postgres", "mariadb")  # SQLite has one writer at a time
+@pytest.mark.usefixtures("new_log")
 def test_a_stream_that_another_transaction_holds(
     alias: str, states: Any, published: Any, elsewhere: Any, monkeypatch: Any
 ) -> None:
