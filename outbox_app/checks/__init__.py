@@ -18,6 +18,7 @@ from .entities import check_entities, check_requests
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
+from .peers import check_peer_table, check_peers
 from .servers import check_servers
 from .values import check_settings
 
@@ -30,6 +31,7 @@ ALWAYS = (
     check_aliases,
     check_autocommit,
     check_sqlite_settings,
+    check_peers,
     check_logs,
     check_entities,
     check_declared_logs,
@@ -38,7 +40,7 @@ ALWAYS = (
 #: What is a matter of taste at a desk, and is not in production.
 DEPLOY = (check_business, check_connections, check_requests, check_brokers)
 #: These connect.
-DATABASE = (check_databases, check_log_tables)
+DATABASE = (check_databases, check_log_tables, check_peer_table)
 DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)
 
 

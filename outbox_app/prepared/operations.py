@@ -7,6 +7,7 @@ is written down with the name of the person and the reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from itertools import groupby
@@ -15,15 +16,19 @@ from uuid import UUID
 
 from django.db.models import F
 from django.db.models.functions import Greatest
+from django.utils import timezone
 
 from ..conf import outbox_settings
+from ..door.peers import peer_named
 from ..exceptions import InvalidArgument, UnknownPrepared
-from ..models import DatabaseNow, PreparedEvent
+from ..models import DatabaseNow, Peer, PreparedEvent
 from ..models.counting import LISTED
 from ..models.prepared import PreparedEventQuerySet
 from ..text import get_logger
 from . import keeper
+from .asking import DECIDES
 from .keeper import Decision
+from .questions import answers
 
 logger = get_logger("outbox_app.prepared")
 
@@ -113,6 +118,37 @@ def extend(
     )
     logger.warning("Extended events=%d by=%s reason=%s", count, by, reason)
     return count
+
+
+def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[str]:
+    """Fetch what is open of this sender at a keeper, and tell the keeper what the fences say.
+
+    For a sender that no keeper can call. What is younger than the setting PREPARED_IMMUNE is left
+    alone: its transaction may not have begun.
+
+    Returns:
+        How many events were confirmed, cancelled, left open, and decided otherwise before.
+    """
+    from .remote import HttpKeeper  # needs the extra door
+
+    using = peer_named(name, Peer.Direction.KEEPER).database
+    there = HttpKeeper(name, using)
+    done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
+    while found := there.open(skip=done["open"]):
+        asked = timezone.now() - timedelta(seconds=outbox_settings().PREPARED_IMMUNE)
+        outcomes = answers([each for each in found if each.prepared_at <= asked], using=using)
+        told = there.decide(
+            [Decision(id, DECIDES[said]) for id, said in outcomes.items() if said in DECIDES]
+        )
+        ended = Counter(each.state for each in told if each.state in done)
+        done.update(ended, open=len(found) - ended.total())
+        write(f"answered keeper={name} {shown(done)}")
+    return done
+
+
+def shown(done: Counter[str]) -> str:
+    """Return ``confirmed=3 cancelled=0 …``."""
+    return " ".join(f"{name}={count}" for name, count in done.items())
 
 
 def decide(

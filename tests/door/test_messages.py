@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from datetime import timedelta
+from io import StringIO
 from socketserver import ThreadingMixIn
 from typing import Any
 from uuid import UUID
@@ -17,7 +19,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import pytest
 from celery import _state
 from django.core.handlers.wsgi import WSGIHandler
-from django.db import transaction
+from django.core.management import call_command
+from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.door.client import call
@@ -35,6 +38,7 @@ from outbox_app.prepared import (
     cancel,
     confirm,
     fence,
+    operations,
     prepare,
     prepare_many,
     prepared,
@@ -372,6 +376,41 @@ def test_a_reply_is_lost(
     eventually(lambda: states() == (["confirmed", "prepared"] if arrived else ["prepared"]))
     ask()
     assert states() == (["confirmed", "cancelled"] if arrived else ["confirmed"])
+
+
+def test_a_sender_that_cannot_be_called_answers_by_itself(
+    alias: str, sender: str, served: Any, settings: Any, states: Any, published: Any
+) -> None:
+    """Two that have committed, one that never began, one that is open, and one just prepared."""
+    events = prepare_many(
+        [NewPrepared(f"o-{n}", "order.paid") for n in range(5)], using=sender, to="shop"
+    )
+    committed, _, still_open, also, young = events
+    for event in (committed, also):
+        with transaction.atomic(using=sender):
+            fence(event)
+    rows = PreparedEvent.objects.using(alias)
+    # SQLite has one writer: while a transaction is open nothing can be answered.
+    holds = connections[sender].vendor != "sqlite"
+    young_ids = [young.event_id] if holds else [young.event_id, still_open.event_id]
+    minute_ago = timezone.now() - timedelta(minutes=1)
+    rows.exclude(event_id__in=young_ids).update(prepared_at=minute_ago)
+    lines: list[str] = []
+    with transaction.atomic(using=sender) if holds else nullcontext():
+        if holds:
+            fence(still_open)
+        done = operations.answer("shop", write=lines.append)
+    if not holds:
+        with transaction.atomic(using=sender):
+            fence(still_open)
+        rows.filter(event_id=still_open.event_id).update(prepared_at=minute_ago)
+    assert done == {"confirmed": 2, "cancelled": 1, "contradiction": 0, "open": 2}
+    assert lines == ["answered keeper=shop confirmed=2 cancelled=1 contradiction=0 open=2"]
+    assert states() == ["confirmed", "cancelled", "prepared", "confirmed", "prepared"]
+    out = StringIO()
+    call_command("outbox_prepared", "answer", "shop", stdout=out)
+    assert out.getvalue() == "answered keeper=shop confirmed=1 cancelled=0 contradiction=0 open=1\n"
+    assert {stream for stream, *_ in published()} == {"o-0", "o-2", "o-3"}
 
 
 def test_many_threads_call(alias: str, sender: str, states: Any) -> None:

@@ -26,7 +26,7 @@ from .outbox_dead import age
 
 HELP = """
 Shows prepared events, has their senders asked, and decides what stayed in doubt. Run it where the
-keeper is.
+keeper is, but answer.
 
   list              events that are open, the undecided ones first; --state: those of another state
   show ID           an event with its content
@@ -38,6 +38,8 @@ keeper is.
                     transaction was rolled back. If it has committed, its event is lost
   extend ID…        let senders be asked for another day, or --for so long, for a --reason;
                     undecided events are prepared again
+  answer KEEPER     on the side of a sender that its keeper cannot call: fetch from this peer what is
+                    open of ours, and tell it what the fences say. Run it every minute or so
   prune             remove what was decided 30 days ago, as manage.py outbox_prune --prepared does
 
 Instead of ids, --sender NAME selects all undecided events of a sender, --state STATE those of a
@@ -48,8 +50,8 @@ of yours, is a contradiction: the incidents have it.
   manage.py outbox_prepared confirm 0190163d-8694-739b-aea5-966c26f8ad91 --reason "invoice 17 is paid"
   manage.py outbox_prepared cancel --sender alias:billing --reason "restored to before" --noinput
 
-Exit codes: 0 done; 1 no event matches, not confirmed, or an event could not be decided; 2 wrong
-arguments, or no tables.
+Exit codes: 0 done; 1 no event matches, not confirmed, an event could not be decided, or the keeper
+gave no answer; 2 wrong arguments, or no tables.
 """  # noqa: E501
 
 State = PreparedEvent.State
@@ -77,6 +79,8 @@ class Command(TeachingCommand):
         confirmed = actions.add_parser("confirm", help="publish events")
         cancelled = actions.add_parser("cancel", help="never publish events")
         extended = actions.add_parser("extend", help="let senders be asked for longer")
+        answered = actions.add_parser("answer", help="tell a keeper what the fences say")
+        answered.add_argument("keeper", metavar="KEEPER", help="name of the peer")
         pruned = actions.add_parser("prune", help="remove what was decided long ago")
         shown.add_argument("id", type=event_id, metavar="ID", help="id of the event")
         ids = "ids of events"
@@ -96,7 +100,7 @@ class Command(TeachingCommand):
         listed.add_argument("--older-than", type=age, metavar="AGE", help="prepared before: 3h, 2d")
         long = "so long from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
         extended.add_argument("--for", dest="time", type=age, metavar="AGE", help=long)
-        for each in (listed, shown, checked, confirmed, cancelled, extended, pruned):
+        for each in (listed, shown, checked, confirmed, cancelled, extended, answered, pruned):
             each.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
@@ -163,6 +167,11 @@ class Command(TeachingCommand):
         if done.failed:
             listed = "\n".join(done.failed)
             raise CommandError(f"These were not {outcome}:\n{listed}")
+
+    def _answer(self, *, keeper: str, **options: Any) -> None:
+        done = operations.answer(keeper, write=self.write)
+        if done["contradiction"]:
+            raise CommandError("Events were decided otherwise before. Nothing of them was changed.")
 
     def _prune(self, *, using: str, **options: Any) -> None:
         prune("prepared", using, write=self.write)

@@ -1,0 +1,56 @@
+"""Peers that prepared events are exchanged with: keys that are not valid, rows that are no peers.
+
+What is wrong with the setting ``PEERS`` itself is an error of its values: see ``values``. Rows of
+the table are read on the alias of the outbox only, where that is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
+
+from ..aliases import outbox_alias
+from ..conf import outbox_settings
+from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
+from ..models import Peer
+
+HINT = "docs/reference/door.md lists the fields of a peer."
+
+
+def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Check the peers of the setting."""
+    given = outbox_settings().PEERS
+    for name, fields in given.items() if isinstance(given, dict) else ():
+        if not peer_faults(name, fields):
+            yield from _check_keys(Peer(name=name, **fields))
+
+
+def check_peer_table(
+    databases: Sequence[str] | None = None, **kwargs: Any
+) -> Iterator[CheckMessage]:
+    """Check the peers of the table."""
+    using = outbox_alias()
+    if using not in (databases or ()):
+        return
+    if Peer._meta.db_table not in connections[using].introspection.table_names():
+        return
+    for peer in Peer.objects.using(using):
+        faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})
+        for fault in faults:
+            yield Error(f"The peer {peer.name!r} {fault}.", hint=HINT, id="outbox.E045")
+        if not faults and peer.name not in outbox_settings().PEERS:
+            yield from _check_keys(peer)
+
+
+def _check_keys(peer: Peer) -> Iterator[CheckMessage]:
+    for kinds, what in ((SIGNS, "sign what it is sent"), (VERIFIES, "verify what it sends")):
+        if not any(valid_keys(peer, kinds)):
+            yield Warning(
+                f"The peer {peer.name!r} has no key that is valid now to {what}: every request, "
+                "and every answer, is refused.",
+                hint="Add a key, or look at from and until of those that it has.",
+                id="outbox.W035",
+            )

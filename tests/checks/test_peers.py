@@ -1,0 +1,52 @@
+"""Peers whose keys are not valid now, and rows that are no peers, are said by ``check``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from outbox_app.checks.peers import check_peer_table, check_peers
+from outbox_app.models import Peer
+
+BOTH = [{"id": "ours", "private": "env:OURS"}, {"id": "theirs", "public": "env:THEIRS"}]
+FIELDS = {"direction": "sender", "address": "https://billing.example/outbox/", "keys": BOTH}
+
+
+def ended(key):
+    return key | {"until": (timezone.now() - timedelta(days=1)).isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (BOTH, []),
+        ([{"id": "shared", "secret": "env:SHARED"}], []),
+        (BOTH[:1], ["to verify what it sends"]),
+        ([ended(BOTH[0]), BOTH[1]], ["to sign what it is sent"]),
+        (list(map(ended, BOTH)), ["to sign what it is sent", "to verify what it sends"]),
+        ([ended(BOTH[0]), BOTH[0] | {"id": "new"}, BOTH[1]], []),
+    ],
+)
+def test_keys_that_are_not_valid(settings, keys, said):
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"billing": FIELDS | {"keys": keys}}}
+    found = list(check_peers())
+    assert {each.id for each in found} <= {"outbox.W035"}
+    assert len(found) == len(said)
+    for message, words in zip(found, said, strict=True):
+        assert f"The peer 'billing' has no key that is valid now {words}" in message.msg
+
+
+@pytest.mark.django_db
+def test_rows_of_the_table(alias, settings):
+    peers = Peer.objects.using(alias)
+    peers.create(name="fine", **FIELDS)
+    peers.create(name="plain", **FIELDS | {"address": "http://billing.example/"})
+    peers.create(name="late", **FIELDS | {"keys": list(map(ended, BOTH))})
+    found = sorted((each.id, each.msg) for each in check_peer_table(databases=[alias]))
+    assert [id for id, _ in found] == ["outbox.E045", "outbox.W035", "outbox.W035"]
+    assert found[0][1] == "The peer 'plain' has an address that is not https."
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {"late": FIELDS}}  # wins over the row
+    assert [each.id for each in check_peer_table(databases=[alias])] == ["outbox.E045"]
+    assert list(check_peer_table(databases=[])) == []
