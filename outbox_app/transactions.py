@@ -64,7 +64,7 @@ def without_transaction(view: View) -> View:
 def own_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
     """Use another connection for an alias, in this thread, as long as the block runs.
 
-    What is written in it is committed whatever becomes of the transaction that is open outside.
+    What is written in it is committed, also if the transaction that is open outside rolls back.
     """
     outer, own = connections[using], connections.create_connection(using)
     connections[using] = own

@@ -2,7 +2,7 @@
 
 An undecided event waits for a person: its page shows how often its sender was asked, what it has
 answered, and why not. Ask now, confirm, cancel and extend are actions, each with a permission of
-its own and a reason. Confirm and cancel are guesses unless somebody knows what became of the
+its own and a reason. Confirm and cancel are guesses unless a person knows what became of the
 sender's transaction; the question says what they risk. Fences are in the databases of senders: the
 list shows those of one alias at a time.
 """

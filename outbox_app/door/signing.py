@@ -3,7 +3,7 @@
 Each message has one signature: by a key that is registered and valid now, of at most 300 seconds,
 with the tag ``outbox-v1``, over all that says what the message means; an answer's is also over the
 signature of the request that it answers. The body is covered by its digest, as bytes, before any of
-it is parsed. What has less coverage is not believed, whatever else is right.
+it is parsed. A signature with less coverage is refused.
 """
 
 from __future__ import annotations

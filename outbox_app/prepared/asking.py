@@ -174,7 +174,7 @@ class SenderWorker:
         self._expire(list(over))
 
     def expire(self) -> None:
-        """Let their policies decide events whose time is over, although nobody answers."""
+        """Let their policies decide events whose time is over, without an answer."""
         due = PreparedEvent.objects.using(self.using).due(self.name).filter(state=State.PREPARED)
         over = due.filter(decide_by__lte=DatabaseNow()).order_by("decide_by")
         self._expire(list(over[:EXPIRED]))

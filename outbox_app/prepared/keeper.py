@@ -215,7 +215,7 @@ def _contradiction(row: PreparedEvent, wanted: str, by: str, using: str) -> Answ
         f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state}, by "
         f"{row.decided_by}; {by} says {wanted}. Nothing was changed."
     )
-    Incident.objects.using(using).get_or_create(  # once, however often it is told
+    Incident.objects.using(using).get_or_create(  # one for each event
         kind=Incident.Kind.CONTRADICTION,
         first_id=row.pk,
         last_id=row.pk,

@@ -1,7 +1,7 @@
 """Keeper and sender in one project, on two of its database aliases: called, not sent to.
 
-What the keeper writes is committed when a call returns, whatever becomes of a transaction that is
-open on its alias.
+What the keeper writes is committed when a call returns, also if a transaction that is open on its
+alias rolls back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that nobody waits for: a confirm after the commit must not hold up a request.
+"""Calls without an answer: a confirm after the commit must not hold up a request.
 
 A bounded queue of two threads, which are started when there is something to do, anew after a fork,
 and end when there is nothing. Calls that wait are made as one. What is full, fails or is killed

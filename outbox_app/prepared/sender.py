@@ -56,7 +56,7 @@ class Prepared:
     #: The keeper's service; empty for this project.
     to: str
     request: Request
-    #: Before that nobody knew of it; by the clock of this process.
+    #: By the clock of this process, before the keeper was called.
     prepared_at: datetime
 
 
@@ -91,10 +91,10 @@ def prepared(
         wait: Tell the keeper before the block is left. Default: a thread tells it, after the
             commit. Either way the keeper asks if that fails; no error is raised after a commit.
         **options: ``topic``, ``metadata``, ``log`` as for ``publish()``. ``event_id``: a UUID that
-            makes the call repeatable (default: a new one). ``policy``: what happens if nobody knows
-            by ``decide_by`` (seconds, default a day): "ask" (default), "cancel" or "confirm".
-            ``immune``: seconds before which the keeper does not ask (default 10). ``job``: a task
-            name, with ``args`` and ``kwargs``, instead of an event.
+            makes the call repeatable (default: a new one). ``policy``: what to do with an outcome
+            that is unknown at ``decide_by`` (seconds, default a day): "ask", "cancel" or "confirm"
+            (default: "ask"). ``immune``: seconds before which the keeper does not ask (default 10).
+            ``job``: a task name, with ``args`` and ``kwargs``, instead of an event.
 
     Raises:
         InvalidPrepared: Something could never be published. Nothing was sent.
@@ -135,7 +135,7 @@ def prepare(
 ) -> Prepared:
     """Record an event with its keeper, before the transaction that it depends on.
 
-    It joins no transaction: when it returns, the keeper has the event, and shows it to nobody. Then
+    It joins no transaction: when it returns, the keeper has the event, and no reader sees it. Then
     open ``atomic(using)``, call ``fence(event)`` first, and after the commit ``confirm(event)``.
 
     Args, Raises: As for ``prepared()``.
@@ -299,7 +299,7 @@ def _by_keeper(events: Sequence[Prepared]) -> list[list[Prepared]]:
 
 @cache
 def _later(state: str, to: str, using: str) -> Callable[[list[Prepared]], None]:
-    """Return the one-way call to one keeper: what waits for it is told at once."""
+    """Return the one-way call to one keeper: what waits for it goes in one request."""
     return partial(_tell, state=state, wait=True)
 
 

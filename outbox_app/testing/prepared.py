@@ -23,7 +23,7 @@ def assert_prepared(
     count: int = 1,
     using: str | None = None,
 ) -> list[PreparedEvent]:
-    """Assert that an event was prepared, ``count`` times exactly, whatever has become of it.
+    """Assert that an event was prepared, ``count`` times exactly, in any state.
 
     Args:
         type: Exact type, or name of the job's task.
