@@ -2,9 +2,9 @@
 
 Every move is one conditional UPDATE, and what follows from it (the event in its log, the job in the
 outbox) is in the same transaction: both, or neither. Of two that decide at once, one moves the
-row and the other one sees what it did. Confirmed and cancelled are final. What is told otherwise
-afterwards is a contradiction, written down as an incident: a fence was not used, or a policy or a
-person decided against what happened.
+row and the other one sees what it did. Confirmed and cancelled are final. A decision against one of
+them is a contradiction, written down as an incident: a fence was not used, or a policy or a person
+decided against what happened.
 """
 
 from __future__ import annotations
