@@ -69,5 +69,5 @@ $(VENV)/.example: setup.cfg $(VENV)/.created
 	@touch $@
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system
-	$(PIP) --editable '.[postgres,mysql,redis,prometheus,opentelemetry,spark,example,docs,bench,test]'
+	$(PIP) --editable '.[all]'
 	@touch $@ $(VENV)/.example
