@@ -35,7 +35,6 @@ from ..process.loop import ProcessLoop
 from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
-from .keeper import Decision
 from .local import PREFIX, local_sender
 from .questions import Question
 
@@ -150,12 +149,12 @@ class SenderWorker:
         for row in rows:
             answer = storable(str(answers.get(row.event_id, "no answer for this event")))
             by_answer.setdefault(answer, []).append(row)
-        decisions = [
-            Decision(row.event_id, state)
+        wanted = {
+            row.event_id: state
             for answer, state in DECIDES.items()
             for row in by_answer.pop(answer, [])
-        ]
-        self._decide(decisions, by=keeper.ANSWER)
+        }
+        self._decide(wanted, by=keeper.ANSWER)
         for answer, left in by_answer.items():
             counter = "answered" if answer in (IN_PROGRESS, TOO_OLD) else "unreachable"
             self._put_off(left, counter, answer)
@@ -180,12 +179,12 @@ class SenderWorker:
         self._expire(list(over[:EXPIRED]))
 
     def _expire(self, rows: Sequence[PreparedEvent]) -> None:
-        decisions = [
-            Decision(row.event_id, POLICIES[row.policy])
+        wanted = {
+            row.event_id: POLICIES[row.policy]
             for row in rows
             if row.policy in POLICIES and row.state == State.PREPARED
-        ]
-        self._decide(decisions, by=keeper.POLICY)
+        }
+        self._decide(wanted, by=keeper.POLICY)
         left = PreparedEvent.objects.using(self.using).filter(pk__in=[row.pk for row in rows])
         over = left.filter(state=State.PREPARED, decide_by__lte=DatabaseNow())
         over = over.exclude(policy__in=POLICIES)
@@ -193,18 +192,18 @@ class SenderWorker:
             logger.warning("Undecided sender=%s events=%d", self.name, undecided)
         left.filter(state=State.UNDECIDED).update(next_check_at=None)
 
-    def _decide(self, decisions: Sequence[Decision], *, by: str) -> None:
-        if not decisions:
+    def _decide(self, wanted: Mapping[UUID, str], *, by: str) -> None:
+        if not wanted:
             return
         try:
-            keeper.decide(self.name, decisions, by=by, using=self.using)
+            keeper.decide(self.name, wanted, by=by, using=self.using)
         except django.db.OperationalError as error:
             if not is_conflict(error):
                 raise
             logger.warning("Not decided yet, as others hold locks sender=%s", self.name)
             return
         with self._counting:
-            self.decided += len(decisions)
+            self.decided += len(wanted)
 
 
 class CheckBack(ProcessLoop):

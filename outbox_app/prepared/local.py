@@ -6,7 +6,7 @@ alias rolls back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from ..eventlog.registry import log_named
 from ..exceptions import InvalidPrepared, KeeperUnavailable
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
-from .keeper import Answer, Decision
+from .keeper import Answer
 from .questions import Question, answers
 from .request import NewPrepared, Request, checked
 
@@ -53,9 +53,9 @@ class LocalKeeper:
         with self._outside():
             return keeper.prepare(self.sender, requests, using=self.using)
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         with self._outside():
-            return keeper.decide(self.sender, decisions, by=keeper.CALL, using=self.using)
+            return keeper.decide(self.sender, wanted, by=keeper.CALL, using=self.using)
 
     def _is_open(self) -> bool:
         """Say whether the caller has a transaction open here; a test's may be written to."""

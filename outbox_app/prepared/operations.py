@@ -27,7 +27,6 @@ from ..models.prepared import PreparedEventQuerySet
 from ..text import get_logger
 from . import keeper
 from .asking import DECIDES
-from .keeper import Decision
 from .questions import answers
 
 logger = get_logger("outbox_app.prepared")
@@ -137,9 +136,7 @@ def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[s
     while found := there.open(skip=done["open"]):
         asked = timezone.now() - timedelta(seconds=outbox_settings().PREPARED_IMMUNE)
         outcomes = answers([each for each in found if each.prepared_at <= asked], using=using)
-        told = there.decide(
-            [Decision(id, DECIDES[said]) for id, said in outcomes.items() if said in DECIDES]
-        )
+        told = there.decide({id: DECIDES[o] for id, o in outcomes.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)
         done.update(ended, open=len(found) - ended.total())
         write(f"answered keeper={name} {shown(done)}")
@@ -172,9 +169,9 @@ def decide(
     chosen = list(events.open().order_by("sender", "pk").values_list("sender", "event_id"))
     count, failed = 0, []
     for sender, pairs in groupby(chosen, key=lambda pair: pair[0]):
-        decisions = [Decision(event_id, state) for _, event_id in pairs]
-        for first in range(0, len(decisions), BATCH_SIZE):
-            batch = decisions[first : first + BATCH_SIZE]
+        ids = [event_id for _, event_id in pairs]
+        for first in range(0, len(ids), BATCH_SIZE):
+            batch = dict.fromkeys(ids[first : first + BATCH_SIZE], state)
             answers = keeper.decide(sender, batch, by=by, reason=reason, using=events.db)
             done = sum(answer.state == state for answer in answers)
             count += done

@@ -6,7 +6,7 @@ check-back. What was sent may have arrived. Each call may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerEr
 from ..models import Peer, PreparedEvent
 from ..transactions import open_transactions
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, Decision
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .questions import Question
 from .request import NewPrepared, Request, checked
 
@@ -71,9 +71,9 @@ class HttpKeeper:
             return Answer(UUID(id), CONFLICT, "the id belongs to an event of other content")
         raise self._odd("has answered something else")
 
-    def decide(self, decisions: Sequence[Decision]) -> list[Answer]:
+    def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         answers: list[Answer] = []
-        for group in self._groups([{"id": str(id), "state": str(s)} for id, s in decisions]):
+        for group in self._groups([{"id": str(id), "state": str(s)} for id, s in wanted.items()]):
             answer = self._call("POST", "prepared/decide", group)
             said = {str(each.get("id")): each for each in answer}
             answers += [self._told(each, said.get(each["id"], {})) for each in group]

@@ -36,7 +36,7 @@ from ..text import get_logger
 from ..transactions import is_in_test, is_only_tests, open_transactions
 from . import one_way
 from .fences import COMMITTED, ROLLED_BACK, fence
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer, Decision
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .local import LocalKeeper
 from .questions import Question, answers
 from .request import NewPrepared, Request
@@ -276,12 +276,12 @@ def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
         return
     for group in _by_keeper(events):
         keeper = keeper_of(group[0].to, group[0].using)
-        told = keeper.decide([Decision(event.event_id, state) for event in group])
+        told = keeper.decide({event.event_id: state for event in group})
         lost = {answer.event_id for answer in told if answer.state == UNKNOWN}
         if lost:  # the keeper's database was restored
             keeper.prepare([event.request for event in group if event.event_id in lost])
             told = [answer for answer in told if answer.event_id not in lost]
-            told += keeper.decide([Decision(id, state) for id in lost])
+            told += keeper.decide(dict.fromkeys(lost, state))
         for answer in told:
             if answer.state == CONTRADICTION:
                 raise Contradiction(answer.detail)

@@ -34,7 +34,7 @@ from ..models import Fence, Peer, PreparedEvent
 from ..text import get_logger
 from ..transactions import without_transaction
 from . import keeper, questions
-from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Decision
+from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .request import NewPrepared, Request, checked
 
 logger = get_logger("outbox_app.door")
@@ -199,26 +199,26 @@ def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, stat
     """Confirm, or cancel, an event."""
     if content is not None:
         raise MessageRefused(400, "The request has no body.")
-    return _decided(peer, [Decision(id, state)])[0]
+    return _decided(peer, {id: state})[0]
 
 
 @door("POST", SENDER)
 def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Confirm and cancel up to 500 events."""
-    decisions = []
+    wanted: dict[UUID, str] = {}
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
         if element["state"] not in OTHER:
             raise MessageRefused(422, "The state is confirmed or cancelled.")
-        decisions.append(Decision(messages.event_id(element["id"]), element["state"]))
-    if len({each.event_id for each in decisions}) < len(decisions):
-        raise MessageRefused(422, "An id is there twice.")
-    return 200, [_short(*each) for each in _decided(peer, decisions)]
+        id = messages.event_id(element["id"])
+        if id in wanted:
+            raise MessageRefused(422, "An id is there twice.")
+        wanted[id] = element["state"]
+    return 200, [_short(*each) for each in _decided(peer, wanted)]
 
 
-def _decided(peer: Peer, decisions: list[Decision]) -> list[Said]:
-    wanted = dict(decisions)
-    answers = keeper.decide(peer.name, decisions, by=keeper.CALL, using=outbox_alias())
+def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
+    answers = keeper.decide(peer.name, wanted, by=keeper.CALL, using=outbox_alias())
     return [_told(answer, wanted[answer.event_id]) for answer in answers]
 
 

@@ -44,7 +44,6 @@ from outbox_app.prepared import (
     prepared,
     remote,
 )
-from outbox_app.prepared.keeper import Decision
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
@@ -164,7 +163,7 @@ def test_the_same_id(alias: str, sender: str) -> None:
 
 def test_a_contradiction(alias: str, sender: str) -> None:
     event = prepare("a", "order.paid", using=sender, to="shop")
-    HttpKeeper("shop", sender).decide([Decision(event.event_id, "cancelled")])
+    HttpKeeper("shop", sender).decide({event.event_id: "cancelled"})
     with transaction.atomic(using=sender):
         fence(event)
     with pytest.raises(Contradiction, match="is cancelled at the keeper 'shop'"):
@@ -422,7 +421,7 @@ def test_many_threads_call(alias: str, sender: str, states: Any) -> None:
             ids = [UUID(int=n * 100 + each + 1) for each in range(5)]
             new = [NewPrepared(f"s-{id}", "order.paid", event_id=id) for id in ids]
             keeper.prepare([keeper.checked(each) for each in new])
-            keeper.decide([Decision(id, "confirmed") for id in ids])
+            keeper.decide(dict.fromkeys(ids, "confirmed"))
         except Exception as error:
             errors.append(error)
 

@@ -15,7 +15,7 @@ from outbox_app.eventlog.publish import publish
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, Incident, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
-from outbox_app.prepared.keeper import Answer, Decision
+from outbox_app.prepared.keeper import Answer
 from outbox_app.prepared.request import Request, checked
 from tests.faults.tools import on
 
@@ -33,7 +33,7 @@ def prepare(alias: str, *requests: Request) -> list[str]:
 
 
 def decide(alias: str, *decisions: tuple[UUID, str], by: str = keeper.CALL) -> list[Answer]:
-    return keeper.decide(SENDER, [Decision(*each) for each in decisions], by=by, using=alias)
+    return keeper.decide(SENDER, dict(decisions), by=by, using=alias)
 
 
 def move(alias: str, given: Request, state: str) -> None:
@@ -111,7 +111,7 @@ def test_a_prepare_that_comes_after_its_cancel_is_dead(alias: str, published: An
 def test_an_id_is_its_senders_own(alias: str, published: Any) -> None:
     given = request()
     prepare(alias, given)
-    confirm = [Decision(given.event_id, "confirmed")]
+    confirm = {given.event_id: "confirmed"}
     [answer] = keeper.decide("alias:other", confirm, by=keeper.CALL, using=alias)
     assert answer.state == "unknown"
     [answer] = keeper.prepare("alias:other", [request(event_id=given.event_id)], using=alias)

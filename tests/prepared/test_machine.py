@@ -28,7 +28,6 @@ from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
 from outbox_app.prepared import fence, fences, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker
-from outbox_app.prepared.keeper import Decision
 from outbox_app.prepared.local import local_sender
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
@@ -186,8 +185,7 @@ class Machine(RuleBasedStateMachine):
             assert self.decide(id, wanted)
 
     def decide(self, id: UUID, wanted: str) -> bool:
-        decision = [Decision(id, wanted)]
-        [answer] = keeper.decide(self.keeper_of, decision, by="call", using=self.alias)
+        [answer] = keeper.decide(self.keeper_of, {id: wanted}, by="call", using=self.alias)
         assert answer.state == self.model.decide(id, wanted)
         return answer.state != "unknown"
 

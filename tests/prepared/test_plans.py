@@ -15,7 +15,6 @@ from django.utils import timezone
 from outbox_app.models import PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.asking import CheckBack, SenderWorker
-from outbox_app.prepared.keeper import Decision
 from outbox_app.prepared.request import checked
 from tests.faults.tools import on
 
@@ -81,6 +80,6 @@ def test_each_statement_is_an_index_lookup(alias: str, statistics: None) -> None
         worker.expire()
         requests = [checked(NewPrepared("s", "t")) for _ in range(20)]
         keeper.prepare(LARGE, requests, using=alias)
-        cancel = [Decision(row.event_id, "cancelled") for row in rows]
+        cancel = {row.event_id: "cancelled" for row in rows}
         keeper.decide(LARGE, cancel, by=keeper.CALL, using=alias)
     assert len(explainer.seen) >= 10

@@ -92,7 +92,7 @@ def test_confirm_of_a_transaction_that_had_no_fence(alias: str, make: Any, state
 def test_a_person_or_a_policy_was_first(alias: str, make: Any, pay: Any, published: Any) -> None:
     cancelled, confirmed = make(), make()
     for event, state in ((cancelled, "cancelled"), (confirmed, "confirmed")):
-        decision = [keeper.Decision(event.event_id, state)]
+        decision = {event.event_id: state}
         name = LocalKeeper(event.using).sender
         keeper.decide(name, decision, by="ann", using=alias)
     pay(cancelled)
