@@ -15,6 +15,7 @@ from tests.settings import OUTBOX
 ROOT_URLCONF = "tests.door.urls"
 ALLOWED_HOSTS = ["127.0.0.1"]
 OUTBOX["PEERS"] = json.loads(os.environ["DOOR_PEERS"])
+OUTBOX |= json.loads(os.environ.get("DOOR_OUTBOX", "{}"))
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

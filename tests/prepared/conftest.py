@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,8 @@ from outbox_app.prepared.sender import Prepared
 from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
 
+#: Whether tests take as many of each thing as may go wrong once in a while.
+FULL = os.environ.get("OUTBOX_PREPARED") == "full"
 #: By keeper, the sender.
 SENDERS = {"default": "postgres", "postgres": "mariadb", "mariadb": "default"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,11 +24,13 @@ from tests.faults.tools import ROOT, on
 from tests.patience import eventually, patience
 from tests.servers import Proxy, processes
 
+from .conftest import FULL
+
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
     pytest.mark.system,
 ]
-COMMITS = int(os.environ.get("OUTBOX_PREPARED_COMMITS", 4))
+COMMITS = 200 if FULL else 4
 PAST = timedelta(seconds=-1)
 
 
@@ -181,6 +182,7 @@ def fail_at_commit(using: str, fail: Callable[[], None], heal: Callable[[], None
 
 @on("default", "postgres")  # senders with a network: PostgreSQL, MariaDB
 @pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.timeout(600 if FULL else 120)
 def test_the_reply_to_commit_is_lost(
     alias: str, sender: str, arrives: bool, link: Proxy, told: Any
 ) -> None:

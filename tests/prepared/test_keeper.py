@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,8 +18,10 @@ from outbox_app.prepared.keeper import Answer
 from outbox_app.prepared.request import Request, checked
 from tests.faults.tools import on
 
+from .conftest import FULL
+
 committing = pytest.mark.django_db(transaction=True)
-RACES = int(os.environ.get("OUTBOX_PREPARED_RACES", 15))
+RACES = 1000 if FULL else 15
 SENDER = "alias:billing"
 
 
@@ -120,6 +121,7 @@ def test_an_id_is_its_senders_own(alias: str, published: Any) -> None:
 
 
 @committing
+@pytest.mark.timeout(600 if FULL else 120)
 def test_confirm_and_cancel_are_raced(
     alias: str, states: Any, published: Any, elsewhere: Any
 ) -> None:

@@ -1,0 +1,150 @@
+"""The door under ASGI, and over TLS: a certificate of nobody that is known is not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import make_server
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from django.contrib.auth.models import Group
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import transaction
+
+from outbox_app.door import client
+from outbox_app.door.client import call, httpx2
+from outbox_app.door.peers import peer_named
+from outbox_app.exceptions import KeeperUnavailable
+from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
+
+from .test_messages import Handler, Server
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
+    pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
+    pytest.mark.usefixtures("both"),
+]
+
+
+@pytest.fixture
+def new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has called no peer yet."""
+    monkeypatch.setattr(client, "_loops", {})
+
+
+@pytest.fixture
+def asgi(new_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call goes to Django's ASGI application, which is this process."""
+
+    class Client(httpx2.AsyncClient):
+        def __init__(self, **options: Any) -> None:
+            del options["verify"]
+            super().__init__(transport=httpx2.ASGITransport(ASGIHandler()), **options)
+
+    monkeypatch.setattr(httpx2, "AsyncClient", Client)
+
+
+@pytest.mark.usefixtures("asgi")
+def test_under_asgi(alias: str, sender: str, ask: Any, states: Any, published: Any) -> None:
+    with prepared("order-1", "order.paid", {"by": "Ärger €"}, using=sender, to="shop", wait=True):
+        Group.objects.using(sender).create(name="paid")
+    new = [NewPrepared(f"order-{n}", "order.paid", {"n": n}, immune=0) for n in (2, 3)]
+    committed, gone = prepare_many(new, using=sender, to="shop")
+    with transaction.atomic(using=sender):
+        fence(committed)
+    shop = peer_named("shop", "keeper")
+    status, said = call(shop, "GET", "prepared/open?skip=1")
+    assert (status, [each["id"] for each in said]) == (200, [str(gone.event_id)])
+    assert call(shop, "POST", "prepared/", {"id": 1})[0] == 415
+    ask()
+    assert states() == ["confirmed", "confirmed", "cancelled"]
+    assert [data for _, _, data in published()] == [{"by": "Ärger €"}, {"n": 2}]
+
+
+@pytest.mark.usefixtures("asgi")
+@pytest.mark.parametrize(("size", "status"), [(1, 401), (5_000_000, 413)])
+def test_what_is_refused_under_asgi(alias: str, size: int, status: int) -> None:
+    loop, sends = client._running()
+    sent = sends.post("http://127.0.0.1/outbox/prepared/", content=b"{" * size)
+    response = asyncio.run_coroutine_threadsafe(sent, loop).result()
+    assert (response.status_code, response.json()["status"]) == (status, status)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that nobody has signed but itself, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shop")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(address, critical=False)
+        .sign(key, SHA256())
+    )
+    path = tmp_path / "shop.pem"
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(pem + made.public_bytes(Encoding.PEM))
+    return path
+
+
+@pytest.fixture
+def tls(both: None, certificate: Path, ports: dict[str, int], settings: Any) -> Iterator[None]:
+    """The shop is served by TLS, and billing knows it so."""
+    known = settings.OUTBOX["PEERS"]
+    shop = known["shop"] | {"address": f"https://127.0.0.1:{ports['shop']}/outbox/"}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with make_server("127.0.0.1", ports["shop"], WSGIHandler(), Server, Handler) as server:
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+        thread = threading.Thread(target=server.serve_forever, args=[0.05])
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("new_client", "tls")
+def test_a_certificate_that_is_not_trusted(alias: str, sender: str, states: Any) -> None:
+    refused = pytest.raises(KeeperUnavailable, match="CERTIFICATE_VERIFY_FAILED")
+    with refused, prepared("order-1", "order.paid", using=sender, to="shop"):
+        raise AssertionError("never begun")
+    assert states() == []
+
+
+@pytest.mark.usefixtures("new_client", "tls")
+def test_a_certificate_that_is_trusted(
+    alias: str,
+    sender: str,
+    settings: Any,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    states: Any,
+) -> None:
+    """By the variable that OpenSSL reads; for the address that it names only."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with prepared("order-1", "order.paid", using=sender, to="shop", wait=True):
+        pass
+    assert states() == ["confirmed"]
+    known = settings.OUTBOX["PEERS"]
+    shop = known["shop"] | {"address": known["shop"]["address"].replace("127.0.0.1", "localhost")}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}
+    with pytest.raises(KeeperUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        prepare("order-2", "order.paid", using=sender, to="shop")
