@@ -27,9 +27,9 @@ OF_THE_BROWSER = {"page", "open_page"}
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    program = find_program("chromium")
+    program = find_program("chromium-headless-shell")
     if program is None:
-        reason = "there is no chromium; as root: make system"
+        reason = "there is no chromium-headless-shell; as root: make system"
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

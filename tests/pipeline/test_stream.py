@@ -170,7 +170,19 @@ class Stream:
             raise Crash
 
     def run(self, **options):
-        """Read what there is now. Returns the last progress."""
+        """Read what there is now. Returns the last progress.
+
+        Spark gives the source's Python ten seconds to start, however busy the machine is
+        (PythonWorkerFactory.createSimpleWorker), so one that was late is started again.
+        """
+        while True:
+            try:
+                return self._run(options)
+            except StreamingQueryException as error:
+                if "failed to connect back" not in str(error):
+                    raise
+
+    def _run(self, options):
         events = self.spark.readStream.format("outbox").options(**{**self.options, **options})
         query = (
             events.load()

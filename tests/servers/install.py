@@ -108,7 +108,7 @@ _PRESENT: dict[str, Callable[[], bool]] = {
     "redis-server": _program("redis-server"),
     "rabbitmq-server": lambda: find_rabbitmq_program("rabbitmq-server") is not None,
     "pgbouncer": _program("pgbouncer"),
-    "chromium": _program("chromium"),
+    "chromium-headless-shell": _program("chromium-headless-shell"),
     "faketime": _program("faketime"),
     "openjdk-17-jre-headless": _program("java"),
     "libmariadb-dev": _program("mariadb_config"),
