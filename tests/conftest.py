@@ -176,9 +176,8 @@ def subscriptions_end_with_the_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def counters_begin_with_the_test() -> None:
     """Those of the process would be written, every ten seconds, into a test that counts."""
-    for room in ("entities", "prepared"):
-        if counting := sys.modules.get(f"outbox_app.{room}.counting"):
-            counting._countings.clear()
+    if counters := sys.modules.get("outbox_app.process.counters"):
+        counters._shared.clear()
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ from ..exceptions import OutboxError
 from ..failpoints import failpoint
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, Incident, PreparedEvent
+from ..process import counters
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
-from .counting import Decided, count
 from .request import Request, content_hash
 
 logger = get_logger("outbox_app.prepared")
@@ -164,7 +164,7 @@ def decide(
             answers, decided, now = _in_transaction(step, using)
             failpoint("decided_committed")
             if now:
-                count(decided, now, by if by in ROUTES else "person", using=using)
+                _count(decided, now, by if by in ROUTES else "person", using)
             return answers
         except (django.db.OperationalError, django.db.InterfaceError) as error:
             if len(ids) == 1 or not is_conflict(error) or time.monotonic() > until:
@@ -188,7 +188,7 @@ def decide(
 
 def _decide(
     sender: str, wanted: Mapping[UUID, str], by: str, reason: str, using: str, first: bool
-) -> tuple[list[Answer], list[Decided], datetime | None]:
+) -> tuple[list[Answer], list[tuple[str, timedelta]], datetime | None]:
     events = PreparedEvent.objects.using(using)
     asked = events.filter(sender=sender, event_id__in=list(wanted)).annotate(now=DatabaseNow())
     rows: dict[UUID, Any] = {row.event_id: row for row in asked}
@@ -220,7 +220,16 @@ def _decide(
     _publish(moved[State.CONFIRMED], using, first)
     took = [(state, row.now - row.prepared_at) for state, found in moved.items() for row in found]
     now = next((row.now for found in moved.values() for row in found), None)
-    return answers, [Decided(state, time.total_seconds()) for state, time in took], now
+    return answers, took, now
+
+
+def _count(decided: Sequence[tuple[str, timedelta]], now: datetime, route: str, using: str) -> None:
+    with counters.counting(now, using=using) as minute:
+        for state, took in decided:
+            label = f"{state} {route}"
+            minute.add(counters.DECIDED, 1, dimension=counters.ROUTE, label=label)
+            minute.observe(counters.DECIDE_TIME, took.total_seconds())
+    counters.write_shared(using)
 
 
 def _publish(rows: Sequence[Any], using: str, first: bool) -> None:

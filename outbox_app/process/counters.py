@@ -3,19 +3,27 @@
 A process counts in memory and writes whole rows of its own: the figure of that minute so far, under
 its own source. So a write that is repeated after an unknown outcome changes nothing, and no process
 adds to another one's row. It writes every ten seconds, only what has changed, in a short
-transaction of its own, never inside an open one. Threads that share counters hold the lock to
-count. A process that is killed loses the counts of ten seconds, never a job. A write that fails is
-logged and tried again. Minutes go by the database's clock. Old rows are deleted name by name, in
-batches that are found by the index (name, minute).
+transaction of its own, never inside an open one. A process that is killed loses the counts of ten
+seconds, never a job. A write that fails is logged and tried again. Minutes go by the database's
+clock. Old rows are deleted name by name, in batches that are found by the index (name, minute).
+
+Processes of the project have no loop that writes. Their threads share counters: one that has
+counted also writes them, when that is due and with no transaction open. So the last seconds before
+a pause are written with what is counted next. A child counts anew.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
 
 import django.db
 from django.db import connections
@@ -73,6 +81,10 @@ BUCKETS = (*(f"{edge:g}" for edge in EDGES), "+Inf")
 EVERY = 10.0
 #: Minutes that are kept in memory: to be written again, and while the database is away.
 KEPT = 60
+#: The same of counters that threads share. There may be many tenants.
+KEPT_SHARED = 10
+#: Entities that a process writes, each minute.
+TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
 #: Rows an INSERT.
@@ -102,6 +114,11 @@ class Minute:
             key = name, dimension, label
             self.values[key] = self.values.get(key, 0.0) + value
             self.changed.add(key)
+
+    def observe(self, name: str, value: float, edges: Sequence[float] = EDGES) -> None:
+        """Count a value in its bucket."""
+        at = bisect_left(edges, value)
+        self.add(name, 1, dimension=LE, label=f"{edges[at]:g}" if at < len(edges) else "+Inf")
 
     def put(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
         key = name, dimension, label
@@ -157,6 +174,9 @@ class Counters:
         if connections[self.using].in_atomic_block:
             return
         with self.lock:
+            for each in self.changed():
+                for entity, count in each.entities.most_common(TOP):
+                    each.put(HOTTEST, count, dimension=ENTITY, label=entity)
             rows = [
                 Statistic(
                     source=source,
@@ -192,6 +212,54 @@ class Counters:
             self._backoff.failed(error)
         else:
             self._backoff.succeeded()
+
+
+class SharedCounters(Counters):
+    """Counters of one alias, and of one schema where tenants have theirs."""
+
+    def __init__(self, using: str) -> None:
+        super().__init__(using=using, kept=KEPT_SHARED)
+        self.source = str(uuid4())
+        self.writing = threading.Lock()
+
+
+_shared: dict[tuple[str, Any], SharedCounters] = {}
+os.register_at_fork(after_in_child=_shared.clear)
+
+
+def _key(using: str) -> tuple[str, Any]:
+    return using, getattr(connections[using], "schema_name", None)
+
+
+@contextmanager
+def counting(now: datetime, *, using: str) -> Iterator[Minute]:
+    """Give the shared counters of a minute. What fails in the block is logged: all is committed."""
+    try:
+        key = _key(using)
+        shared = _shared.get(key) or _shared.setdefault(key, SharedCounters(using))
+        with shared.lock:
+            yield shared.at(now, shared.source)
+    except Exception:
+        logger.exception("What was committed is not counted database=%s", using)
+
+
+def write_shared(using: str, samples: Mapping[str, Callable[[], float]] | None = None) -> None:
+    """Write what threads have counted, if that is due, with samples by name. Raises nothing."""
+    shared = _shared.get(_key(using))
+    if shared is None or not shared.is_due or connections[using].in_atomic_block:
+        return
+    if not shared.writing.acquire(blocking=False):
+        return  # of two writers the older figure could be the last
+    try:
+        with shared.lock:
+            for minute in shared.changed()[-1:]:
+                for name, sample in (samples or {}).items():
+                    minute.put(name, sample())
+        shared.write()
+    except Exception as error:
+        logger.warning("Counters were not written database=%s error=%r", using, error)
+    finally:
+        shared.writing.release()
 
 
 def prune_if_worth_it(now: datetime, *, using: str) -> int:

@@ -70,7 +70,7 @@ def test_what_is_counted(alias, account, ask, written):
 def test_they_are_written_every_ten_seconds_after_the_answer(alias, account, ask, monkeypatch):
     ask("withdraw", {"amount": 1})
     assert totals(alias) == {}
-    [counted] = counting._countings.values()
+    [counted] = counters._shared.values()
     monkeypatch.setattr(counted, "_tried_at", float("-inf"))
     with CaptureQueriesContext(connections[alias]) as seen:
         ask("withdraw", {"amount": 1})
@@ -129,7 +129,7 @@ def test_labels_are_bounded(alias, account, ask, written, declare, monkeypatch):
 
     declare(refuse, creates=True)
     monkeypatch.setattr(counting, "CODES", 3)
-    monkeypatch.setattr(counting, "TOP", 2)
+    monkeypatch.setattr(counters, "TOP", 2)
     monkeypatch.setattr(counting, "KNOWN", 20)
     for number in range(30):
         ask("withdraw", {"amount": 0})
@@ -190,14 +190,14 @@ def test_what_waits_is_a_sample(alias, account, ask, written, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_counts_anew(alias, account):
-    [parent] = counting._countings.values()
+    [parent] = counters._shared.values()
     read, write = os.pipe()
     if not (pid := os.fork()):
-        os.write(write, str(len(counting._countings)).encode())
+        os.write(write, str(len(counters._shared)).encode())
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.read(read, 9) == b"0"
-    assert list(counting._countings.values()) == [parent]
+    assert list(counters._shared.values()) == [parent]
 
 
 def test_a_test_case_has_no_callback_of_it(alias):

@@ -16,7 +16,7 @@ from outbox_app.models import DatabaseNow, Incident, PreparedEvent, Process, Sta
 from outbox_app.monitoring.diagnosis import problems
 from outbox_app.monitoring.series import decisions
 from outbox_app.monitoring.status import outbox_status
-from outbox_app.prepared import counting, operations, prepared, status
+from outbox_app.prepared import operations, prepared, status
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.status import prepared_status
 from outbox_app.process import counters
@@ -177,7 +177,7 @@ def test_nothing_is_written_inside_a_transaction_or_before_its_time(
         operations.selected(using=alias), State.CANCELLED, by="ann", reason="not yet due"
     )
     assert figures(alias, counters.DECIDED) == {}
-    [counted] = counting._countings.values()
+    [counted] = counters._shared.values()
     assert [each.changed != set() for each in counted.changed()] == [True]
 
 
