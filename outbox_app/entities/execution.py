@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from typing import Any
 
@@ -129,7 +129,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         try:
             locked = atomic or attempts > 1
             wait = max(calls[0].seconds_left, 0)
-            with _read_committed(wait, locked=locked, using=using):
+            with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
                 # An error of one after the commit is logged, and no answer.
@@ -174,24 +174,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     ) from unknown
 
 
-@contextmanager
-def _read_committed(wait: float, *, locked: bool, using: str) -> Iterator[None]:
-    """Open a transaction at READ COMMITTED; the connection's own level may be another."""
+def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextManager[None]:
     connection: Any = connections[using]
     connection.ensure_connection()
-    level = getattr(connection, "isolation_level", "read committed")  # SQLite has none
-    name = str(getattr(level, "name", level))
-    other = name.lower().replace("_", " ") != "read committed"
-    statement = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-    if other and connection.vendor == "mysql":
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-    if connection.vendor == "postgresql" and not locked:  # the first statement bounds the wait
-        opened: Any = transaction.atomic(using=using)
-    else:
-        opened = atomic_with_lock_wait(wait, using=using)
-    with opened:
-        if other and connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-        yield
+    level: Any = getattr(connection, "isolation_level", None)
+    if connection.vendor == "postgresql" and not locked and level.name == "READ_COMMITTED":
+        return transaction.atomic(using=using)  # the first statement bounds the waits
+    return atomic_with_lock_wait(wait, using=using, read_committed=True)

@@ -206,13 +206,9 @@ def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
     A head that is absent is made, at 0, since its gap cannot be locked: roll back what finds none.
     Raises ``EntityContended`` where another transaction holds it for too long.
     """
-    connection, log = connections[using], entity.versions
-    outermost = not connection.in_atomic_block
+    log, outermost = entity.versions, not connections[using].in_atomic_block
     try:
-        with atomic_with_lock_wait(LOCK_SECONDS, using=using):
-            if outermost and connection.vendor == "postgresql":
-                with connection.cursor() as cursor:
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        with atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True):
             head = bump_versions(log._meta.db_table, {id: 0}, {}, using=using)[id]
             versions: Any = QuerySet(log, using=using).filter(stream=id)
             yield head, versions.order_by("-version").first()

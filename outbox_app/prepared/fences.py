@@ -11,11 +11,10 @@ says before when. A question about an older event is answered 'too_old', which d
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -29,7 +28,7 @@ from ..failpoints import failpoint
 from ..models import Fence
 from ..models.clock import database_time
 from ..models.upsert import insert_if_missing
-from ..process.lock_wait import is_conflict
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import is_atomic, is_in_test, own_connection
 
 if TYPE_CHECKING:
@@ -129,17 +128,11 @@ def _stored(id: UUID, *, using: str) -> UUID | str:
 
 def _insert(id: UUID, outcome: str, *, using: str) -> None:
     """Decide what became of a transaction, if it is not decided, nor open."""
-    connection = connections[using]
     values = {"event_id": _stored(id, using=using), "outcome": outcome, "keeper": ""}
-    # At once, and committed alone: an answer holds no lock while the next one waits.
-    alone = transaction.atomic(using=using) if connection.vendor == "postgresql" else nullcontext()
     try:
-        with alone:
-            if connection.vendor == "postgresql" and not is_in_test(using):
-                with connection.cursor() as cursor:
-                    # For this transaction only, as a pooler may give the session to others.
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                    cursor.execute(f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000:.0f}")
+        # At once, and committed alone: an answer holds no lock while the next one waits. At READ
+        # COMMITTED it locks no gap on MySQL.
+        with atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True):
             insert_if_missing(Fence, values, using=using)
     except django.db.OperationalError as error:
         if not is_conflict(error):
@@ -148,17 +141,13 @@ def _insert(id: UUID, outcome: str, *, using: str) -> None:
 
 @contextmanager
 def _own_session(using: str) -> Iterator[None]:
-    """Open a session that waits for locks for a short time and, on MySQL, locks no gap."""
+    """Open a session whose transactions commit, whatever the caller's does."""
     if is_in_test(using):
         yield
         return
     with own_connection(using) as connection:
-        with connection.cursor() as cursor:
-            if connection.vendor == "mysql":
-                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                seconds = math.ceil(LOCK_SECONDS)
-                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
-            elif connection.vendor == "sqlite":
+        if connection.vendor == "sqlite":
+            with connection.cursor() as cursor:
                 cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
         yield
 

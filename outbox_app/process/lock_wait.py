@@ -18,23 +18,40 @@ from django.db import connections, transaction
 
 #: Deadlocks, lock time-outs and snapshots that are too old, by SQLSTATE or MySQL's number.
 CONFLICTS = {"40001", "40P01", "55P03", 1020, 1205, 1213}
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCKS = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CALL)\b", re.IGNORECASE)
 #: How many such transactions are open: an ``on_commit`` callback may begin one inside another.
 _nesting = threading.local()
 
 
 @contextmanager
-def atomic_with_lock_wait(seconds: float, *, using: str) -> Iterator[None]:
+def atomic_with_lock_wait(
+    seconds: float | None, *, using: str, read_committed: bool = False
+) -> Iterator[None]:
     """Run a transaction that waits for each lock for so many seconds at most.
 
-    On MySQL and MariaDB they are rounded up to whole ones.
+    On MySQL and MariaDB they are rounded up to whole ones. With None the connection's own hold.
+    With ``read_committed`` that is its level, where no transaction is open, whatever level the
+    alias or the role has.
     """
     connection: Any = connections[using]
+    sets_level = read_committed and connection.get_autocommit()
     if connection.vendor != "mysql":
         with transaction.atomic(using=using):
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
-                    cursor.execute(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
+                    if sets_level:
+                        cursor.execute(READ_COMMITTED)
+                    if seconds is not None:
+                        milliseconds = max(1, round(seconds * 1000))
+                        cursor.execute(f"SET LOCAL lock_timeout = {milliseconds}")
+            yield
+        return
+    if sets_level and connection.isolation_level != "read committed":
+        with connection.cursor() as cursor:
+            cursor.execute(READ_COMMITTED)
+    if seconds is None:
+        with transaction.atomic(using=using):
             yield
         return
     if connection.mysql_is_mariadb:  # each statement bears its bound, at no cost

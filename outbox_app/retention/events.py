@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import F
 
 from ..aliases import log_alias
@@ -29,6 +29,7 @@ from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefus
 from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
+from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..subscriptions.counting import drop_pruned
 from ..subscriptions.subscriber import all_subscribers
@@ -208,11 +209,10 @@ def _batches(
     table = connections[using].ops.quote_name(log._meta.db_table)
     reached, held = 0, ""
     while not held:
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            # A replay locks its subscription first, so it waits for this batch, or the batch sees
-            # the cursor where the replay has put it.
-            if connections[using].vendor == "postgresql":
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # A replay locks its subscription first, so it waits for this batch, or the batch sees the
+        # cursor where the replay has put it.
+        opened = atomic_with_lock_wait(None, using=using, read_committed=True)
+        with opened, connections[using].cursor() as cursor:
             if not dry_run:
                 Subscription.objects.using(using).update(paused=F("paused"))
             kept_by = [Hold(TOO_YOUNG, "recorded_at >= %s"), *_holds(log, using, verify=False)]
