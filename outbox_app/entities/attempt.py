@@ -37,10 +37,13 @@ from ..failpoints import failpoint
 from ..models import StreamHead
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected
-from .handling import Gifts, Guard, Handled, handle, spec_of, storable, stored_rejection, violated
+from .handling import Gifts, Handled, Mark, handle, spec_of, stored_rejection, violated
 from .request import Call, Caller, Outcome, Rejection, Request
 from .rows import answered, load, update
 from .versions import Step, write_versions
+
+#: Errors of a handler after which the transaction is not what it was.
+UNDOING = (TransactionEnded, SwallowedError)
 
 
 class Moved(Exception):
@@ -48,14 +51,10 @@ class Moved(Exception):
 
 
 class Attempt:
-    """Answers commands of one entity in the open transaction.
+    """Answers commands of one entity, in their order, in the open transaction.
 
-    Args:
-        entity: The class of the entity.
-        calls: Its commands, in their order; all for one id.
-        using: Database alias.
-        locked: Lock the head first, so that no other command can come between.
-        wait: Seconds to wait for each lock. Default: what holds in the transaction.
+    With ``locked`` it locks the head first, so that no other command can come between. ``wait``
+    bounds the seconds of each lock; None: as in the transaction.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class Attempt:
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
         self.gifts = Gifts(using=using)
-        self.guard = Guard()
         self.steps: list[Step] = []
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
-        #: Of the command that changes a unique column: where its gifts begin, and what was before.
-        self.last: tuple[CommandSpec, Any, Any, str | None] | None = None
+        #: Of the command that changes a unique column: where its gifts begin, what was before, and
+        #: the savepoint of what its handler has written.
+        self.last: tuple[CommandSpec, Mark, Any, str | None] | None = None
 
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
@@ -128,7 +127,7 @@ class Attempt:
         self.now, values, self.text = load(
             self.cursor, self.entity, self.id, lock=lock, wait=self.wait
         )
-        self.exists = self.existed = values is not None
+        self.existed = values is not None
         if values is None:
             if head is None:
                 head = current_version(self.table, self.id, using=self.using)
@@ -137,7 +136,6 @@ class Attempt:
         self._fresh = None
         #: Where the entity is read; a compare-and-set.
         self.loaded = self.version = int(values["version"])
-        self.columns = {name: values[name] for name in self.types.unique}
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.request.command_id for call in self.calls}
@@ -158,9 +156,8 @@ class Attempt:
             self.answered[id] = hash, command, outcome
 
     def _handle_all(self) -> list[Call]:
-        alone = 0  # up to here commands of a batch handler run one by one
-        number = 0
-        with self.guard.installed():
+        number = alone = 0  # up to ``alone`` commands of a batch handler run one by one
+        with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 run = [] if number < alone else self._run_of_batch(number)
                 if len(run) > 1:
@@ -182,8 +179,8 @@ class Attempt:
             self.gifts.drop(mark)
             call.answer = error
             failpoint("entity_raised")
-            if not isinstance(error, Exception) or _ends_the_batch(error):
-                raise  # the thread has to end, or the transaction is not what it was
+            if not isinstance(error, Exception) or isinstance(error, UNDOING) or is_conflict(error):
+                raise  # the thread has to end, or the batch
 
     def _known(self, request: Request) -> Outcome | None:
         known = self.answered.get(request.command_id)
@@ -198,7 +195,7 @@ class Attempt:
             )
         return replace(outcome, replayed=True)
 
-    def _handle(self, call: Call, mark: Any) -> Outcome:
+    def _handle(self, call: Call, mark: Mark) -> Outcome:
         request = call.request
         spec = self.types.commands.get(request.command)
         if spec is None:
@@ -207,62 +204,56 @@ class Attempt:
                 f"{', '.join(sorted(self.types.commands)) or 'none'}."
             )
         spec.check(request.arguments)
-        self._check_expected(request)
-        if not self.exists and not spec.creates:
+        if request.expected not in (None, self.version):
+            raise VersionConflict(
+                f"{self.entity.__name__} {request.id!r} was expected at version "
+                f"{request.expected}; it is at version {self.version}. Read it again, decide "
+                "again, and send it with the version you have seen.",
+                stream=request.id,
+                current=self.version,
+            )
+        if self.text is None and not spec.creates:
             raise UnknownEntity(
                 f"There is no {self.entity.__name__} {request.id!r}, and the command "
                 f"{spec.name!r} does not create one."
             )
         try:
-            if self.exists and spec.creates:
+            if self.text is not None and spec.creates:
                 name = self.entity.__name__
                 raise Rejected(f"{name} {request.id!r} exists already.", code="exists")
             given = json.loads(request.text)  # anew each time: handlers may change it
             handled = self._run(spec, [given] if spec.batch else given, call.caller)
-            if spec.batch:
-                [response] = self._each(spec, handled.response, 1)
-                if isinstance(response, Rejected):
-                    raise response
-                handled.response = storable(spec.full_name, "the response", response)
-            response, text = handled.response
+            [(answer, text)] = handled.answers
         except Rejected as error:
+            answer, text = stored_rejection(spec.full_name, error)
+        if isinstance(answer, Rejection):
             self.gifts.drop(mark)
-            return self._reject(call, spec, error)
-        before = _, existed, columns = self.text, self.exists, self.columns
-        self._keep(handled)
-        if self.columns != columns or (self.columns and not existed):
-            self.last = spec, mark, before, handled.savepoint
-        return self._step(call, spec, response, text)
+        else:
+            if self._changes_unique(handled) or (self.types.unique and self.text is None):
+                self.last = spec, mark, (self.text, self.values), handled.savepoint
+            self._keep(handled)
+        return self._step(call, spec, answer, text)
 
     def _handle_run(self, run: list[Call]) -> bool:
         """Let a batch handler answer several commands at once; say whether it could."""
         spec = self.types.commands[run[0].request.command]
-        mark, name = self.gifts.mark(), spec.full_name
+        mark = self.gifts.mark()
         try:
             given = [json.loads(call.request.text) for call in run]
             handled = self._run(spec, given, run[0].caller)
-            decided = [
-                stored_rejection(name, each)
-                if isinstance(each, Rejected)
-                else storable(name, "the response", each)
-                for each in self._each(spec, handled.response, len(run))
-            ]
         except Exception:
-            self.gifts.drop(mark)
-            return False
-        columns = handled.columns or {}
-        if any(columns.get(name, value) != value for name, value in self.columns.items()):
+            handled = None
+        if handled is None or self._changes_unique(handled):
             self.gifts.drop(mark)
             return False
         self._keep(handled)
         self.gifts.keep_callbacks(mark, run[0].caller)
-        for call, (response, text) in zip(run, decided, strict=True):
-            call.answer = self._step(call, spec, response, text)
+        for call, (answer, text) in zip(run, handled.answers, strict=True):
+            call.answer = self._step(call, spec, answer, text)
         return True
 
     def _run(self, spec: CommandSpec, given: Any, caller: Caller) -> Handled:
-        instance = self._instance()
-        return handle(self.types, spec, instance, given, caller, guard=self.guard, gifts=self.gifts)
+        return handle(self.types, spec, self._instance(), given, caller, self.gifts)
 
     def _instance(self) -> Any:
         # Faster than to create it; and attributes that a handler sets on it are gone after it.
@@ -278,29 +269,22 @@ class Attempt:
         self._fresh = None
         return instance
 
-    def _each(self, spec: CommandSpec, response: Any, count: int) -> list[Any]:
-        if isinstance(response, list) and len(response) == count:
-            return response
-        raise InvalidCommand(
-            f"{spec.full_name} must return a list with an answer for each of {count} commands; "
-            f"it returned {response!r:.100}."
-        )
+    def _changes_unique(self, handled: Handled) -> bool:
+        columns = handled.columns or {}
+        return any(columns.get(n, self.values[n]) != self.values[n] for n in self.types.unique)
 
     def _keep(self, handled: Handled) -> None:
-        self.text, self._fresh, self.exists = handled.text, handled.state, True
-        self.values.update(handled.columns or {})
-        self.columns = {name: self.values[name] for name in self.types.unique}
+        self.text, self._fresh = handled.text, handled.state
+        if handled.columns:
+            self.values = self.values | handled.columns
 
-    def _reject(self, call: Call, spec: CommandSpec, error: Rejected) -> Outcome:
-        return self._step(call, spec, *stored_rejection(spec.full_name, error))
-
-    def _step(self, call: Call, spec: CommandSpec, response: Any, text: str) -> Outcome:
-        rejected = isinstance(response, Rejection)
+    def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
+        rejected = isinstance(answer, Rejection)
         self.version += 1
         type = spec.event + REJECTED if rejected else spec.event
         self.steps.append(Step(call, self.version, type, text, self.text, rejected))
-        accepted, rejection = (None, response) if rejected else (response, None)
-        outcome = Outcome(accepted, self.version, rejection, replayed=False)
+        response, rejection = (None, answer) if rejected else (answer, None)
+        outcome = Outcome(response, self.version, rejection, replayed=False)
         request = call.request
         self.answered[request.command_id] = request.hash, request.command, outcome
         return outcome
@@ -343,7 +327,7 @@ class Attempt:
     def _refuse_last(self, error: IntegrityError) -> None:
         """Reject the last command, whose row an index has refused."""
         assert self.last is not None
-        spec, mark, (text, exists, columns), savepoint = self.last
+        spec, mark, before, savepoint = self.last
         [*_, step] = self.steps
         instance = self._instance()
         instance._state.adding = not self.existed
@@ -353,17 +337,17 @@ class Attempt:
         if savepoint is not None:  # what its handler has written
             transaction.savepoint_rollback(savepoint, using=self.using)
         self.gifts.drop(mark)
-        self.text, self.exists = text, exists
-        self.values.update(columns)
+        self.text, self.values = before
         del self.steps[-1]
         self.version -= 1
-        step.call.answer = self._reject(step.call, spec, rejected)
+        answer = stored_rejection(spec.full_name, rejected)
+        step.call.answer = self._step(step.call, spec, *answer)
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the commands from here on that one call of a batch handler may answer."""
         name = self.calls[start].request.command
         spec = self.types.commands.get(name)
-        if spec is None or not spec.batch or not self.exists or self.entity.states != "last":
+        if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
             return []
         ids = set(self.answered)
 
@@ -378,22 +362,8 @@ class Attempt:
 
         return list(takewhile(fits, islice(self.calls, start, None)))
 
-    def _check_expected(self, request: Request) -> None:
-        if request.expected not in (None, self.version):
-            raise VersionConflict(
-                f"{self.entity.__name__} {request.id!r} was expected at version "
-                f"{request.expected}; it is at version {self.version}. Read it again, decide "
-                "again, and send it with the version you have seen.",
-                stream=request.id,
-                current=self.version,
-            )
-
     def _damaged(self) -> DamagedEntity:
         return DamagedEntity(
             f"The row of {self.entity.__name__} {self.id!r} is at version {self.loaded}, and its "
             "versions end elsewhere: it was edited by hand. Nothing was written."
         )
-
-
-def _ends_the_batch(error: Exception) -> bool:
-    return isinstance(error, TransactionEnded | SwallowedError) or is_conflict(error)

@@ -44,13 +44,6 @@ class Entity(EntityRow):
     class Meta:
         abstract = True
 
-    def columns(self) -> dict[str, Any]:
-        """Return the values of the type's own fields, from ``self.state``. Default: none.
-
-        It runs after each command, and may touch no database.
-        """
-        return {}
-
     @classmethod
     def execute(
         cls,
@@ -185,7 +178,7 @@ class Entity(EntityRow):
         event = NewEvent(
             stream or self.pk, type, {} if data is None else data, metadata or {}, topic, message_id
         )
-        require_running().give(event, log)
+        require_running().publish(event, log)
 
     @classmethod
     def at(cls, id: str, *, version: int, using: str | None = None) -> Any:

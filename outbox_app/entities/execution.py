@@ -47,7 +47,7 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
     """
     if inside := running.get():
         raise InvalidCommand(
-            f"The command {inside.name} may not execute another one: it may run several times. "
+            f"The command {inside.command} may not execute another one: it may run several times. "
             "Do it after this one has been answered; or from a subscription on its versions."
         )
     connection = connections[using]

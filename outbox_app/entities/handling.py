@@ -35,8 +35,13 @@ from ..models import EntityRow, EventLog
 from .declaration import CommandSpec, Rejected, commands_of, rules_of
 from .request import Caller, Rejection
 
+#: Where gifts end: how many jobs by alias, events, and callbacks there are.
+Mark = tuple[dict[str, int], int, int]
+
 #: Characters of the code of a rejection.
 MAX_CODE = 100
+#: Fields of every type.
+BASE = {field.name for field in EntityRow._meta.concrete_fields}
 
 
 class TypeSpec:
@@ -46,11 +51,11 @@ class TypeSpec:
         self.entity = entity
         self.commands = commands_of(entity)
         self.rules = rules_of(entity)
-        self.derives_columns = entity.columns is not _base_columns(entity)
         #: Fields of the project's own.
         self.fields: dict[str, Field[Any, Any]] = {
             f.attname: f for f in entity._meta.concrete_fields if f.name not in BASE
         }
+        self.derives_columns = entity.columns is not EntityRow.columns
         #: The names of those that a unique index or an exclusion constraint is about.
         self.unique = {name for name, field in self.fields.items() if field.unique}
         for constraint in entity._meta.constraints:
@@ -61,32 +66,27 @@ class TypeSpec:
                 self.unique.update(about)
 
 
-BASE = {field.name for field in EntityRow._meta.concrete_fields}
-
-
-def _base_columns(entity: Any) -> Any:
-    return next(base for base in entity.__mro__ if base.__name__ == "Entity").__dict__["columns"]
-
-
 @cache
 def spec_of(entity: Any) -> TypeSpec:
     return TypeSpec(entity)
 
 
 class Gifts:
-    """What handlers gave beside their answers, in their order."""
+    """What handlers gave beside their answers, in their order; refuses their statements."""
 
     def __init__(self, *, using: str) -> None:
         self.using, self.connection = using, connections[using]
         self.jobs = StagedBatch()
         self.events: list[tuple[type[EventLog], CheckedEvent]] = []
+        #: The command that runs, and whether it may query the alias.
+        self.command, self.may_query = "", False
 
-    def mark(self) -> tuple[dict[str, int], int, int]:
+    def mark(self) -> Mark:
         """Return where the gifts end now."""
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
         return jobs, len(self.events), len(self.connection.run_on_commit)
 
-    def drop(self, mark: tuple[dict[str, int], int, int]) -> None:
+    def drop(self, mark: Mark) -> None:
         """Forget those that came after the mark."""
         jobs, events, callbacks = mark
         for alias, waiting in self.jobs.waiting.items():
@@ -94,12 +94,23 @@ class Gifts:
         del self.events[events:]
         del self.connection.run_on_commit[callbacks:]
 
-    def keep_callbacks(self, mark: tuple[dict[str, int], int, int], caller: Caller) -> None:
+    def keep_callbacks(self, mark: Mark, caller: Caller) -> None:
         """Let those that came after the mark run in their caller's context, each for itself."""
         callbacks: list[Any] = self.connection.run_on_commit
         for number in range(mark[2], len(callbacks)):
             sids, function, _ = callbacks[number]
             callbacks[number] = (sids, _in(caller, function), True)
+
+    def publish(self, event: NewEvent, log: type[EventLog]) -> None:
+        """Take an event. Raises ``InvalidEvent``, ``NotAtomic``."""
+        require_log(log)
+        if log_alias(log) != self.using:
+            raise NotAtomic(
+                f"{self.command} publishes to {log.__name__} on {log_alias(log)!r}, but runs on "
+                f"{self.using!r}: it would not be atomic. Publish from a subscription on its "
+                "versions."
+            )
+        self.events.append((log, checked(event, log)))
 
     def write(self) -> None:
         """Write the events and the jobs into the open transaction."""
@@ -110,6 +121,27 @@ class Gifts:
             publish_checked(by_log[log], log, {}, using=self.using)
         self.jobs.write()
 
+    @contextmanager
+    def without_statements(self) -> Iterator[None]:
+        """Refuse them on every connection of this thread."""
+        with ExitStack() as stack:
+            for connection in connections.all():
+                if connection.connection is None:
+                    # Opened by a statement that is refused, its session would lack its settings.
+                    stack.callback(connection.close)
+                stack.enter_context(connection.execute_wrapper(self._refuse))
+            yield
+
+    def _refuse(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        alias = context["connection"].alias
+        if self.may_query and alias == self.using:
+            return execute(sql, params, many, context)
+        raise StatementRefused(
+            f"The command {self.command} may not query a database, here {alias!r}: it may run "
+            "several times before its answer is committed. Pass it what it needs as arguments; or, "
+            "for the database of the entity, declare it with @command(atomic=True)."
+        )
+
 
 def _in(caller: Caller, function: Callable[[], Any]) -> Callable[[], Any]:
     @wraps(function)
@@ -119,67 +151,19 @@ def _in(caller: Caller, function: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """The handler that runs in this context."""
-
-    name: str
-    using: str
-    gifts: Gifts
-
-    def give(self, event: NewEvent, log: type[EventLog]) -> None:
-        """Publish an event with the command. Raises ``InvalidEvent``, ``NotAtomic``."""
-        require_log(log)
-        if log_alias(log) != self.using:
-            raise NotAtomic(
-                f"{self.name} publishes to {log.__name__} on {log_alias(log)!r}, but runs on "
-                f"{self.using!r}: it would not be atomic. Publish from a subscription on its "
-                "versions."
-            )
-        self.gifts.events.append((log, checked(event, log)))
+#: Those of the handler that runs in this context; None outside of handlers.
+running: ContextVar[Gifts | None] = ContextVar("outbox_app.entities.running", default=None)
 
 
-#: None outside of handlers.
-running: ContextVar[Running | None] = ContextVar("outbox_app.entities.running", default=None)
-
-
-def require_running() -> Running:
-    """Return the handler that runs here. Raises ``InvalidCommand``."""
-    now = running.get()
-    if now is None:
+def require_running() -> Gifts:
+    """Return the gifts of the handler that runs here. Raises ``InvalidCommand``."""
+    gifts = running.get()
+    if gifts is None:
         raise InvalidCommand(
             "publish() and stage() of an entity belong into its commands. Elsewhere, call "
             "outbox_app.publish() and outbox_app.stage()."
         )
-    return now
-
-
-class Guard:
-    """Refuses the statements of handlers, on every connection of this thread."""
-
-    def __init__(self) -> None:
-        #: The command that runs, and the alias that it may query.
-        self.what, self.allowed = "", ""
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for connection in connections.all():
-                if connection.connection is None:
-                    # Opened by a statement that is refused, its session would lack its settings.
-                    stack.callback(connection.close)
-                stack.enter_context(connection.execute_wrapper(self))
-            yield
-
-    def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        alias = context["connection"].alias
-        if alias == self.allowed:
-            return execute(sql, params, many, context)
-        raise StatementRefused(
-            f"{self.what} may not query a database, here {alias!r}: it may run several times "
-            "before its answer is committed. Pass it what it needs as arguments; or, for the "
-            "database of the entity, declare it with @command(atomic=True)."
-        )
+    return gifts
 
 
 @dataclass(slots=True)
@@ -189,39 +173,27 @@ class Handled:
     #: Decoded from the text.
     state: Any
     text: str
-    #: As it was returned; but for a batch, as readers will see it, and its JSON.
-    response: Any
     #: None: the type has none of its own.
     columns: dict[str, Any] | None
+    #: Of each command: the response, as readers will see it, or the rejection; and its JSON.
+    answers: list[tuple[Any, str]]
     #: From before the handler, where it may write and an index may still refuse its columns.
     savepoint: str | None = None
 
 
 def handle(
-    types: TypeSpec,
-    spec: CommandSpec,
-    instance: Any,
-    given: Any,
-    caller: Caller,
-    *,
-    guard: Guard,
-    gifts: Gifts,
+    types: TypeSpec, spec: CommandSpec, instance: Any, given: Any, caller: Caller, gifts: Gifts
 ) -> Handled:
-    """Run a handler, then the rules.
+    """Run a handler, then the rules; it is given its arguments, for ``batch=True`` a list of them.
 
-    Args:
-        given: The arguments by name; for ``batch=True`` a list of them.
-
-    Raises:
-        Rejected: The handler, or a rule, has said no.
-        InvalidCommand: It left something that cannot be stored.
-        BaseException: What the handler raised.
+    Raises ``Rejected`` where the handler, or a rule, has said no; ``InvalidCommand`` where it left
+    something that cannot be stored; and what the handler raised.
     """
-    name = spec.full_name
-    guard.what = f"The command {name}"
+    name = gifts.command = spec.full_name
+    what = f"The command {name}"
 
     def run() -> Handled:
-        running.set(Running(name, gifts.using, gifts))
+        running.set(gifts)
         collect_in(gifts.jobs)
         try:
             response = (
@@ -229,23 +201,34 @@ def handle(
             )
         finally:
             if gifts.connection.closed_in_transaction:
-                raise TransactionEnded(f"{guard.what} closed the connection of its transaction.")
-        state, text, columns = _checked(name, types, instance)
+                raise TransactionEnded(f"{what} closed the connection of its transaction.")
+        left = _checked(name, types, instance)
         if not spec.batch:
-            response = storable(name, "the response", response)
-        return Handled(state, text, response, columns)
+            return Handled(*left, [storable(name, "the response", response)])
+        if not isinstance(response, list) or len(response) != len(given):
+            raise InvalidCommand(
+                f"{name} must return a list with an answer for each of {len(given)} commands; it "
+                f"returned {response!r:.100}."
+            )
+        answers = [
+            stored_rejection(name, each)
+            if isinstance(each, Rejected)
+            else storable(name, "the response", each)
+            for each in response
+        ]
+        return Handled(*left, answers)
 
     if not spec.atomic:
         return caller.run(run)
-    guard.allowed = gifts.using
+    gifts.may_query = True
     try:
         savepoint = transaction.savepoint(using=gifts.using) if types.unique else None
-        with enclosed(guard.what, using=gifts.using), transaction.atomic(using=gifts.using):
+        with enclosed(what, using=gifts.using), transaction.atomic(using=gifts.using):
             handled = caller.run(run)
         handled.savepoint = savepoint
         return handled
     finally:
-        guard.allowed = ""
+        gifts.may_query = False
 
 
 def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any] | None]:

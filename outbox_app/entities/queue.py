@@ -50,26 +50,16 @@ MAX_TIMEOUT = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Waiting(Call):
-    """A call in a line: of a thread, or of a coroutine, which has a future."""
-
-    future: asyncio.Future[None] | None = None
-    #: Of a thread that waits: set when the call is answered, or is to lead.
-    woken: threading.Event | None = None
-    leads: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class Line:
     """Who waits for one entity, the oldest first."""
 
     key: Hashable
     entity: Any
     using: str
-    waiting: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[Call, None] = field(default_factory=OrderedDict)
 
-    def take(self) -> list[Waiting]:
-        batch: list[Waiting] = []
+    def take(self) -> list[Call]:
+        batch: list[Call] = []
         size = 0
         while self.waiting and len(batch) < self.entity.batch_size:
             call = next(iter(self.waiting))
@@ -100,15 +90,15 @@ class Queues:
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 
-    def ask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
+    def ask(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Outcome:
         """Wait for the answer of a call, or lead."""
+        call.waits = woken = threading.Event()
         line = self._enter(call, entity, key, using=using)
         try:
-            if call.woken is not None:
-                in_time = call.woken.wait(max(call.seconds_left, 0))
-                if not in_time and self._leave(line, call):
+            if not woken.wait(max(call.seconds_left, 0)):
+                if self._leave(line, call):
                     raise timed_out(call)
-                if not call.woken.is_set():
+                if not woken.is_set():
                     raise unknown(call)
             if call.leads:
                 self.lead(line, call)
@@ -117,20 +107,20 @@ class Queues:
             raise
         return call.result()
 
-    async def aask(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Outcome:
+    async def aask(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Outcome:
         """As ``ask``, for a coroutine."""
         loop = asyncio.get_running_loop()
-        call.future = loop.create_future()
+        call.waits = future = loop.create_future()
         line = self._enter(call, entity, key, using=using)
 
         def expire() -> None:
-            if call.future is not None and not call.future.done():
+            if not future.done():
                 error = timed_out if self._leave(line, call) else unknown
-                call.future.set_exception(error(call))
+                future.set_exception(error(call))
 
         timer = loop.call_later(call.seconds_left, expire)
         try:
-            await call.future
+            await future
         except BaseException:
             self._leave(line, call)  # it was cancelled
             raise
@@ -138,10 +128,10 @@ class Queues:
             timer.cancel()
         return call.result()
 
-    def lead(self, line: Line, own: Waiting | None = None) -> None:
+    def lead(self, line: Line, own: Call | None = None) -> None:
         """Answer one batch and pass the lead on, however that ends."""
         left: Sequence[Any] = ()
-        batch: list[Waiting] = []
+        batch: list[Call] = []
         self.of_thread.leads = True
         began = time.time_ns()
         try:
@@ -180,7 +170,7 @@ class Queues:
         """Refuse what waits and what comes, and let the batches under way end."""
         with self.lock:
             self.closed = True
-            waiting: list[Waiting] = []
+            waiting: list[Call] = []
             for line in self.lines.values():
                 waiting += [call for call in line.waiting if not call.leads]
                 line.waiting = OrderedDict.fromkeys(c for c in line.waiting if c.leads)
@@ -190,10 +180,10 @@ class Queues:
         with self.lock:
             self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
-    def _enter(self, call: Waiting, entity: Any, key: Hashable, *, using: str) -> Line:
+    def _enter(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Line:
         with self.lock:
-            line = self.lines.get(key)
-            ahead = len(line.waiting) if line else 0
+            line = self.lines.get(key) or Line(key, entity, using)
+            ahead = len(line.waiting)
             if self.closed:
                 raise overloaded("This process is about to end.")
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
@@ -201,18 +191,14 @@ class Queues:
                     f"{ahead} commands wait for {entity.__name__} {call.request.id!r} in this "
                     f"process, and {self.waiting} for all entities."
                 )
-            new = line is None
-            if line is None:
-                line = self.lines[key] = Line(key, entity, using)
-            elif call.future is None:
-                call.woken = threading.Event()
             line.waiting[call] = None
             self.waiting += 1
-            if new:
+            if key not in self.lines:
+                self.lines[key] = line
                 self._pass_on(line)
         return line
 
-    def _leave(self, line: Line, call: Waiting, *, leads: bool = False) -> bool:
+    def _leave(self, line: Line, call: Call, *, leads: bool = False) -> bool:
         """Take a call out of its line, if need be with the lead; say whether it was there."""
         with self.lock:
             if call not in line.waiting or call.leads > leads:
@@ -229,10 +215,9 @@ class Queues:
         if first is None:
             del self.lines[line.key]
             self.emptied.notify_all()
-        elif first.future is None:
+        elif isinstance(first.waits, threading.Event):
             first.leads = True
-            if first.woken is not None:
-                first.woken.set()
+            first.waits.set()
         else:
             self.to_lead.append(line)
             if len(self.to_lead) <= self.idle:
@@ -270,7 +255,7 @@ class Queues:
         connections.close_all()
 
 
-def _deliver(calls: Sequence[Waiting]) -> None:
+def _deliver(calls: Sequence[Call]) -> None:
     """Wake the callers; those of a loop by one call into it."""
     half = len(calls) // 2
     try:
@@ -280,25 +265,25 @@ def _deliver(calls: Sequence[Waiting]) -> None:
         _wake(calls[half:])
 
 
-def _wake(calls: Sequence[Waiting]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Waiting]] = defaultdict(list)
+def _wake(calls: Sequence[Call]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
     for call in calls:
-        if call.woken is not None:
-            call.woken.set()
-        elif call.future is not None:
-            by_loop[call.future.get_loop()].append(call)
-    for loop, answered in by_loop.items():
+        if isinstance(call.waits, threading.Event):
+            call.waits.set()
+        elif call.waits is not None:
+            by_loop[call.waits.get_loop()].append(call.waits)
+    for loop, futures in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_resolve, answered)
+            loop.call_soon_threadsafe(_resolve, futures)
 
 
-def _resolve(calls: Sequence[Waiting]) -> None:
-    for call in calls:
-        if call.future is not None and not call.future.done():
-            call.future.set_result(None)
+def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
-def _refuse(calls: Sequence[Waiting], why: str) -> None:
+def _refuse(calls: Sequence[Call], why: str) -> None:
     for call in calls:
         call.answer = overloaded(why)
     _deliver(calls)
@@ -324,7 +309,7 @@ in_one_thread = False
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
 def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process."""
-    call = Waiting(request, _deadline(entity, timeout))
+    call = Call(request, _deadline(entity, timeout))
     if not _belongs_here(entity, using):
         key = using, _scope(using), entity, request.id
         return queues.ask(call, entity, key, using=using)
@@ -342,7 +327,7 @@ async def aask(entity: Any, request: Request, *, timeout: float | None, using: s
     if here:
         # The session belongs to the thread that Django's own synchronous code runs in.
         return await sync_to_async(ask)(entity, request, timeout=timeout, using=using)
-    call = Waiting(request, _deadline(entity, timeout))
+    call = Call(request, _deadline(entity, timeout))
     return await queues.aask(call, entity, (using, scope, entity, request.id), using=using)
 
 
@@ -359,7 +344,7 @@ def ask_many(
     """Answer commands in batches of their own, entity by entity in the order of their ids."""
     inside = in_callers_transaction(entity, using=using)
     deadline = _deadline(entity, timeout)
-    calls = [Waiting(request, deadline) for request in requests]
+    calls = [Call(request, deadline) for request in requests]
     lines: dict[str, Line] = {}
     for call in calls:
         id = call.request.id

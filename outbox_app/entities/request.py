@@ -6,13 +6,14 @@ as canonical JSON, and two requests are the same if their names and their JSON a
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import sha256
-from threading import get_ident
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -118,7 +119,7 @@ class Caller:
     __slots__ = ("context", "language", "thread", "usual", "zone")
 
     def __init__(self) -> None:
-        self.context, self.thread = copy_context(), get_ident()
+        self.context, self.thread = copy_context(), threading.get_ident()
         self.language, self.zone = get_language(), get_current_timezone()
         #: Whether another thread would have the same ones: those of the settings.
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
@@ -126,7 +127,7 @@ class Caller:
     def run(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """Call a function, in this thread, in a fresh copy of the caller's context."""
         context = self.context.copy()
-        if not self.usual and get_ident() != self.thread:
+        if not self.usual and threading.get_ident() != self.thread:
             context.run(activate, self.language) if self.language else context.run(deactivate_all)
             context.run(activate_zone, self.zone)
         return context.run(function, *args, **options)
@@ -134,7 +135,7 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request on its way to its answer."""
+    """One request on its way to its answer; its caller may wait in a line."""
 
     request: Request
     #: By the monotonic clock, in seconds.
@@ -142,6 +143,9 @@ class Call:
     caller: Caller = field(default_factory=lambda: Caller())
     #: No batch handler answers it with others: one has ended its thread.
     alone: bool = False
+    #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
+    waits: threading.Event | asyncio.Future[None] | None = None
+    leads: bool = False
     #: What the last attempt made of it; the caller's as soon as that is committed.
     answer: Outcome | BaseException | None = None
 

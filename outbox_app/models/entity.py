@@ -79,3 +79,10 @@ class EntityRow(_Unsaved):
 
     def __str__(self) -> str:
         return f"{self.pk}@{self.version}"
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values of the type's own fields, from ``self.state``. Default: none.
+
+        It runs after each command, and may touch no database.
+        """
+        return {}

@@ -102,7 +102,7 @@ def test_a_short_time_of_the_oldest_ends_no_other(alias, account, fresh):
         lock = pool.submit(blocked)
         assert there.wait(60)
         calls = [
-            queue.Waiting(request, queue._deadline(Account, seconds))
+            queue.Call(request, queue._deadline(Account, seconds))
             for request, seconds in zip(requests, (0.01, 60, 60), strict=True)
         ]
         left = queue.answer(Account, calls, using=alias)

@@ -9,8 +9,8 @@ import pytest
 from django.db import connections
 
 from outbox_app.entities.attempt import Attempt
-from outbox_app.entities.queue import Waiting, _deadline
-from outbox_app.entities.request import Request
+from outbox_app.entities.queue import _deadline
+from outbox_app.entities.request import Call, Request
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
 
@@ -91,7 +91,7 @@ def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
         Request.of("a", "withdraw", {"amount": 0}, f"c{ROWS - count // 2 + number}")
         for number in range(1, count + 1)
     ]
-    calls = [Waiting(request, _deadline(Account, None)) for request in requests]
+    calls = [Call(request, _deadline(Account, None)) for request in requests]
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
         Attempt(Account, calls, using=alias, locked=locked).run()
