@@ -58,16 +58,10 @@ class Attempt:
     """
 
     def __init__(
-        self,
-        entity: Any,
-        calls: Sequence[Call],
-        *,
-        using: str,
-        locked: bool,
-        wait: float | None = None,
+        self, entity: Any, calls: Sequence[Call], *, using: str, locked: bool, wait: float | None
     ) -> None:
-        self.entity, self.calls, self.using, self.locked = entity, calls, using, locked
-        self.wait = wait
+        self.entity, self.calls, self.using = entity, calls, using
+        self.locked, self.wait = locked, wait
         self.id = calls[0].request.id
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
@@ -83,11 +77,8 @@ class Attempt:
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
 
-        An answer is the caller's only when the transaction has been committed.
-
-        Raises:
-            Moved: Another command was ahead. The transaction must be rolled back.
-            DamagedEntity: The row was edited by hand. Nothing was written.
+        An answer is the caller's only when the transaction has been committed. Raises ``Moved`` if
+        it must be rolled back, and ``DamagedEntity``.
         """
         with self.connection.cursor() as self.cursor:
             seen, head = self._lock() if self.locked else (None, None)
@@ -107,11 +98,7 @@ class Attempt:
             return left
 
     def _lock(self) -> tuple[int, int]:
-        """Lock the head until the transaction ends.
-
-        Returns:
-            Its version as a plain read sees it, and as it is.
-        """
+        """Lock the head; return its version as a plain read sees it, and as it is."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
         seen = heads.values_list("version", flat=True).first() or 0
         if not seen or self.connection.vendor == "sqlite":

@@ -59,10 +59,15 @@ def count_after_commit(attempt: Attempt) -> None:
 
 def write_if_due(using: str) -> None:
     """Write the counters, unless that was done lately or a transaction is open. Raises nothing."""
+    counters.write_shared(using, partial(_samples, using))
+
+
+def _samples(using: str) -> dict[str, float] | None:
     from .queue import queues  # which imports this
 
-    if not queues.leads_here():  # else it is a callback of a batch whose callers wait
-        counters.write_shared(using, {counters.WAITING: partial(queues.waiting_on, using)})
+    if queues.leads_here():
+        return None  # a callback of a batch whose callers wait for their answers
+    return {counters.WAITING: queues.waiting_on(using)}
 
 
 def _batch(attempt: Attempt) -> Batch:

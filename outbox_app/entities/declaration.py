@@ -54,11 +54,7 @@ class CommandSpec:
     full_name: str = ""
 
     def check(self, arguments: dict[str, Any]) -> None:
-        """Refuse arguments that do not fit the handler's signature.
-
-        Raises:
-            InvalidCommand: Some are missing, or too many.
-        """
+        """Raise ``InvalidCommand`` for arguments that do not fit the handler's signature."""
         if self.batch or self.required <= arguments.keys() <= self.allowed:
             return
         try:

@@ -14,6 +14,7 @@ their head stays locked until the caller's transaction ends.
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
-from .handling import running, spec_of
+from .handling import named, running, spec_of
 from .request import Call
 
 #: How often commands are tried while others are ahead.
@@ -41,9 +42,7 @@ PAUSE = 0.005
 def in_callers_transaction(entity: Any, *, using: str) -> bool:
     """Say whether commands belong to a transaction of the caller's.
 
-    Raises:
-        InvalidCommand: It was called by a command.
-        NotAtomic: A transaction is open on another alias only.
+    Raises ``InvalidCommand`` in a command, ``NotAtomic`` in a transaction on another alias only.
     """
     if inside := running.get():
         raise InvalidCommand(
@@ -69,8 +68,7 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
 def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     """Answer calls for one entity: committed, or part of the caller's open transaction.
 
-    Returns:
-        Those that belong into a transaction of their own, after this one.
+    Return those that belong into a transaction of their own, after this one.
     """
     perform = _join if connections[using].in_atomic_block else _commit
     try:
@@ -109,7 +107,7 @@ def _is_alive(using: str) -> bool:
 
 def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     with transaction.atomic(using=using):
-        attempt = Attempt(entity, calls, using=using, locked=True)
+        attempt = Attempt(entity, calls, using=using, locked=True, wait=None)
         left = attempt.run()
         counting.count_after_commit(attempt)
         return left
@@ -120,21 +118,19 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     commands = [spec_of(entity).commands.get(call.request.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
-    attempts = 0
     attempt: Attempt | None = None
-    while attempts == 0 or (attempts < ATTEMPTS and calls[0].seconds_left > 0):
+    for attempts in range(1, ATTEMPTS + 1):
         handled = False
-        attempts += 1
         began = time.monotonic()
+        locked = atomic or attempts > 1
+        wait = max(calls[0].seconds_left, 0)
         try:
-            locked = atomic or attempts > 1
-            wait = max(calls[0].seconds_left, 0)
             with _transaction(wait, locked=locked, using=using):
                 attempt = Attempt(entity, calls, using=using, locked=locked, wait=wait)
                 left = attempt.run()
                 # An error of one after the commit is logged, and no answer.
                 hooks: list[Any] = connections[using].run_on_commit
-                hooks[:] = [(sids, hook, True) for sids, hook, _ in hooks]
+                hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
                 handled = True
             seconds = time.monotonic() - began
             counting.count(attempt, conflicts=attempts - 1, seconds=seconds)
@@ -156,6 +152,8 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 elif attempts > 1:  # a connection that was stale is opened anew once
                     raise
         time.sleep(random.uniform(0, PAUSE))
+        if calls[0].seconds_left <= 0:
+            break
     request = calls[0].request
     if unknown is None:
         counting.count_conflicts(attempt, attempts)

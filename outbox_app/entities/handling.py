@@ -23,13 +23,7 @@ from ..aliases import log_alias
 from ..enclosure import enclosed
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
 from ..eventlog.publish import publish_checked, require_log
-from ..exceptions import (
-    InvalidCommand,
-    InvalidEvent,
-    NotAtomic,
-    StatementRefused,
-    TransactionEnded,
-)
+from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused, TransactionEnded
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EntityRow, EventLog
 from .declaration import CommandSpec, Rejected, commands_of, rules_of
@@ -99,7 +93,7 @@ class Gifts:
         callbacks: list[Any] = self.connection.run_on_commit
         for number in range(mark[2], len(callbacks)):
             sids, function, _ = callbacks[number]
-            callbacks[number] = (sids, _in(caller, function), True)
+            callbacks[number] = (sids, named(function, caller.run), True)
 
     def publish(self, event: NewEvent, log: type[EventLog]) -> None:
         """Take an event. Raises ``InvalidEvent``, ``NotAtomic``."""
@@ -143,10 +137,12 @@ class Gifts:
         )
 
 
-def _in(caller: Caller, function: Callable[[], Any]) -> Callable[[], Any]:
+def named(function: Callable[[], Any], call: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a callback that calls a function so; Django names it in logs, also for a partial."""
+
     @wraps(function)
     def run() -> Any:
-        return caller.run(function)
+        return call(function)
 
     return run
 
@@ -242,10 +238,14 @@ def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[
         if not holds(instance):
             first = (holds.__doc__ or f"The rule {rule} is broken.").strip().splitlines()[0]
             raise Rejected(first, code=rule)
-    return state, text, _columns(name, types, instance) if types.derives_columns else None
+    return state, text, columns_of(name, types, instance) if types.derives_columns else None
 
 
-def _columns(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
+def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
+    """Return what the type takes from the state into fields of its own.
+
+    Raises ``InvalidCommand`` where that does not fit.
+    """
     values: dict[str, Any] = {}
     for column, value in instance.columns().items():
         field = types.fields.get(column)

@@ -22,13 +22,7 @@ from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
-from ..exceptions import (
-    CommandTimeout,
-    InvalidCommand,
-    InvalidEvent,
-    OutcomeUnknown,
-    Overloaded,
-)
+from ..exceptions import CommandTimeout, InvalidCommand, InvalidEvent, OutcomeUnknown, Overloaded
 
 Result = TypeVar("Result")
 
@@ -70,11 +64,7 @@ class Request:
         command_id: Any,
         expected: Any = ANY,
     ) -> Request:
-        """Check what a caller gave.
-
-        Raises:
-            InvalidCommand: Something of it could not be stored on every database.
-        """
+        """Raise ``InvalidCommand`` for what could not be stored on every database."""
         arguments = {} if arguments is None else arguments
         if not isinstance(arguments, Mapping):
             raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
@@ -86,7 +76,8 @@ class Request:
             number = expected_number(expected)
         except InvalidEvent as error:
             raise InvalidCommand(str(error)) from None
-        return cls(id, command, stored, text, command_id, number, _hash(command, stored))
+        hash = sha256(_sorted([command, stored]).encode()).hexdigest()
+        return cls(id, command, stored, text, command_id, number, hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +170,3 @@ def unknown(call: Call) -> OutcomeUnknown:
 
 def overloaded(why: str) -> Overloaded:
     return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
-
-
-def _hash(command: str, arguments: Any) -> str:
-    return sha256(_sorted([command, arguments]).encode()).hexdigest()

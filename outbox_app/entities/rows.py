@@ -50,9 +50,10 @@ def load(
     that saves a statement.
     """
     connection = cursor.db
-    bounded = wait is not None and connection.vendor == "postgresql"
-    bounds = [f"{max(1, round(wait * 1000))}ms"] if wait is not None and bounded else []
-    sql = _select(entity, connection.alias, bounded) + (" FOR UPDATE" if lock else "")
+    bounds = []
+    if wait is not None and connection.vendor == "postgresql":
+        bounds.append(f"{max(1, round(wait * 1000))}ms")
+    sql = _select(entity, connection.alias, bool(bounds)) + (" FOR UPDATE" if lock else "")
     cursor.execute(sql, [*bounds, id])
     text, *values, _ = cursor.fetchone()
     for number, column in enumerate(_columns(entity)):

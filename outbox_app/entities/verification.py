@@ -21,7 +21,7 @@ from ..eventlog.window import TOMBSTONE
 from ..models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
-from .handling import spec_of
+from .handling import columns_of, spec_of
 from .operations import locked
 
 #: Entities compared at once.
@@ -163,14 +163,9 @@ def _repair(entity: Any, id: str, head: int, row: Any, newest: Any, *, using: st
 
 
 def _columns(row: Any) -> dict[str, Any]:
-    """Return what the type takes from the row's state into columns of its own."""
     entity: Any = type(row)
-    types = spec_of(entity)
-    if not types.derives_columns:
-        return {}
-    made = entity(pk=row.pk, version=row.version, state=deepcopy(row.state)).columns()
-    own = types.fields
-    return {name: own[name].to_python(value) for name, value in made.items() if name in own}
+    copy = entity(pk=row.pk, version=row.version, state=deepcopy(row.state))
+    return columns_of("verify", spec_of(entity), copy)
 
 
 def _stale(row: Any) -> list[str]:

@@ -16,15 +16,11 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.utils.functional import SimpleLazyObject
 
-from ..eventlog.insert import COLUMNS, chunks, insert_rows, own_values
+from ..eventlog.insert import chunks, insert_rows, own_values
 from ..eventlog.newevent import slice_of
 from ..process.wakeup import EVENTS, wake_after_commit
 from ..signals import events_published
 from .request import Call
-
-#: Columns that versions have beyond those of every log.
-OWN = ("command_id", "command", "request_hash", "rejected", "response", "state")
-
 
 #: The columns of versions that differ within a batch, with their types on PostgreSQL.
 VARYING = {
@@ -62,13 +58,15 @@ def write_versions(cursor: Any, entity: Any, steps: Sequence[Step]) -> None:
     if entity.states == "last":
         for step in steps[:-1]:
             step.state = None
-    own = own_values(log, using=using, but=OWN)
+    stream = steps[0].call.request.id
+    same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream)}
+    same |= own_values(log, using=using, but=VARYING)
     many = len(steps) > 1 and connection.vendor == "postgresql"
     insert = _insert_json if many else _insert
     sizes = [len(s.call.request.text) + len(s.response) + len(s.state or "") for s in steps]
-    columns = len(COLUMNS + OWN) + len(own)
+    columns = len(VARYING) + len(same)
     for chunk in chunks(steps, sizes, columns=columns, connection=connection):
-        insert(cursor, log, chunk, own)
+        insert(cursor, log, chunk, same)
         written = SimpleLazyObject(partial(_stored, log, chunk, using=using))
         events_published.send(log, using=using, events=written)
     wake_after_commit(using, EVENTS)
@@ -80,18 +78,16 @@ def _stored(log: Any, steps: Sequence[Step], *, using: str) -> list[Any]:
     return list(rows.filter(version__range=numbers).order_by("version"))
 
 
-def _insert(cursor: Any, log: Any, steps: Sequence[Step], own: dict[str, Any]) -> None:
+def _insert(cursor: Any, log: Any, steps: Sequence[Step], same: dict[str, Any]) -> None:
     native = cursor.db.features.has_native_uuid_field
-    stream = steps[0].call.request.id
-    slice = slice_of(stream)
     params: list[Any] = []
     for step, id in zip(steps, _uuids(len(steps)), strict=True):
         request = step.call.request
-        params += ("", stream, step.version, step.type, request.text, "{}", slice)
-        params += (str(id) if native else id.hex, request.command_id, request.command)
+        params += (step.version, step.type, str(id) if native else id.hex, request.text)
+        params += (request.command_id, request.command, request.hash, step.rejected)
         response = None if step.response == "null" else step.response
-        params += (request.hash, step.rejected, response, step.state, *own.values())
-    insert_rows(cursor, log, [*COLUMNS, *OWN, *own], params, returning=False)
+        params += (response, step.state, *same.values())
+    insert_rows(cursor, log, [*VARYING, *same], params, returning=False)
 
 
 def _uuids(count: int) -> Iterator[UUID]:
@@ -100,13 +96,12 @@ def _uuids(count: int) -> Iterator[UUID]:
     return (UUID(bytes=random[at : at + 16], version=4) for at in range(0, 16 * count, 16))
 
 
-def _insert_json(cursor: Any, log: Any, steps: Sequence[Step], own: dict[str, Any]) -> None:
+def _insert_json(cursor: Any, log: Any, steps: Sequence[Step], same: dict[str, Any]) -> None:
     """Insert the versions from one JSON text.
 
     psycopg looks for placeholders in the text of a statement, and the server parses it: for a
     thousand rows of fourteen that takes longer than all the rest.
     """
-    stream = steps[0].call.request.id
     rows = ", ".join(
         f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{id}", '
         f'"data": {step.call.request.text}, "command_id": {_quoted(step.call.request.command_id)}, '
@@ -115,7 +110,6 @@ def _insert_json(cursor: Any, log: Any, steps: Sequence[Step], own: dict[str, An
         f'"response": {step.response}, "state": {step.state or "null"}}}'
         for step, id in zip(steps, _uuids(len(steps)), strict=True)
     )
-    same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream), **own}
     fields = {field.column: field for field in log._meta.concrete_fields}
     connection = cursor.db
     quote = connection.ops.quote_name

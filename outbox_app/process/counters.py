@@ -243,18 +243,25 @@ def counting(now: datetime, *, using: str) -> Iterator[Minute]:
         logger.exception("What was committed is not counted database=%s", using)
 
 
-def write_shared(using: str, samples: Mapping[str, Callable[[], float]] | None = None) -> None:
-    """Write what threads have counted, if that is due, with samples by name. Raises nothing."""
+def write_shared(
+    using: str, samples: Callable[[], Mapping[str, float] | None] = dict[str, float]
+) -> None:
+    """Write what threads have counted, if that is due, with samples by name. Raises nothing.
+
+    Where the samples are None it waits for another time.
+    """
     shared = _shared.get(_key(using))
     if shared is None or not shared.is_due or connections[using].in_atomic_block:
         return
     if not shared.writing.acquire(blocking=False):
         return  # of two writers the older figure could be the last
     try:
+        if (found := samples()) is None:
+            return
         with shared.lock:
             for minute in shared.changed()[-1:]:
-                for name, sample in (samples or {}).items():
-                    minute.put(name, sample())
+                for name, value in found.items():
+                    minute.put(name, value)
         shared.write()
     except Exception as error:
         logger.warning("Counters were not written database=%s error=%r", using, error)

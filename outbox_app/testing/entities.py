@@ -46,9 +46,8 @@ def assert_executed(
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
     asked = commands(entity, id, using=using)
-    found = [v for v in asked if v.command == command and not v.rejected]
-    found = [v for v in found if arguments in (None, v.data)]
-    return _counted(found, asked, count, f"executed {command}")
+    found = [v for v in asked if not v.rejected and arguments in (None, v.data)]
+    return _counted(found, asked, command, count, f"executed {command}")
 
 
 def assert_rejected(
@@ -63,9 +62,8 @@ def assert_rejected(
     """As ``assert_executed``, for a command that was rejected; with this code. Default: any."""
     __tracebackhide__ = True
     asked = commands(entity, id, using=using)
-    found = [v for v in asked if v.command == command and v.rejected]
-    found = [v for v in found if code in (None, (v.response or {}).get("code"))]
-    return _counted(found, asked, count, f"rejected {command} {code or ''}")
+    found = [v for v in asked if v.rejected and code in (None, (v.response or {}).get("code"))]
+    return _counted(found, asked, command, count, f"rejected {command} {code or ''}")
 
 
 @contextmanager
@@ -109,9 +107,10 @@ def at_once(*callers: Callable[[], Any], using: str | None = None) -> list[Any]:
 
 
 def _counted(
-    found: list[EntityVersion], asked: list[EntityVersion], count: int, what: str
+    found: list[EntityVersion], asked: list[EntityVersion], command: str, count: int, what: str
 ) -> list[EntityVersion]:
     __tracebackhide__ = True
+    found = [version for version in found if version.command == command]
     if len(found) != count:
         listed = "".join(f"\n  {v} {v.data!r} {v.response!r}"[:200] for v in asked[:LISTED])
         raise AssertionError(
