@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -76,9 +77,12 @@ def test_an_operational_error_is_the_fault_of_its_command(alias, account, receiv
     assert len(rows()) == 8
 
 
-def test_a_callback_of_a_receiver_costs_no_answer(alias, account, receive, ask):
+@pytest.mark.parametrize(
+    "fail", [lambda: 1 / 0, partial(divmod, 1, 0)], ids=["function", "partial"]
+)
+def test_a_callback_of_a_receiver_costs_no_answer(alias, account, receive, ask, fail):
     def order(events, **kwargs):
-        transaction.on_commit(lambda: 1 / 0, using=alias)
+        transaction.on_commit(fail, using=alias)
 
     receive(order)
     outcome = ask("withdraw", {"amount": 1})
