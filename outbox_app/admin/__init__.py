@@ -1,6 +1,6 @@
 """The outbox in Django's admin: jobs, drainers, events, subscriptions, statistics, an overview.
 
-Works with ``django.contrib.admin`` alone. Everything is read-only but for what a person decides:
+Works with ``django.contrib.admin`` alone. Everything is read-only but peers and what is decided:
 requeue and discard dead jobs; cancel, release and bury staged ones; confirm and cancel prepared
 events; pause, resume and replay subscriptions, release parked streams, skip gaps. Entity types are
 registered when Django is ready: see ``entity``.
@@ -15,6 +15,7 @@ from ..models import (
     Gap,
     Incident,
     ParkedStream,
+    Peer,
     PreparedEvent,
     Process,
     StagedJob,
@@ -25,7 +26,7 @@ from .dead import DeadJobAdmin
 from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
-from .prepared import FenceAdmin, PreparedEventAdmin
+from .prepared import FenceAdmin, PeerAdmin, PreparedEventAdmin
 from .process import IncidentAdmin, ProcessAdmin, StatisticAdmin
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
@@ -38,6 +39,7 @@ __all__ = [
     "GapAdmin",
     "IncidentAdmin",
     "ParkedStreamAdmin",
+    "PeerAdmin",
     "PreparedEventAdmin",
     "ProcessAdmin",
     "StagedJobAdmin",
@@ -57,3 +59,4 @@ admin.site.register(Gap, GapAdmin)
 admin.site.register(Statistic, StatisticAdmin)
 admin.site.register(PreparedEvent, PreparedEventAdmin)
 admin.site.register(Fence, FenceAdmin)
+admin.site.register(Peer, PeerAdmin)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest
@@ -164,7 +165,10 @@ class OutboxAdmin(ModelAdmin):
     ) -> tuple[models.QuerySet[Any], bool]:
         """Look for the whole value, spaces included."""
         if search_term.strip() and self.searched_column:
-            queryset = queryset.filter(**{self.searched_column: search_term.strip()})
+            try:
+                queryset = queryset.filter(**{self.searched_column: search_term.strip()})
+            except ValidationError:  # no id
+                queryset = queryset.none()
         return queryset, False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:

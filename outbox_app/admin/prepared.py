@@ -1,16 +1,18 @@
-"""Prepared events: what their senders said, and what a person decides; fences, read-only.
+"""Prepared events: what their senders said, and what a person decides; fences; peers.
 
 An undecided event waits for a person: its page shows how often its sender was asked, what it has
 answered, and why not. Ask now, confirm, cancel and extend are actions, each with a permission of
 its own and a reason. Confirm and cancel are guesses unless a person knows what became of the
 sender's transaction; the question says what they risk. Fences are in the databases of senders: the
-list shows those of one alias at a time.
+list shows those of one alias at a time. Peers of the table are all that is edited by a form here:
+what ``manage.py check`` would refuse is refused, secrets that are no reference among it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib.admin import SimpleListFilter
 from django.db import connections
 from django.db.models import QuerySet
@@ -18,15 +20,16 @@ from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..aliases import outbox_alias
+from ..door.peers import FIELDS, peer_faults
 from ..jobs.dead_summary import WINDOWS
-from ..models import Fence, PreparedEvent
+from ..models import Fence, Peer, PreparedEvent
 from ..models.counting import LISTED
 from ..models.prepared import PreparedEventQuerySet
 from ..prepared import operations
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, asked_at
-from .base import OutboxAdmin, column
-from .event import id_in
+from .base import ModelAdmin, OutboxAdmin, column
 from .filters import AgeFilter, ColumnFilter, column_filter
 from .job import carried_column
 from .payload import data_of
@@ -172,11 +175,6 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
     def row_range(self, request: HttpRequest) -> RowRange | None:
         return None if getattr(request, "outbox_few", False) else super().row_range(request)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return searched(queryset, search_term), False
-
 
 class DatabaseFilter(SimpleListFilter):
     """All aliases: only the chosen one is connected to. The queryset is on it already."""
@@ -208,15 +206,33 @@ class FenceAdmin(OutboxAdmin):
         tables = connections[alias].introspection.table_names()
         return rows.using(alias) if Fence._meta.db_table in tables else rows.none()
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return searched(queryset, search_term), False
+
+class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
+    def clean(self) -> None:
+        super().clean()
+        if not self.errors:
+            given = {name: self.cleaned_data[name] for name in FIELDS}
+            for fault in peer_faults(self.cleaned_data["name"], given):
+                self.add_error(None, gettext("The peer %(fault)s.") % {"fault": fault})
+
+    def validate_unique(self) -> None:
+        """Look where the rows are; Django looks at the default alias."""
+        others = Peer.objects.using(outbox_alias()).exclude(pk=self.instance.pk)
+        if others.filter(name=self.instance.name).exists():
+            self.add_error("name", gettext("There is a peer of this name."))
 
 
-def searched(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Look for an event id; without one in the text, for nothing."""
-    if not text.strip():
-        return rows
-    id = id_in(text.strip())
-    return rows.filter(event_id=id) if id else rows.none()
+class PeerAdmin(ModelAdmin):
+    """The only rows that a form writes: who may add, change and delete them is as Django has it."""
+
+    form = PeerForm
+    list_display = ["name", "direction", "address", "database"]
+    list_filter = ["direction"]
+    ordering = ["name"]
+    actions = None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(outbox_alias())
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
+        obj.save(using=outbox_alias())

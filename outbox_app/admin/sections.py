@@ -47,6 +47,7 @@ LISTS: dict[str, tuple[str, dict[str, str]] | None] = {
     "no_check_back": ("preparedevent", {"state": "prepared"}),
     "undecided": ("preparedevent", {"state": "undecided"}),
     "sender_silent": ("preparedevent", {"state": "prepared"}),
+    "peer_clock": ("peer", {}),
     "contradiction": ("incident", {"kind": "contradiction"}),
     "transaction": None,
     "snapshot": None,

@@ -1,4 +1,4 @@
-"""Peers that prepared events are exchanged with: keys that are not valid, rows that are no peers.
+"""Peers that prepared events are exchanged with: their keys, their rows, their clocks.
 
 What is wrong with the setting ``PEERS`` itself is an error of its values: see ``values``. Rows of
 the table are read on the alias of the outbox only, where that is checked.
@@ -14,6 +14,7 @@ from django.db import connections
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
+from ..door.clocks import wrong_clocks
 from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 from ..models import Peer
 
@@ -43,6 +44,13 @@ def check_peer_table(
             yield Error(f"The peer {peer.name!r} {fault}.", hint=HINT, id="outbox.E045")
         if not faults and peer.name not in outbox_settings().PEERS:
             yield from _check_keys(peer)
+    for name, seconds in wrong_clocks(using=using).items():
+        yield Warning(
+            f"The clock of the peer {name!r} is {seconds:+d} seconds away: its requests, or its "
+            "answers, are refused.",
+            hint="Set its clock, or this host's.",
+            id="outbox.W036",
+        )
 
 
 def _check_keys(peer: Peer) -> Iterator[CheckMessage]:

@@ -47,11 +47,11 @@ def call(
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
         raise PeerUnavailable(f"The peer {peer.name!r} gave no answer: {error!r}") from error
 
-    def key_of(id: Any) -> Key | None:
-        return next((key for key in valid_keys(peer, VERIFIES) if key.id == id), None)
+    def peer_of(id: Any) -> tuple[Peer, Key] | None:
+        return next(((peer, key) for key in valid_keys(peer, VERIFIES) if key.id == id), None)
 
     try:
-        verify(adapt_message(response), answer, key_of)
+        verify(adapt_message(response), answer, peer_of)
         if media_type(response.headers.get("Content-Type", "")) not in (JSON, PROBLEM):
             raise MessageRefused(502, "It is no JSON.")
         return response.status_code, parsed(answer)

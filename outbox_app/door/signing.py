@@ -3,7 +3,8 @@
 Each message has one signature: by a key that is registered and valid now, of at most 300 seconds,
 with the tag ``outbox-v1``, over all that says what the message means; an answer's is also over the
 signature of the request that it answers. The body is covered by its digest, as bytes, before any of
-it is parsed. A signature with less coverage is refused.
+it is parsed. A signature with less coverage is refused. Its time is judged last, so that what is
+noted of a peer's clock was said by who has the key.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..exceptions import InvalidPeer, OutboxError
+from ..models import Peer
 from ..text import get_logger
+from .clocks import CLOCKS, note_clock
 from .peers import Key
 
 try:
@@ -36,14 +39,16 @@ except ImportError as error:
 logger = get_logger("outbox_app.door")
 
 TAG = "outbox-v1"
-#: Seconds for which a signature is valid, and by which two clocks may differ.
-VALID, CLOCKS = 300, 60
+#: Seconds for which a signature is valid.
+VALID = 300
 REQUEST = ("@method", "@authority", "@path", "@query", "content-digest", "content-type")
 ANSWER = ("@status", "content-digest", '"@method";req', '"@path";req', '"signature";req')
 ALGORITHMS: dict[str, type[HTTPSignatureAlgorithm]] = {
     "ed25519": algorithms.ED25519,
     "hmac-sha256": algorithms.HMAC_SHA256,
 }
+
+PeerOf = Callable[[Any], tuple[Peer, Key] | None]
 
 
 class NotBelieved(OutboxError):
@@ -69,19 +74,23 @@ def sign(message: Any, body: bytes, key: Key) -> None:
     )
 
 
-def verify(message: Any, body: bytes, key_of: Callable[[Any], Key | None]) -> None:
-    """Check key, time, signature and digest, in this order. Raises ``NotBelieved``.
+def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:
+    """Check key, signature, digest and time, in this order; return whose it is.
 
     Args:
-        key_of: Returns the registered key of an id that is valid now, or None.
+        peer_of: Returns the peer, and the key that is valid now, of an id; or None.
+
+    Raises:
+        NotBelieved: It is not signed as the profile demands.
     """
+    verifier = _Verifier(peer_of)
     try:
         # Without a tag to expect, the library refuses a message that has two signatures.
-        _Verifier(key_of).verify(
-            message, max_age=None, require_components=_components(message), body=body
-        )
+        verifier.verify(message, max_age=None, require_components=_components(message), body=body)
+        verifier.check_time()
     except (HTTPMessageSignaturesException, InvalidPeer) as error:
         raise NotBelieved(str(error)) from error
+    return verifier.peer
 
 
 def _components(message: Any) -> tuple[str, ...]:
@@ -92,19 +101,21 @@ class _Verifier(HTTPMessageVerifier):
     """Of one message: the algorithm is that of its registered key."""
 
     max_clock_skew = timedelta(seconds=CLOCKS)
+    peer: Peer
 
-    def __init__(self, key_of: Callable[[Any], Key | None]) -> None:
+    def __init__(self, peer_of: PeerOf) -> None:
         super().__init__(signature_algorithm=algorithms.ED25519, key_resolver=None)
-        self.key_of = key_of
+        self.peer_of = peer_of
 
     def validate_created_and_expires(
         self, sig_input: Any, max_age: timedelta | None = None
     ) -> None:
         """Check the profile; the library calls it first."""
         given = sig_input.params
-        key = self.key_of(given.get("keyid"))
-        if key is None:
+        found = self.peer_of(given.get("keyid"))
+        if found is None:
             raise InvalidSignature("The key is unknown, or not valid now")
+        self.peer, key = found
         self.signature_algorithm = ALGORITHMS[key.algorithm]
         self.key_resolver = MappingKeyResolver(public_keys={key.id: key.read()}, private_keys={})
         if given.get("tag") != TAG:
@@ -113,7 +124,12 @@ class _Verifier(HTTPMessageVerifier):
             raise InvalidSignature("It does not say when it was created, or when it expires")
         if not 0 < given["expires"] - given["created"] <= VALID:
             raise InvalidSignature("It is valid for longer than it may be")
+        self.sig_input = sig_input
+
+    def check_time(self) -> None:
+        given = self.sig_input.params
         away = given["created"] - datetime.now(UTC).timestamp()
+        note_clock(self.peer.name, away)
         if not -VALID - CLOCKS < away < CLOCKS:
-            logger.warning("Clock or message is away key=%s seconds=%.0f", key.id, away)
-        super().validate_created_and_expires(sig_input, max_age)  # type: ignore[no-untyped-call]
+            logger.warning("Clock or message is away key=%s seconds=%.0f", given["keyid"], away)
+        super().validate_created_and_expires(self.sig_input)  # type: ignore[no-untyped-call]

@@ -105,6 +105,10 @@ CODES = {
         "%(count)s sender of prepared events does not answer.",
         "%(count)s senders of prepared events do not answer.", "n"),
         _("Repair what it says; its events are asked about again by themselves.")),
+    "peer_clock": Kind(WARNING, ngettext_lazy(
+        "The clock of %(count)s peer is more than a minute away.",
+        "The clocks of %(count)s peers are more than a minute away.", "n"),
+        _("Set its clock, or this host's: requests and answers are refused.")),
     "contradiction": Kind(WARNING, ngettext_lazy(
         "%(count)s contradiction about prepared events in the last day.",
         "%(count)s contradictions about prepared events in the last day.", "n"),
@@ -212,6 +216,9 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
         *_of_transactions(status),
         *(_of_prepared(status.prepared) if status.prepared else ()),
     ]
+    if status.clocks:
+        away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
+        found.append(_counted("peer_clock", len(away), *away))
     if status.gaps:
         found.append(_counted("gaps", status.gaps))
     order = list(CODES)

@@ -17,6 +17,7 @@ from django.apps import apps
 from django.db import connections
 
 from ..aliases import log_alias, outbox_alias
+from ..door.clocks import wrong_clocks
 from ..entities.operations import entity_types
 from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
@@ -80,6 +81,8 @@ class OutboxStatus:
     #: None: there are no prepared events.
     prepared: PreparedStatus | None = None
     decisions: Decisions = field(default_factory=Decisions)
+    #: Peers whose clocks are more than a minute away, and by how many seconds.
+    clocks: dict[str, int] = field(default_factory=dict)
 
     @property
     def alive(self) -> list[DrainerStatus]:
@@ -189,8 +192,10 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
     if "entities" in parts and (types := entity_types()):
         aliases = [using] if using else sorted({log_alias(each.versions) for each in types})
         facts["commands"] = series.commands(aliases)
-    if "prepared" in parts and (prepared := prepared_status(using=jobs)):
-        facts |= {"prepared": prepared, "decisions": series.decisions(using=jobs)}
+    if "prepared" in parts:
+        facts["clocks"] = wrong_clocks(using=jobs)
+        if prepared := prepared_status(using=jobs):
+            facts |= {"prepared": prepared, "decisions": series.decisions(using=jobs)}
     if "history" in parts:
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
     found = OutboxStatus(

@@ -1,6 +1,6 @@
 """Views of the door: signed requests about prepared events, by senders and by keepers.
 
-A request is checked in this order: size, key, time, signature on the bytes as they came, content,
+A request is checked in this order: size, key, signature on the bytes as they came, time, content,
 grants. Each may come twice: it changes nothing the second time. Every answer is signed but those to
 a caller who is not known (one body for all of them). Errors are problem documents (RFC 9457) in
 sentences of our own. No view has a session, a cookie, or a transaction of the request.
@@ -91,15 +91,7 @@ def _answered(
         url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
         url = f"{url}?{query}" if query else url
         message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
-        found: list[Peer] = []
-
-        def key_of(id: Any) -> peers.Key | None:
-            peer, key = peers.peer_of_key(id, direction) or (None, None)
-            found.extend([peer] if peer else [])
-            return key
-
-        signing.verify(message, body, key_of)
-        [peer] = found
+        peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
         response = _response(401, _problem(401))

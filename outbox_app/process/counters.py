@@ -60,13 +60,15 @@ OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, 
 #: Of prepared events: those that were decided, by outcome and route, and after how long, as
 #: ``delay``.
 DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"
+#: Of a peer: by how many seconds its clock is away (see ``door.clocks``).
+PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
     *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
     *OF_ENTITIES,
-    *(DECIDED, DECIDE_TIME),
+    *(DECIDED, DECIDE_TIME, PEER_CLOCK),
 )
 
 #: Upper bounds of the buckets of ``delay``, in seconds. One more bucket has what took longer.

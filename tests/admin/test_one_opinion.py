@@ -85,6 +85,11 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
             sender="alias:billing", event_id=uuid4(), decide_by=DatabaseNow(), **columns
         )
 
+    def clock():
+        Statistic.objects.using(alias).create(
+            source="door", minute=DatabaseNow(), name=counters.PEER_CLOCK,
+            dimension=counters.PEER, label="billing", value=-7200.0)  # fmt: skip
+
     def not_working(**columns):
         staged(2)
         drainers.update(**columns)
@@ -108,6 +113,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
         "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
         "undecided": lambda: prepared(state="undecided"),
         "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),
+        "peer_clock": clock,
         "contradiction": lambda: (
             prepared(state="confirmed"),
             Incident.objects.using(alias).create(kind="contradiction", first_id=1, last_id=1),

@@ -13,6 +13,7 @@ from outbox_app.models import (
     Gap,
     Incident,
     ParkedStream,
+    Peer,
     PreparedEvent,
     Process,
     StagedJob,
@@ -180,7 +181,7 @@ def test_the_matrix_knows_every_address():
         if (inner.name or "").startswith("outbox_app_")
     }
     above = (StagedJob, DeadJob, Process, Incident)
-    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence)
+    of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence, Peer)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {

@@ -20,6 +20,7 @@ from outbox_app.models import (
     Fence,
     Gap,
     Incident,
+    Peer,
     PreparedEvent,
     Statistic,
     Subscription,
@@ -112,7 +113,7 @@ def _log() -> None:
 
 
 def _in_doubt() -> None:
-    """An undecided event, one that was confirmed, and a fence."""
+    """An undecided event, one that was confirmed, a fence, and a peer."""
     for number, columns in enumerate((
         {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
         {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
@@ -126,6 +127,11 @@ def _in_doubt() -> None:
             decide_by=now() - 60 * MINUTE, **columns)  # fmt: skip
         PreparedEvent.objects.filter(pk=event.pk).update(prepared_at=now() - 1500 * MINUTE)
     Fence.objects.create(event_id=FENCE, outcome="committed", written_at=now() - 30 * MINUTE)
+    keys = [{"id": "shop-1", "private": "file:/run/secrets/shop-1.key"},
+            {"id": "billing-1", "public": "file:/etc/shop/billing-1.pub"}]  # fmt: skip
+    Peer.objects.create(
+        name="billing", direction="sender", address="https://billing.example/outbox/",
+        keys=keys, types=["invoice.*"])  # fmt: skip
 
 
 def _figures() -> None:

@@ -25,6 +25,7 @@ from outbox_app.models import (
     Gap,
     Incident,
     ParkedStream,
+    Peer,
     PreparedEvent,
     Process,
     StagedJob,
@@ -41,6 +42,7 @@ MODELS = (
     Gap,
     Incident,
     ParkedStream,
+    Peer,
     PreparedEvent,
     Fence,
     StagedJob,
@@ -54,10 +56,14 @@ NOBODY = ""
 
 
 class Row(NamedTuple):
-    """Which permission opens an address, and what a POST without content gets of whoever has it."""
+    """Which permission opens an address, and what a POST without content gets of whoever has it.
+
+    With another permission to ``edit``, a POST of those who have it shows the form's errors.
+    """
 
     permission: str
     post: int = SEEN
+    edit: str = NOBODY
 
 
 def _rows_of(model: str) -> dict[str, Row]:
@@ -75,6 +81,10 @@ def _rows_of(model: str) -> dict[str, Row]:
 MATRIX: dict[str, Row] = {
     **{name: row for model in MODELS for name, row in _rows_of(model._meta.model_name).items()},
     "outbox_app_overview": Row("view_process", METHOD),
+    # The one form there is.
+    "outbox_app_peer_add": Row("add_peer"),
+    "outbox_app_peer_delete": Row("delete_peer"),
+    "outbox_app_peer_change": Row("view_peer", FORBIDDEN, edit="change_peer"),
 }
 #: Which permission offers which action of a list.
 ACTIONS = {
@@ -142,6 +152,7 @@ def one_of_each() -> dict[str, Any]:
         Statistic.objects.create(source="x", minute=now(), name="published", value=1),
         PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
         Fence.objects.create(event_id=uuid4(), outcome="committed"),
+        Peer.objects.create(name="billing", direction="sender", address="https://a.example/"),
     )  # fmt: skip
     return {row._meta.model_name: row for row in rows}
 
@@ -164,11 +175,12 @@ def test_pages_open_to_whom_they_should(one_of_each: dict[str, Any], role: str) 
     found, expected = {}, {}
     for pattern in _ours():
         row, url = MATRIX[pattern.name], _address(pattern, one_of_each)
-        may = row.permission and (ROLES[role] is None or row.permission in ROLES[role])
+        may = _may(role, row.permission)
         for method in METHODS:
             response = getattr(client, method)(url, headers={"X-CSRFToken": token})
             found[pattern.name, method] = response.status_code
-            expected[pattern.name, method] = _expected(row, method) if may else FORBIDDEN
+            allowed = _expected(row, method, edits=_may(role, row.edit))
+            expected[pattern.name, method] = allowed if may else FORBIDDEN
     wrong = {
         key: (status, expected[key])
         for key, status in found.items()
@@ -225,9 +237,14 @@ def _address(pattern: URLPattern, rows: dict[str, Any]) -> str:
     return reverse(f"admin:{pattern.name}", args=[rows[model].pk])
 
 
-def _expected(row: Row, method: str) -> int:
+def _may(role: str, permission: str) -> bool:
+    may = ROLES[role]
+    return permission != NOBODY and (may is None or permission in may)
+
+
+def _expected(row: Row, method: str, *, edits: bool) -> int:
     if method == "post":
-        return row.post
+        return SEEN if edits else row.post
     if row.post == METHOD and method not in ("get", "head"):
         return METHOD
     return SEEN

@@ -85,6 +85,8 @@ PICTURES: dict[str, Any] = {
     "prepared-event": lambda page: _row(page, "preparedevent", "invoice.paid"),
     "fences": lambda page: opened(page, LIST.format("fence")),
     "fence": lambda page: opened(page, LIST.format("fence") + f"{FENCE}/change/"),
+    "peers": lambda page: opened(page, LIST.format("peer")),
+    "peer": lambda page: _row(page, "peer", "billing"),
     "drainer": lambda page: _row(page, "process", "jobs"),
     "drainers": lambda page: opened(page, LIST.format("process")),
     "incident": lambda page: _row(page, "incident", "taken over"),

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from outbox_app.door import clocks
 from tests.patience import eventually
 from tests.prepared.conftest import (  # noqa: F401
     ask,
@@ -35,6 +36,12 @@ from tests.servers import processes
 from tests.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_clock_is_noted() -> None:
+    """As in a process that has met no peer."""
+    clocks._noted.clear()
 
 
 @pytest.fixture
