@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import glob
+import re
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
+from django.db import transaction
 
+from outbox_app.door import client
 from outbox_app.exceptions import KeeperUnavailable
 from outbox_app.models import PreparedEvent
-from outbox_app.prepared import NewPrepared, confirm, prepared, prepared_many
+from outbox_app.prepared import (
+    NewPrepared,
+    confirm,
+    fence,
+    prepare,
+    prepared,
+    prepared_many,
+    remote,
+)
 from outbox_app.prepared.request import time_ordered_id
-from tests.patience import eventually
+from tests.faults.test_wrong_clock import LIBRARY
+from tests.patience import eventually, patience
+from tests.servers import processes
 
 from .conftest import ROOT
 
@@ -26,16 +42,15 @@ pytestmark = [
 
 @pytest.fixture
 def pay(variables: Any, sender: str) -> Any:
-    """``pay(dies)``: a process of billing pays, and dies at that place; returns the event's id."""
+    """``pay(dies)``: a process of billing pays, and dies at that place; returns what it said."""
 
-    def run(dies: str) -> str:
+    def run(dies: str, **more: str) -> str:
         id = str(time_ordered_id())
         command = [sys.executable, "-m", "tests.door.payer", sender, id, dies]
-        done = subprocess.run(
-            command, cwd=ROOT, env=variables("billing", sender), capture_output=True, text=True
-        )
-        assert done.returncode == (0 if dies == "never" else -9), done.stderr
-        return id
+        env = {**variables("billing", sender), **more}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert more or done.returncode == (0 if dies == "never" else -9), done.stderr
+        return done.stderr
 
     return run
 
@@ -44,12 +59,10 @@ def pay(variables: Any, sender: str) -> Any:
 def check_back(variables: Any, alias: str) -> Any:
     """``check_back()``: a process of the shop asks until nothing is due."""
 
-    def run() -> int:
+    def run(**more: str) -> int:
         command = [sys.executable, "manage.py", "run_prepared", "--once"]
-        done = subprocess.run(
-            command, cwd=ROOT, env=variables("shop", alias), capture_output=True, text=True
-        )
-        return done.returncode
+        env = {**variables("shop", alias), **more}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True).returncode
 
     return run
 
@@ -79,6 +92,80 @@ def test_a_sender_that_is_away_keeps_its_events(
     PreparedEvent.objects.using(alias).update(next_check_at=row.prepared_at)
     serve("billing", sender)
     assert check_back() == 0
+    assert states() == ["confirmed"]
+
+
+def test_servers_that_are_stopped_are_silent(
+    alias: str,
+    sender: str,
+    serve: Any,
+    both: None,
+    ask: Any,
+    states: Any,
+    published: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGSTOP for longer than a call takes: what was sent to them arrives when they go on."""
+    monkeypatch.setattr(remote, "SECONDS", patience(0.5))
+    monkeypatch.setitem(client.call.__kwdefaults__ or {}, "seconds", patience(0.5))
+    shop, billing = serve("shop", alias), serve("billing", sender)
+    event = prepare("order-17", "order.paid", using=sender, to="shop", immune=0)
+    with transaction.atomic(using=sender):
+        fence(event)
+    with stopped(billing):
+        assert "billing" in ask().trouble
+    [row] = PreparedEvent.objects.using(alias)
+    assert (row.state, row.answered, row.unreachable) == ("prepared", 0, 1)
+    with stopped(shop):
+        with pytest.raises(KeeperUnavailable):
+            confirm(event)
+        with pytest.raises(KeeperUnavailable):
+            prepare("order-18", "order.paid", using=sender, to="shop", immune=0)
+    eventually(lambda: states() == ["confirmed", "prepared"])
+    ask()
+    assert (states(), len(published())) == (["confirmed", "cancelled"], 1)
+
+
+@contextmanager
+def stopped(server: Any) -> Iterator[None]:
+    processes.stop_tree(server.pid)
+    try:
+        yield
+    finally:
+        processes.continue_tree(server.pid)
+
+
+def test_clocks_that_are_two_hours_wrong(
+    alias: str,
+    sender: str,
+    serve: Any,
+    both: None,
+    pay: Any,
+    check_back: Any,
+    ask: Any,
+    states: Any,
+    tmp_path: Path,
+) -> None:
+    """On either side: calls are refused, the other's log says by how much, nothing is decided."""
+    [library] = glob.glob(LIBRARY) or [pytest.skip("no libfaketime")]
+    clock = {"LD_PRELOAD": library, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    serve("shop", alias)
+    serve("billing", sender)
+    event = prepare("order-17", "order.paid", using=sender, to="shop", immune=0)
+    with transaction.atomic(using=sender):
+        fence(event)
+    assert "KeeperUnavailable" in pay("never", FAKETIME="-2h", **clock)
+    assert check_back(FAKETIME="+2h", **clock) == 1
+    [row] = PreparedEvent.objects.using(alias)
+    assert (row.state, row.answered, row.unreachable) == ("prepared", 0, 1)
+    assert "401" in row.last_answer
+    for project, key, hours in (("shop", "billing-1", -2), ("billing", "shop-1", 2)):
+        said = (tmp_path / f"{project}.log").read_text()
+        [seconds] = re.findall(rf"Clock or message is away key={key} seconds=(-?\d+)", said)
+        assert round(int(seconds) / 3600) == hours
+    assert not Group.objects.using(sender).exists()
+    PreparedEvent.objects.using(alias).update(next_check_at=row.prepared_at)
+    ask()
     assert states() == ["confirmed"]
 
 
