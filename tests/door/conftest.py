@@ -28,6 +28,7 @@ from tests.prepared.conftest import (  # noqa: F401
     fences,
     one_way_calls_end,
     published,
+    pytest_collection_modifyitems,
     sender,
     states,
     told,

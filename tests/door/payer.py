@@ -1,7 +1,7 @@
 """A sender to be killed: prepares an event with the keeper "shop", pays, and confirms.
 
-``python -m tests.door.payer ALIAS EVENT_ID DIES`` under ``tests.door.project``. It is killed where
-``DIES`` says: "prepared", "fenced", "committed" or "never".
+``python -m tests.door.payer ALIAS EVENT_ID DIES …`` under ``tests.door.project`` forks a process
+for each event. It is killed where ``DIES`` says: "prepared", "fenced", "committed" or "never".
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ import django
 from django.db import transaction
 
 
-def main(using: str, id: str, dies: str) -> None:
+def main(using: str, *events: str) -> None:
     django.setup()
+    for id, dies in zip(events[::2], events[1::2], strict=True):
+        if child := os.fork():
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code != (0 if dies == "never" else -signal.SIGKILL):
+                sys.exit(f"{dies}: {code}")
+        else:
+            pay(using, id, dies)
+            sys.exit()
+
+
+def pay(using: str, id: str, dies: str) -> None:
     from django.contrib.auth.models import Group
 
     from outbox_app.prepared import confirm, fence, prepare

@@ -48,6 +48,7 @@ from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
 from tests import tasks
+from tests.faults.tools import on
 from tests.patience import eventually
 from tests.servers.proxy import Proxy
 
@@ -55,6 +56,8 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
     pytest.mark.usefixtures("served"),
 ]
+#: About keys, addresses and the network: no database differs.
+one = on("default")
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -258,6 +261,7 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
     assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
 
 
+@one
 def test_keys_change_while_events_are_open(
     alias: str, sender: str, settings: Any, new_key: Any, states: Any, ask: Any
 ) -> None:
@@ -284,6 +288,7 @@ def test_keys_change_while_events_are_open(
     assert states() == ["cancelled", "cancelled", "confirmed"]
 
 
+@one
 def test_no_key_is_valid(alias: str, sender: str, served: Any, settings: Any) -> None:
     known = settings.OUTBOX["PEERS"]
     theirs = known["shop"] | {"keys": known["shop"]["keys"][1:]}
@@ -292,6 +297,7 @@ def test_no_key_is_valid(alias: str, sender: str, served: Any, settings: Any) ->
         prepare("a", "order.paid", using=sender, to="shop")
 
 
+@one
 def test_a_peer_is_removed_while_its_events_are_open(
     alias: str, sender: str, served: Any, settings: Any, ask: Any, states: Any
 ) -> None:
@@ -310,6 +316,7 @@ def test_a_peer_is_removed_while_its_events_are_open(
     assert states() == ["cancelled"]
 
 
+@one
 def test_a_keeper_that_there_is_not(alias: str, sender: str) -> None:
     with pytest.raises(InvalidPrepared, match="There is no keeper 'depot' among the peers"):
         prepare("a", "order.paid", using=sender, to="depot")
@@ -317,6 +324,7 @@ def test_a_keeper_that_there_is_not(alias: str, sender: str) -> None:
         prepare("a", "order.paid", using=alias, to="shop")
 
 
+@one
 def test_without_the_extra(alias: str, sender: str, monkeypatch: Any, client: Any) -> None:
     """What is local works; the rest says in a sentence what to install."""
     monkeypatch.setitem(sys.modules, "http_message_signatures", None)
@@ -332,6 +340,7 @@ def test_without_the_extra(alias: str, sender: str, monkeypatch: Any, client: An
     prepare("a", "order.paid", using=sender)
 
 
+@one
 def test_a_keeper_that_hangs_holds_a_transaction_for_two_seconds(
     alias: str, sender: str, settings: Any, ports: dict[str, int]
 ) -> None:
@@ -345,6 +354,7 @@ def test_a_keeper_that_hangs_holds_a_transaction_for_two_seconds(
         assert 1.5 < time.monotonic() - begin < 9
 
 
+@one
 @pytest.mark.parametrize("mode", ["cut_on_reply", "drop_reply", "refuse"])
 def test_a_reply_is_lost(
     alias: str,

@@ -25,13 +25,26 @@ FULL = os.environ.get("OUTBOX_PREPARED") == "full"
 SENDERS = {"default": "postgres", "postgres": "mariadb", "mariadb": "default"}
 
 
+def sender_of(alias: str) -> str:
+    others = [SENDERS[alias], *django_settings.DATABASES]
+    return next(each for each in others if each in django_settings.DATABASES and each != alias)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test with a keeper and a sender has these two databases: the third need not be emptied."""
+    for item in items:
+        alias = getattr(item, "callspec", None) and item.callspec.params.get("alias")
+        mark = item.get_closest_marker("django_db")
+        there = alias in django_settings.DATABASES and len(django_settings.DATABASES) > 1
+        if there and mark and "sender" in item.fixturenames:
+            options = mark.kwargs | {"databases": [alias, sender_of(alias)]}
+            item.add_marker(pytest.mark.django_db(**options), append=False)
+
+
 @pytest.fixture
 def sender(alias: str) -> str:
     """The alias of the business rows; the keeper is on ``alias``."""
-    other = SENDERS[alias]
-    if other not in django_settings.DATABASES:
-        other = next(each for each in django_settings.DATABASES if each != alias)
-    return other
+    return sender_of(alias)
 
 
 @pytest.fixture(autouse=True)
