@@ -100,8 +100,8 @@ def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
     for key in peer.keys:
         if key_faults(key):
             continue
-        begin, end = _moment(key.get("from")), _moment(key.get("until"))
-        if (begin is None or begin <= now) and (end is None or now < end):
+        begin, end = key.get("from"), key.get("until")
+        if (begin is None or moment(begin) <= now) and (end is None or now < moment(end)):
             for kind in kinds:
                 if kind in key:
                     yield Key(key["id"], ALGORITHMS[kind], key[kind])
@@ -171,7 +171,7 @@ def key_faults(key: Any) -> list[str]:
     )
     faults = [] if fits else [f"names its {kinds[0]} not by reference (env:NAME or file:PATH)"]
     try:
-        _moment(key.get("from")), _moment(key.get("until"))
+        [moment(key[name]) for name in ("from", "until") if key.get(name) is not None]
     except ValueError:
         faults.append("is valid from or until what is no time with a time zone")
     return faults
@@ -198,10 +198,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _moment(value: Any) -> datetime | None:
-    if value is None:
-        return None
-    moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    if timezone.is_naive(moment):
+def moment(value: Any) -> datetime:
+    """Return a time that has a time zone, or raise ``ValueError``."""
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    if timezone.is_naive(found):
         raise ValueError(value)
-    return moment
+    return found

@@ -7,16 +7,14 @@ alias rolls back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
 from uuid import UUID
 
 import django.db
 from django.db import connections
 
-from ..aliases import log_alias, outbox_alias
-from ..eventlog.registry import log_named
-from ..exceptions import InvalidPrepared, KeeperUnavailable
+from ..aliases import outbox_alias
+from ..exceptions import InvalidPrepared, KeeperUnavailable, UnknownPrepared
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer
@@ -30,8 +28,6 @@ PREFIX = "alias:"
 class LocalKeeper:
     """The keeper of this project, as a sender on another of its aliases calls it."""
 
-    name = ""
-
     def __init__(self, alias: str) -> None:
         self.sender = PREFIX + alias
         self.using = outbox_alias()
@@ -42,12 +38,7 @@ class LocalKeeper:
             )
 
     def checked(self, new: NewPrepared) -> Request:
-        request = checked(new)
-        if not new.job and log_alias(log_named(request.log)) != self.using:
-            raise InvalidPrepared(
-                f"The log {request.log} is not on {self.using!r}, as is the keeper."
-            )
-        return request
+        return checked(new, using=self.using)
 
     def prepare(self, requests: Sequence[Request]) -> list[Answer]:
         with self._outside():
@@ -57,24 +48,16 @@ class LocalKeeper:
         with self._outside():
             return keeper.decide(self.sender, wanted, by=keeper.CALL, using=self.using)
 
-    def _is_open(self) -> bool:
-        """Say whether the caller has a transaction open here; a test's may be written to."""
-        opened = is_atomic(self.using) or lacks_autocommit(connections[self.using])
-        return opened and not is_in_test(self.using)
-
     @contextmanager
     def _outside(self) -> Iterator[None]:
-        """Work in no transaction of the caller, whose rollback would undo it."""
+        """Work in no transaction of the caller, whose rollback would undo it; a test's may be."""
+        opened = is_atomic(self.using) or lacks_autocommit(connections[self.using])
+        apart = opened and not is_in_test(self.using)
         try:
-            if self._is_open():
-                with own_connection(self.using) as connection:
-                    if connection.vendor == "sqlite":  # has one writer: the caller itself, maybe
-                        with connection.cursor() as cursor:
-                            cursor.execute(
-                                f"PRAGMA busy_timeout = {keeper.LOCK_SECONDS * 1000:.0f}"
-                            )
-                    yield
-            else:
+            with own_connection(self.using) if apart else nullcontext() as own:
+                if own and own.vendor == "sqlite":  # has one writer: the caller itself, maybe
+                    with own.cursor() as cursor:
+                        cursor.execute(f"PRAGMA busy_timeout = {keeper.LOCK_SECONDS * 1000:.0f}")
                 yield
         except (django.db.OperationalError, django.db.InterfaceError) as error:
             if not connections[self.using].in_atomic_block:
@@ -94,7 +77,8 @@ class LocalSender:
         return answers(questions, using=self.alias)
 
 
-def local_sender(name: str) -> Any:
-    """Return the sender of a name; None for one that is no alias of this project."""
+def local_sender(name: str) -> LocalSender:
     alias = name.removeprefix(PREFIX)
-    return LocalSender(alias) if name.startswith(PREFIX) and alias in connections else None
+    if alias not in connections:
+        raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
+    return LocalSender(alias)

@@ -49,39 +49,27 @@ class HttpKeeper:
         return checked(new, remote=True)
 
     def prepare(self, requests: Sequence[Request]) -> list[Answer]:
-        answers: list[Answer] = []
-        for group in self._groups([cloudevent(each, source=f"/{self.name}") for each in requests]):
-            said = self._call("POST", "prepared/", group, content_type=EVENTS)
-            if len(said) != len(group):
-                raise self._odd("has answered something else")
-            answers += [self._prepared(*pair) for pair in zip(group, said, strict=True)]
-        return answers
+        events = [cloudevent(each, source=f"/{self.name}") for each in requests]
+        return [self._prepared(*said) for said in self._said("", events, content_type=EVENTS)]
 
-    def _prepared(self, event: dict[str, Any], said: dict[str, Any]) -> Answer:
-        id, status, state = event["id"], said.get("status"), said.get("state")
+    def _prepared(self, id: UUID, status: Any, state: Any) -> Answer:
         if status in REFUSED:
             why = "may not be prepared by this service" if status == 403 else "is refused"
             raise InvalidPrepared(
                 f"The event {id} {why}: the keeper {self.name!r} has answered {status}, and its "
                 "log says why."
             )
-        if said.get("id") == id and status in (200, 201, 409) and state in State.values:
-            return Answer(UUID(id), str(state))
-        if said.get("id") == id and status == 409:
-            return Answer(UUID(id), CONFLICT, "the id belongs to an event of other content")
+        if status in (200, 201, 409) and state in State.values:
+            return Answer(id, str(state))
+        if status == 409:
+            return Answer(id, CONFLICT, "the id belongs to an event of other content")
         raise self._odd("has answered something else")
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
-        answers: list[Answer] = []
-        for group in self._groups([{"id": str(id), "state": str(s)} for id, s in wanted.items()]):
-            answer = self._call("POST", "prepared/decide", group)
-            said = {str(each.get("id")): each for each in answer}
-            answers += [self._told(each, said.get(each["id"], {})) for each in group]
-        return answers
+        asked = [{"id": str(id), "state": str(state)} for id, state in wanted.items()]
+        return [self._told(wanted[said[0]], *said) for said in self._said("decide", asked)]
 
-    def _told(self, decision: dict[str, Any], said: dict[str, Any]) -> Answer:
-        id, wanted = UUID(decision["id"]), decision["state"]
-        status, state = said.get("status"), said.get("state")
+    def _told(self, wanted: str, id: UUID, status: Any, state: Any) -> Answer:
         if status == 200 and state == wanted:
             return Answer(id, wanted)
         if status == 404:
@@ -89,25 +77,35 @@ class HttpKeeper:
         if status == 409 and state in PreparedEvent.OPEN:
             return Answer(id, str(state), "the keeper could not publish it; its log says why")
         if status == 409 and state in State.values:
-            return Answer(
-                id,
-                CONTRADICTION,
+            detail = (
                 f"The prepared event {id} is {state} at the keeper {self.name!r}, which was told "
-                f"{wanted}. Nothing was changed.",
+                f"{wanted}. Nothing was changed."
             )
+            return Answer(id, CONTRADICTION, detail)
         raise self._odd(f"said nothing of the event {id}")
 
     def open(self, skip: int = 0) -> list[Question]:
         """Return open events of this sender, some of them: for a sender that cannot be called."""
         return [
             Question(
-                UUID(each["id"]),
-                datetime.fromisoformat(each["prepared_at"]),
-                each["stream"],
-                each["type"],
+                UUID(e["id"]), datetime.fromisoformat(e["prepared_at"]), e["stream"], e["type"]
             )
-            for each in self._call("GET", f"prepared/open?skip={skip}")
+            for e in self._call("GET", f"prepared/open?skip={skip}")
         ]
+
+    def _said(
+        self, path: str, elements: Sequence[dict[str, Any]], **options: Any
+    ) -> Iterator[tuple[UUID, Any, Any]]:
+        """Yield id, status and state of each element, in as many requests as they take."""
+        for group in self._groups(elements):
+            said = self._call("POST", f"prepared/{path}", group, **options)
+            if len(said) != len(group):
+                raise self._odd("has answered something else")
+            for sent, each in zip(group, said, strict=True):
+                status = each.get("status")
+                if each.get("id") != sent["id"] and status not in REFUSED:
+                    raise self._odd(f"said nothing of the event {sent['id']}")
+                yield UUID(sent["id"]), status, each.get("state")
 
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
         seconds = IN_TRANSACTION if open_transactions() else SECONDS
@@ -117,13 +115,10 @@ class HttpKeeper:
             raise KeeperUnavailable(str(error)) from error
         if status in REFUSED:
             raise InvalidPrepared(f"The keeper {self.name!r} refuses the request: {status}.")
-        if (
-            status != 200
-            or not isinstance(said, list)
-            or not all(isinstance(e, dict) for e in said)
-        ):
+        listed = isinstance(said, list) and all(isinstance(each, dict) for each in said)
+        if status != 200 or not listed:
             raise self._odd(f"has answered {status}, which is no list of answers")
-        return said
+        return said  # type: ignore[no-any-return]
 
     def _odd(self, what: str) -> KeeperUnavailable:
         return KeeperUnavailable(f"The keeper {self.name!r} {what}.")

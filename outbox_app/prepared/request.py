@@ -19,6 +19,7 @@ from uuid import UUID
 
 from celery import current_app
 
+from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.newevent import NewEvent, canonical, checked_name
 from ..eventlog.newevent import checked as checked_event
@@ -88,16 +89,20 @@ def _number(text: str) -> int | float:
     return int(value) if value == value.to_integral_value() else float(text)
 
 
-def checked(new: NewPrepared, *, remote: bool = False) -> Request:
+def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Request:
     """Return what a keeper is sent. Raises ``InvalidPrepared``.
 
-    With ``remote`` the log and the task are the keeper's, and so is the check of their names.
+    Args:
+        using: The keeper's alias, which is the log's as well. Default: any.
+        remote: The log and the task are another service's, and so is the check of their names.
     """
     if not isinstance(new, NewPrepared):
         raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
     conf = outbox_settings()
     try:
-        published = _job(new, remote=remote) if new.job else _event(new, remote=remote)
+        published = (_job if new.job else _event)(new, remote=remote)
+        if using and published[0] and log_alias(log_named(published[0])) != using:
+            raise InvalidPrepared(f"The log {published[0]} is not on {using!r}, as is the keeper.")
     except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
         raise InvalidPrepared(str(error)) from error
     if new.policy not in PreparedEvent.Policy.values:

@@ -9,7 +9,7 @@ check-back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,7 +114,6 @@ def prepared_many(
 ) -> Iterator[list[Prepared]]:
     """As ``prepared()``, for several events of one transaction: one request, a fence for each."""
     recorded = prepare_many(events, using=using, to=to)
-    connection = connections[using]
     try:
         with transaction.atomic(using=using):
             for event in recorded:
@@ -123,7 +122,7 @@ def prepared_many(
             confirm_on_commit(*recorded, wait=wait)
     except BaseException:
         # Inside an outer transaction nothing is certain yet: the check-back finds out.
-        if not connection.in_atomic_block or is_only_tests(using):
+        if not connections[using].in_atomic_block or is_only_tests(using):
             _tell_what_fences_say(recorded, wait=wait)
         raise
     if is_only_tests(using):  # leaving the block counts as the commit
@@ -192,14 +191,8 @@ def confirm(*events: Prepared, wait: bool = True) -> None:
         KeeperUnavailable: The keeper gave no answer. Its check-back finds out.
         Contradiction: The event was cancelled before, by a person or a policy.
     """
-    outcomes = _outcomes(events)
-    for event in events:
-        if (outcome := outcomes[event.event_id]) != COMMITTED:
-            raise FencedOut(
-                f"The prepared event {event.event_id} cannot be confirmed: its fence on "
-                f"{event.using!r} says {outcome}. Call fence(event) inside the transaction, and "
-                "confirm(event) after it has committed."
-            )
+    hint = " Call fence(event) inside the transaction, and confirm(event) after it has committed."
+    _require_outcome(events, COMMITTED, "confirmed", hint)
     _tell(events, State.CONFIRMED, wait=wait)
 
 
@@ -210,13 +203,7 @@ def cancel(*events: Prepared, wait: bool = True) -> None:
         FencedOut: The transaction has committed already, or is open. The keeper was not told.
         KeeperUnavailable, Contradiction: As for ``confirm()``.
     """
-    outcomes = _outcomes(events)
-    for event in events:
-        if (outcome := outcomes[event.event_id]) != ROLLED_BACK:
-            raise FencedOut(
-                f"The prepared event {event.event_id} cannot be cancelled: its fence on "
-                f"{event.using!r} says {outcome}."
-            )
+    _require_outcome(events, ROLLED_BACK, "cancelled")
     _tell(events, State.CANCELLED, wait=wait)
 
 
@@ -230,32 +217,37 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
         NotAtomic: No transaction is open on the alias of an event.
     """
 
-    def tell(using: str) -> None:
+    def tell(group: list[Prepared]) -> None:
         try:
-            _tell([each for each in events if each.using == using], State.CONFIRMED, wait=wait)
+            _tell(group, State.CONFIRMED, wait=wait)
         except Exception as error:  # it would be taken for one of the transaction
             logger.warning("The keeper was not told, so it will ask error=%r", error)
 
-    for using in {event.using for event in events}:
+    for (_, using), group in _by_keeper(events):
         if not connections[using].in_atomic_block:  # it would be told at once
             raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
-        transaction.on_commit(partial(tell, using), using=using)
+        transaction.on_commit(partial(tell, group), using=using)
+
+
+def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:
+    outcomes = _outcomes(events)
+    for event in events:
+        if (outcome := outcomes[event.event_id]) != wanted:
+            raise FencedOut(
+                f"The prepared event {event.event_id} cannot be {call}: its fence on "
+                f"{event.using!r} says {outcome}.{hint}"
+            )
 
 
 def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
     """Ask as the keeper does: over a session that sees no open transaction, not even its own."""
     found: dict[UUID, str] = {}
-    for using in {event.using for event in events}:
-        found |= answers(
-            [
-                Question(
-                    event.event_id, event.prepared_at, event.request.stream, event.request.type
-                )
-                for event in events
-                if event.using == using
-            ],
-            using=using,
-        )
+    for (_, using), group in _by_keeper(events):
+        asked = [
+            Question(each.event_id, each.prepared_at, each.request.stream, each.request.type)
+            for each in group
+        ]
+        found |= answers(asked, using=using)
     return found
 
 
@@ -263,44 +255,48 @@ def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
     try:
         outcomes = _outcomes(events)
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
-            if told := [event for event in events if outcomes[event.event_id] == outcome]:
-                _tell(told, state, wait=wait)
+            told = [event for event in events if outcomes[event.event_id] == outcome]
+            _tell(told, state, wait=wait)
     except Exception as error:  # the caller's own is the one to raise
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
 
 
-def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
-    if not (wait or any(is_in_test(event.using) for event in events)):
-        for group in _by_keeper(events):
-            one_way.send(_later(state, group[0].to, group[0].using), group)
-        return
-    for group in _by_keeper(events):
-        keeper = keeper_of(group[0].to, group[0].using)
-        told = keeper.decide({event.event_id: state for event in group})
-        lost = {answer.event_id for answer in told if answer.state == UNKNOWN}
-        if lost:  # the keeper's database was restored
-            keeper.prepare([event.request for event in group if event.event_id in lost])
-            told = [answer for answer in told if answer.event_id not in lost]
-            told += keeper.decide(dict.fromkeys(lost, state))
-        for answer in told:
-            if answer.state == CONTRADICTION:
-                raise Contradiction(answer.detail)
-            if answer.state != state:
-                error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
-                raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
-
-
-def _by_keeper(events: Sequence[Prepared]) -> list[list[Prepared]]:
+def _by_keeper(events: Sequence[Prepared]) -> Iterable[tuple[tuple[str, str], list[Prepared]]]:
     groups: dict[tuple[str, str], list[Prepared]] = {}
     for event in events:
         groups.setdefault((event.to, event.using), []).append(event)
-    return list(groups.values())
+    return groups.items()
+
+
+def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
+    for (to, using), group in _by_keeper(events):
+        call = _call(state, to, using)
+        if wait or is_in_test(using):
+            call(group)
+        else:
+            one_way.send(call, group)
 
 
 @cache
-def _later(state: str, to: str, using: str) -> Callable[[list[Prepared]], None]:
-    """Return the one-way call to one keeper: what waits for it goes in one request."""
-    return partial(_tell, state=state, wait=True)
+def _call(state: str, to: str, using: str) -> Callable[[list[Prepared]], None]:
+    """Return the call to one keeper, each time the same: what waits for it goes in one request."""
+    return partial(_tell_keeper, state, to, using)
+
+
+def _tell_keeper(state: str, to: str, using: str, events: list[Prepared]) -> None:
+    keeper = keeper_of(to, using)
+    told = keeper.decide({event.event_id: state for event in events})
+    if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:
+        # The keeper's database was restored.
+        keeper.prepare([event.request for event in events if event.event_id in lost])
+        told = [answer for answer in told if answer.event_id not in lost]
+        told += keeper.decide(dict.fromkeys(lost, state))
+    for answer in told:
+        if answer.state == CONTRADICTION:
+            raise Contradiction(answer.detail)
+        if answer.state != state:
+            error = UnknownPrepared if answer.state == UNKNOWN else PreparedError
+            raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
 
 
 _warned: set[str] = set()

@@ -8,8 +8,7 @@ sentences of our own. No view has a session, a cookie, or a transaction of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Container
 from functools import wraps
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -21,14 +20,13 @@ from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest, HttpResponse
 from django.utils.encoding import escape_uri_path
-from django.views.decorators.cache import never_cache
+from django.views.decorators.cache import cache_control, never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
-from ..aliases import log_alias, outbox_alias
+from ..aliases import outbox_alias
 from ..door import messages, peers
 from ..door.messages import MessageRefused
-from ..eventlog.registry import log_named
 from ..exceptions import InvalidPeer, InvalidPrepared
 from ..models import Fence, Peer, PreparedEvent
 from ..text import get_logger
@@ -41,21 +39,22 @@ logger = get_logger("outbox_app.door")
 
 State = PreparedEvent.State
 SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
-OTHER = {State.CONFIRMED: State.CANCELLED, State.CANCELLED: State.CONFIRMED}
+OTHER: dict[str, str] = {State.CONFIRMED: State.CANCELLED, State.CANCELLED: State.CONFIRMED}
 #: Of one answer: no client reads more than 64 KiB.
 OPEN, OPEN_BYTES = 100, 48 * 1024
 
-#: Status and content of an answer.
+#: What is said of an event where there is no state to tell.
+STATELESS = {
+    CONFLICT: (409, "The id belongs to an event of other content."),
+    UNKNOWN: (404, "There is no such event."),
+}
+
+#: Status and content of an answer. The content of a problem may be its detail alone.
 Said = tuple[int, Any]
 
 
 def door(method: str, direction: str, *types: str) -> Callable[..., Callable[..., HttpResponse]]:
-    """Serve a view to peers that sign.
-
-    Args:
-        direction: What the caller must be to this project.
-        types: Content types of the request.
-    """
+    """Serve a view to peers of a direction that sign, and send one of these content types."""
 
     def wrap(view: Callable[..., Said]) -> Callable[..., HttpResponse]:
         @wraps(view)
@@ -64,10 +63,10 @@ def door(method: str, direction: str, *types: str) -> Callable[..., Callable[...
                 return _answered(request, view, direction, types or (messages.JSON,), kwargs)
             except (InvalidPeer, django.db.Error) as error:
                 logger.error("The door is closed error=%r", error)
-                return _response(503, _problem(503, "The log says why."))
+                return _response(503, "The log says why.")
 
-        guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
-        return without_transaction(login_not_required(guarded))
+        guarded = csrf_exempt(require_http_methods([method])(never_cache(served)))
+        return without_transaction(login_not_required(cache_control(no_transform=True)(guarded)))
 
     return wrap
 
@@ -82,10 +81,10 @@ def _answered(
     try:
         from ..door import signing
     except InvalidPeer as error:  # the extra is missing
-        return _response(503, _problem(503, str(error)))
+        return _response(503, str(error))
     body = request.read(peers.LIMITS["bytes"] + 1)
     if len(body) > peers.LIMITS["bytes"]:
-        return _response(413, _problem(413))
+        return _response(413)
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
@@ -94,17 +93,16 @@ def _answered(
         peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
-        response = _response(401, _problem(401))
+        response = _response(401)
         response.headers["WWW-Authenticate"] = "Signature"
         return response
     try:
-        content = _content(request, body, peer, types)
-        status, said = view(request, peer, content, **kwargs)
+        status, said = view(request, peer, _content(request, body, peer, types), **kwargs)
     except MessageRefused as error:
-        status, said = error.status, _problem(error.status, str(error))
+        status, said = error.status, str(error)
     except django.db.Error as error:
         logger.warning("The database is away peer=%s error=%r", peer.name, error)
-        status, said = 503, _problem(503)
+        status, said = 503, ""
     response = _response(status, said)
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
@@ -121,26 +119,26 @@ def _content(request: HttpRequest, body: bytes, peer: Peer, types: tuple[str, ..
     return messages.parsed(body) if body else None
 
 
-def _problem(status: int, detail: str = "") -> dict[str, Any]:
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
-    return problem | ({"detail": detail} if detail else {})
-
-
-def _response(status: int, said: Any) -> HttpResponse:
+def _response(status: int, said: Any = "") -> HttpResponse:
+    content = _problem(status, said) if isinstance(said, str) else said
     type = messages.PROBLEM if status >= 400 else messages.JSON
-    response = HttpResponse(messages.written(said), status=status, content_type=type)
-    response.headers["Cache-Control"] = "no-transform"
-    return response
+    return HttpResponse(messages.written(content), status=status, content_type=type)
+
+
+def _problem(status: int, detail: str, **more: str) -> dict[str, Any]:
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+    return problem | ({"detail": detail} if detail else {}) | more
 
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)
 def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Record an event, or up to 500: those that are refused keep none of the others away."""
     batch = messages.media_type(request.headers["Content-Type"]) == messages.EVENTS
-    events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
     using = outbox_alias()
-    said: list[Said | None] = [None] * len(events)
+    #: By their place among the events: what is refused, and what is asked for.
+    refused: dict[int, Said] = {}
     requests: dict[UUID, Request] = {}
+    events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
     for place, event in enumerate(events):
         try:
             new = _request(peer, event, using)
@@ -148,17 +146,16 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
                 raise MessageRefused(422, "An id is there twice.")
             requests[new.event_id] = new
         except MessageRefused as error:
-            said[place] = (error.status, _problem(error.status, str(error)))
+            if not batch:
+                raise
+            refused[place] = error.status, {}
     rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=list(requests))
     known = set(rows.values_list("event_id", flat=True))
     answers = iter(keeper.prepare(peer.name, list(requests.values()), using=using))
-    found = [each or _prepared(next(answers), known) for each in said]
+    found = [
+        refused.get(n) or _said(next(answers), State.PREPARED, known) for n in range(len(events))
+    ]
     return (200, [_short(*each) for each in found]) if batch else found[0]
-
-
-def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
-    """Return what a batch says of one element: 64 KiB have room for 500."""
-    return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
 
 
 def _request(peer: Peer, event: Any, using: str) -> Request:
@@ -166,24 +163,31 @@ def _request(peer: Peer, event: Any, using: str) -> Request:
     if not peers.is_granted(peer, type=new.type, topic=new.topic, job=new.job):
         raise MessageRefused(403, "The sender may not prepare this type, topic or job.")
     try:
-        request = checked(new)
-        if not new.job and log_alias(log_named(request.log)) != using:
-            raise InvalidPrepared(f"The log {request.log} is not on {using!r}, as is the keeper.")
+        return checked(new, using=using)
     except InvalidPrepared as error:
         logger.warning("Refused peer=%s event=%s reason=%s", peer.name, new.event_id, error)
         raise MessageRefused(
             422, "The event could not be published. The log of the keeper says why."
         ) from error
-    return request
 
 
-def _prepared(answer: keeper.Answer, known: set[UUID]) -> Said:
+def _said(answer: keeper.Answer, wanted: str, known: Container[UUID] | None = None) -> Said:
+    """Say what has become of an event; 201 of one that was not among those that were known."""
     id, state, _ = answer
-    if state == CONFLICT:
-        return 409, _problem(409, "The id belongs to an event of other content.") | {"id": str(id)}
-    if state != State.PREPARED:
-        return 409, _problem(409, "It is decided.") | {"id": str(id), "state": state}
-    return 200 if id in known else 201, {"id": str(id), "state": state}
+    if state == wanted:
+        created = known is not None and id not in known
+        return 201 if created else 200, {"id": str(id), "state": state}
+    if state in STATELESS:
+        status, detail = STATELESS[state]
+        return status, _problem(status, detail, id=str(id))
+    state = OTHER[wanted] if state == CONTRADICTION else state
+    detail = "It is decided." if wanted == State.PREPARED else "It is not decided so."
+    return 409, _problem(409, detail, id=str(id), state=state)
+
+
+def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
+    """Return what a batch says of one element: 64 KiB have room for 500."""
+    return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
 
 
 @door("POST", SENDER)
@@ -200,7 +204,7 @@ def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
     wanted: dict[UUID, str] = {}
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
-        if element["state"] not in OTHER:
+        if element["state"] not in [*OTHER]:
             raise MessageRefused(422, "The state is confirmed or cancelled.")
         id = messages.event_id(element["id"])
         if id in wanted:
@@ -211,17 +215,7 @@ def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
 
 def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
     answers = keeper.decide(peer.name, wanted, by=keeper.CALL, using=outbox_alias())
-    return [_told(answer, wanted[answer.event_id]) for answer in answers]
-
-
-def _told(answer: keeper.Answer, wanted: str) -> Said:
-    id, state, _ = answer
-    if state == wanted:
-        return 200, {"id": str(id), "state": state}
-    if state == UNKNOWN:
-        return 404, _problem(404, "There is no such event.") | {"id": str(id)}
-    state = OTHER[State(wanted)] if state == CONTRADICTION else state
-    return 409, _problem(409, "It is not decided so.") | {"id": str(id), "state": state}
+    return [_said(answer, wanted[answer.event_id]) for answer in answers]
 
 
 @door("GET", SENDER)
@@ -229,7 +223,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     """Say what became of an event of the caller."""
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
-        return 404, _problem(404, "There is no such event.")
+        return STATELESS[UNKNOWN]
     return 200, _described(row) | {"decide_by": row.decide_by.isoformat()}
 
 
@@ -252,9 +246,8 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
 
 
 def _described(row: PreparedEvent) -> dict[str, Any]:
-    names = ("state", "type", "stream")
     said = {"id": str(row.event_id), "prepared_at": row.prepared_at.isoformat()}
-    return said | {name: getattr(row, name) for name in names}
+    return said | {"state": row.state, "type": row.type, "stream": row.stream}
 
 
 @door("POST", KEEPER)
@@ -263,22 +256,16 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
     asked = []
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "prepared_at"), ("stream", "type"))
-        names = {name: str(element[name]) for name in ("stream", "type") if name in element}
-        id = messages.event_id(element["id"])
-        asked.append(questions.Question(id, _moment(element["prepared_at"]), **names))
+        names = (str(element.get(name, "")) for name in ("stream", "type"))
+        try:
+            at = peers.moment(element["prepared_at"])
+        except ValueError as error:
+            detail = "A time has the form of ISO 8601, with a time zone."
+            raise MessageRefused(422, detail) from error
+        asked.append(questions.Question(messages.event_id(element["id"]), at, *names))
     fences = Fence.objects.using(peer.database).filter(pk__in=[each.event_id for each in asked])
     committed = fences.filter(outcome=Fence.Outcome.COMMITTED)
     others = set(committed.exclude(keeper=peer.name).values_list("pk", flat=True))
     asked = [each for each in asked if each.event_id not in others]
     answers = questions.answers(asked, using=peer.database)
     return 200, [{"id": str(id), "outcome": outcome} for id, outcome in answers.items()]
-
-
-def _moment(value: Any) -> datetime:
-    try:
-        moment = datetime.fromisoformat(value)
-    except (ValueError, TypeError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise MessageRefused(422, "A time has the form of ISO 8601, with a time zone.")
-    return moment
