@@ -92,24 +92,24 @@ def event_id(value: Any) -> UUID:
     raise MessageRefused(422, "The id is no UUID in lower case with hyphens.")
 
 
-def cloudevent(request: Any, *, source: str) -> dict[str, Any]:
+def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
     """Return an event, or a job (that has no log), as a CloudEvent. Times are whole seconds."""
     event = {
         "specversion": "1.0",
-        "id": str(request.event_id),
+        "id": str(row.event_id),
         "source": source,
-        "type": request.type,
-        "policy": request.policy,
-        "decideby": math.ceil(request.decide_by),
-        "immune": math.ceil(request.immune),
+        "type": row.type,
+        "policy": row.policy,
+        "decideby": math.ceil(row.decide_by.total_seconds()),
+        "immune": math.ceil(row.next_check_at.total_seconds()),
     }
-    if not request.log:
-        return event | {"job": True, "data": request.content}
-    data, metadata = request.content["data"], request.content["metadata"]
+    if not row.log:
+        return event | {"job": True, "data": row.content}
+    data, metadata = row.content["data"], row.content["metadata"]
     # Extensions are no objects in CloudEvents, so the metadata are JSON in a string.
-    given = {"topic": request.topic, "metadata": metadata and written(metadata).decode()}
+    given = {"topic": row.topic, "metadata": metadata and written(metadata).decode()}
     event |= {name: value for name, value in given.items() if value}
-    return event | {"log": request.log, "subject": request.stream, "data": data}
+    return event | {"log": row.log, "subject": row.stream, "data": data}
 
 
 def prepared_fields(event: Any) -> dict[str, Any]:

@@ -254,22 +254,24 @@ class CheckBack(ProcessLoop):
     def _turn(self) -> bool:
         self._share()
         busy = any([worker.turn() for worker in self.workers.values()])
-        under_way = [future for w in self.workers.values() for future in w.under_way]
-        if not busy and under_way:
-            wait(under_way, timeout=min(self.interval, 0.25), return_when=FIRST_COMPLETED)
-            return True
-        return busy
+        if busy or not (under_way := self._under_way()):
+            return busy
+        wait(under_way, timeout=min(self.interval, 0.25), return_when=FIRST_COMPLETED)
+        return True
+
+    def _under_way(self) -> list[Future[Exception | None]]:
+        return [future for worker in self.workers.values() for future in worker.under_way]
 
     def _share(self) -> None:
         holder = self.holder
-        if not holder.joined:
-            holder.join()
-        elif holder.beat_is_due():
+        if holder.joined and holder.beat_is_due():
             holder.beat(done=self.done, trouble=self.trouble)
-        elif not holder.sharing_is_due():
+        if not holder.sharing_is_due():
             return
-        if holder.sharing_is_due():
+        if holder.joined:
             holder.rebalance()
+        else:
+            holder.join()
         owned = {name for name in self._senders() if crc32(name.encode()) % PARTS in holder.owned}
         for name in owned.difference(self.workers):
             self.workers[name] = SenderWorker(name, using=self.using)
@@ -292,9 +294,6 @@ class CheckBack(ProcessLoop):
         return min(self.interval, self.lease_seconds / BEATS)
 
     def _leave(self) -> None:
-        wait([each for w in self.workers.values() for each in w.under_way], timeout=LEAVE_SECONDS)
+        wait(self._under_way(), timeout=LEAVE_SECONDS)
         if self.holder.joined:
-            self._hand_back(self._hand_over, self.backoff)
-
-    def _hand_over(self) -> None:
-        self.holder.leave()
+            self._hand_back(self.holder.leave, self.backoff)

@@ -22,7 +22,6 @@ from uuid import UUID
 import django.db
 from django.db import IntegrityError, connections, transaction
 
-from ..conf import outbox_settings
 from ..exceptions import FencedOut, NotAtomic
 from ..failpoints import failpoint
 from ..models import Fence
@@ -92,10 +91,6 @@ def outcomes(
     Args:
         events: When each was prepared, by its id.
         known: Those that have committed, as business rows show. A fence may say otherwise.
-        using: The sender's alias.
-
-    Returns:
-        ``COMMITTED``, ``ROLLED_BACK``, ``IN_PROGRESS`` or ``TOO_OLD`` for each.
     """
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
@@ -150,12 +145,6 @@ def _own_session(using: str) -> Iterator[None]:
             with connection.cursor() as cursor:
                 cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
         yield
-
-
-def prune_fences(*, using: str, older_than: int | None = None) -> int:
-    """Remove the fences that were written so many days ago; return how many."""
-    days = outbox_settings().FENCE_RETENTION_DAYS if older_than is None else older_than
-    return sum(count for count, _ in pruned(days, using=using))
 
 
 def pruned(

@@ -34,7 +34,7 @@ from ..process import counters
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import get_logger
-from .request import Request, content_hash
+from .request import content_hash
 
 logger = get_logger("outbox_app.prepared")
 
@@ -70,27 +70,13 @@ class _Damaged(OutboxError):
     """The row is not what was prepared: it was edited by hand."""
 
 
-def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Answer]:
+def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[Answer]:
     """Record events of a sender, in a transaction of its own; return the state of each.
 
     An id that is known with the same content has the answer that it had, ``CONFLICT`` with other.
     """
-    rows = [
-        PreparedEvent(
-            sender=sender,
-            event_id=each.event_id,
-            log=each.log,
-            stream=each.stream,
-            type=each.type,
-            topic=each.topic,
-            content=each.content,
-            content_hash=each.hash,
-            policy=each.policy,
-            decide_by=_later(each.decide_by),
-            next_check_at=_later(min(each.immune, each.decide_by)),
-        )
-        for each in requests
-    ]
+    for row in rows:
+        row.sender = sender
 
     def record(first: bool) -> dict[UUID, PreparedEvent]:
         _insert(rows, using, if_missing=not first)
@@ -110,10 +96,6 @@ def prepare(sender: str, requests: Sequence[Request], *, using: str) -> list[Ans
             detail = "the id belongs to an event of other content"
             answers.append(Answer(row.event_id, CONFLICT, detail))
     return answers
-
-
-def _later(seconds: float) -> Any:
-    return timedelta(seconds=seconds)  # from now, by the clock of the database
 
 
 def _insert(rows: Sequence[PreparedEvent], using: str, *, if_missing: bool) -> None:
@@ -236,8 +218,7 @@ def _publish(rows: Sequence[Any], using: str, first: bool) -> None:
     for name, events in groupby(rows, key=lambda row: row.log):
         group = list(events)
         for row in group:
-            published = (row.log, row.stream, row.type, row.topic, row.content)
-            if content_hash(*published) != row.content_hash:
+            if content_hash(row) != row.content_hash:
                 raise _Damaged("The row differs from what was prepared: it was edited by hand.")
         if name:
             log = log_named(name)

@@ -15,11 +15,12 @@ from django.db import connections
 
 from ..aliases import outbox_alias
 from ..exceptions import InvalidPrepared, KeeperUnavailable, UnknownPrepared
+from ..models import PreparedEvent
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
 from .keeper import Answer
 from .questions import Question, answers
-from .request import NewPrepared, Request, checked
+from .request import NewPrepared, checked
 
 #: What the names of senders that are aliases begin with. No name of a peer has a colon.
 PREFIX = "alias:"
@@ -37,12 +38,12 @@ class LocalKeeper:
                 "transaction: then nothing can be in doubt."
             )
 
-    def checked(self, new: NewPrepared) -> Request:
+    def checked(self, new: NewPrepared) -> PreparedEvent:
         return checked(new, using=self.using)
 
-    def prepare(self, requests: Sequence[Request]) -> list[Answer]:
+    def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
         with self._outside():
-            return keeper.prepare(self.sender, requests, using=self.using)
+            return keeper.prepare(self.sender, rows, using=self.using)
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
         with self._outside():

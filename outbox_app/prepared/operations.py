@@ -59,11 +59,10 @@ def selected(
     older_than: timedelta | None = None,
 ) -> PreparedEventQuerySet:
     """Return the events for which all that is given holds, the oldest first."""
-    wanted: dict[str, Any] = {"event_id__in": list(ids)} if ids else {}
-    wanted |= {"sender": sender} if sender else {}
-    wanted |= {"state": state} if state else {}
-    wanted |= {"prepared_at__lte": DatabaseNow() - older_than} if older_than else {}
-    return PreparedEvent.objects.using(using).filter(**wanted).order_by("prepared_at")
+    before = older_than and DatabaseNow() - older_than
+    wanted = {"event_id__in": list(ids), "sender": sender, "state": state}
+    given = {name: v for name, v in (wanted | {"prepared_at__lte": before}).items() if v}
+    return PreparedEvent.objects.using(using).filter(**given).order_by("prepared_at")
 
 
 def described(event: PreparedEvent, *names: str) -> dict[str, Any]:
@@ -105,15 +104,12 @@ def extend(
             f"Events are extended by up to {conf.PREPARED_MAX_DECIDE_BY:g} seconds "
             f"(OUTBOX['PREPARED_MAX_DECIDE_BY']); got {seconds:g}."
         )
-    count = (
-        events.open()
-        .order_by()
-        .update(
-            state=State.PREPARED,
-            decide_by=Greatest(F("decide_by"), DatabaseNow() + timedelta(seconds=seconds)),
-            next_check_at=DatabaseNow(),
-            reason=f"Extended by {by}: {reason}"[:10_000],
-        )
+    rows = events.open().order_by()
+    count = rows.update(
+        state=State.PREPARED,
+        decide_by=Greatest(F("decide_by"), DatabaseNow() + timedelta(seconds=seconds)),
+        next_check_at=DatabaseNow(),
+        reason=f"Extended by {by}: {reason}"[:10_000],
     )
     logger.warning("Extended events=%d by=%s reason=%s", count, by, reason)
     return count
@@ -139,13 +135,9 @@ def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[s
         told = there.decide({id: DECIDES[o] for id, o in outcomes.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)
         done.update(ended, open=len(found) - ended.total())
-        write(f"answered keeper={name} {shown(done)}")
+        figures = " ".join(f"{state}={count}" for state, count in done.items())
+        write(f"answered keeper={name} {figures}")
     return done
-
-
-def shown(done: Counter[str]) -> str:
-    """Return ``confirmed=3 cancelled=0 …``."""
-    return " ".join(f"{name}={count}" for name, count in done.items())
 
 
 def decide(
@@ -156,15 +148,7 @@ def decide(
     reason: str,
     write: Callable[[str], Any] = logger.info,
 ) -> Done:
-    """Confirm or cancel those of the events that are open, in batches.
-
-    Args:
-        events: A selection of ``selected()``.
-        state: ``State.CONFIRMED`` or ``State.CANCELLED``.
-        by: Who has decided.
-        reason: Why.
-        write: Takes progress.
-    """
+    """Confirm or cancel those of the events that are open, in batches."""
     by = f"{by} (a person)" if by in keeper.ROUTES else by
     chosen = list(events.open().order_by("sender", "pk").values_list("sender", "event_id"))
     count, failed = 0, []

@@ -20,7 +20,7 @@ from ..transactions import open_transactions
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .questions import Question
-from .request import NewPrepared, Request, checked
+from .request import NewPrepared, checked
 
 State = PreparedEvent.State
 OUTCOMES = (COMMITTED, ROLLED_BACK, IN_PROGRESS, TOO_OLD)
@@ -45,11 +45,11 @@ class HttpKeeper:
                 "Register a peer for each alias, with keys of its own."
             )
 
-    def checked(self, new: NewPrepared) -> Request:
+    def checked(self, new: NewPrepared) -> PreparedEvent:
         return checked(new, remote=True)
 
-    def prepare(self, requests: Sequence[Request]) -> list[Answer]:
-        events = [cloudevent(each, source=f"/{self.name}") for each in requests]
+    def prepare(self, rows: Sequence[PreparedEvent]) -> list[Answer]:
+        events = [cloudevent(each, source=f"/{self.name}") for each in rows]
         return [self._prepared(*said) for said in self._said("", events, content_type=EVENTS)]
 
     def _prepared(self, id: UUID, status: Any, state: Any) -> Answer:

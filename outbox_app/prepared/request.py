@@ -12,9 +12,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from celery import current_app
@@ -30,8 +31,6 @@ from ..models import Event, EventLog, PreparedEvent
 
 #: A log, or its table.
 Log = type[EventLog] | str
-#: Of a request: log, stream, type, topic, content.
-Published = tuple[str, str, str, str, dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -53,31 +52,9 @@ class NewPrepared:
     kwargs: Mapping[str, Any] | None = None
 
 
-class Request(NamedTuple):
-    """A checked request, as a keeper records it."""
-
-    event_id: UUID
-    #: Table of the log; empty for a job.
-    log: str
-    stream: str
-    #: Of the event, or the task of the job.
-    type: str
-    topic: str
-    #: ``data`` and ``metadata``, or ``args`` and ``kwargs``, as JSON gives them back.
-    content: dict[str, Any]
-    policy: str
-    #: Seconds from its recording.
-    decide_by: float
-    immune: float
-
-    @property
-    def hash(self) -> str:
-        """Of all that is published."""
-        return content_hash(self.log, self.stream, self.type, self.topic, self.content)
-
-
-def content_hash(*published: Any) -> str:
-    """Return a hash that is the same when the content has been in a database."""
+def content_hash(row: PreparedEvent) -> str:
+    """Return a hash of all that is published, the same when it has been in a database."""
+    published = row.log, row.stream, row.type, row.topic, row.content
     seen = json.loads(json.dumps(published), parse_float=_number)
     text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
@@ -89,8 +66,8 @@ def _number(text: str) -> int | float:
     return int(value) if value == value.to_integral_value() else float(text)
 
 
-def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Request:
-    """Return what a keeper is sent. Raises ``InvalidPrepared``.
+def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> PreparedEvent:
+    """Return what a keeper records; its times are given from then on. Raises ``InvalidPrepared``.
 
     Args:
         using: The keeper's alias, which is the log's as well. Default: any.
@@ -100,9 +77,9 @@ def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Reque
         raise InvalidPrepared(f"Prepared are NewPrepared(stream, type, data); got {new!r:.100}.")
     conf = outbox_settings()
     try:
-        published = (_job if new.job else _event)(new, remote=remote)
-        if using and published[0] and log_alias(log_named(published[0])) != using:
-            raise InvalidPrepared(f"The log {published[0]} is not on {using!r}, as is the keeper.")
+        fields = (_job if new.job else _event)(new, remote=remote)
+        if using and not new.job and log_alias(log_named(fields["log"])) != using:
+            raise InvalidPrepared(f"The log {fields['log']} is not on {using!r}, as is the keeper.")
     except (InvalidEvent, UnknownLog, WrittenByCommands) as error:
         raise InvalidPrepared(str(error)) from error
     if new.policy not in PreparedEvent.Policy.values:
@@ -111,10 +88,14 @@ def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Reque
     longest = conf.PREPARED_MAX_DECIDE_BY
     decide_by = _seconds("decide_by", new.decide_by, conf.PREPARED_DECIDE_BY, 0.001, longest)
     immune = _seconds("immune", new.immune, min(conf.PREPARED_IMMUNE, decide_by), 0, decide_by)
-    return Request(_event_id(new.event_id), *published, new.policy, decide_by, immune)
+    fields |= {"event_id": _event_id(new.event_id), "policy": new.policy}
+    fields |= {"decide_by": timedelta(seconds=decide_by)}
+    row = PreparedEvent(**fields, next_check_at=timedelta(seconds=immune))  # type: ignore[misc]
+    row.content_hash = content_hash(row)
+    return row
 
 
-def _event(new: NewPrepared, *, remote: bool) -> Published:
+def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     if new.args or new.kwargs:
         raise InvalidPrepared("args and kwargs are of a job; give its task as job=, or none.")
     log = Event if remote else log_named(new.log) if isinstance(new.log, str) else new.log
@@ -126,10 +107,11 @@ def _event(new: NewPrepared, *, remote: bool) -> Published:
     if remote:
         table = checked_name("log", new.log if isinstance(new.log, str) else new.log._meta.db_table)
     content = {"data": row.data, "metadata": row.metadata}
-    return table, row.stream, row.type, row.topic, content
+    names = {"stream": row.stream, "type": row.type, "topic": row.topic}
+    return {"log": table, "content": content} | names
 
 
-def _job(new: NewPrepared, *, remote: bool) -> Published:
+def _job(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     given = {"stream": new.stream, "type": new.type, "topic": new.topic, "data": new.data}
     if extra := [name for name, value in given.items() if value]:
         raise InvalidPrepared(f"A job has no {', '.join(extra)}. Give either job= or an event.")
@@ -139,11 +121,11 @@ def _job(new: NewPrepared, *, remote: bool) -> Published:
     args, _ = canonical("args", list(new.args))
     kwargs, _ = canonical("kwargs", dict(new.kwargs or {}))
     if not remote:
-        check_task(task, args, kwargs)
-    return "", "", task, "", {"args": args, "kwargs": kwargs}
+        _check_task(task, args, kwargs)
+    return {"type": task, "content": {"args": args, "kwargs": kwargs}}
 
 
-def check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a task that the app does not know, and arguments that do not fit its signature."""
     task = current_app.tasks.get(name)
     if task is None:

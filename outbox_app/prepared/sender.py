@@ -39,7 +39,7 @@ from .fences import COMMITTED, ROLLED_BACK, fence
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .local import LocalKeeper
 from .questions import Question, answers
-from .request import NewPrepared, Request
+from .request import NewPrepared
 
 logger = get_logger("outbox_app.prepared")
 
@@ -55,7 +55,7 @@ class Prepared:
     using: str
     #: The keeper's service; empty for this project.
     to: str
-    request: Request
+    request: PreparedEvent
     #: By the clock of this process, before the keeper was called.
     prepared_at: datetime
 
@@ -169,7 +169,7 @@ def _require_fences(using: str) -> None:
         _fenced.add(using)
 
 
-def _require_prepared(request: Request, answer: Answer) -> None:
+def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
     if answer.state == State.PREPARED:
         return
     found = "is another event's" if answer.state == CONFLICT else f"is {answer.state} already"

@@ -33,7 +33,7 @@ from ..text import get_logger
 from ..transactions import without_transaction
 from . import keeper, questions
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
-from .request import NewPrepared, Request, checked
+from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.door")
 
@@ -137,7 +137,7 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
     using = outbox_alias()
     #: By their place among the events: what is refused, and what is asked for.
     refused: dict[int, Said] = {}
-    requests: dict[UUID, Request] = {}
+    requests: dict[UUID, PreparedEvent] = {}
     events = messages.objects(content if batch else [content], peers.limit(peer, "events"))
     for place, event in enumerate(events):
         try:
@@ -158,7 +158,7 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
     return (200, [_short(*each) for each in found]) if batch else found[0]
 
 
-def _request(peer: Peer, event: Any, using: str) -> Request:
+def _request(peer: Peer, event: Any, using: str) -> PreparedEvent:
     new = NewPrepared(**messages.prepared_fields(event))
     if not peers.is_granted(peer, type=new.type, topic=new.topic, job=new.job):
         raise MessageRefused(403, "The sender may not prepare this type, topic or job.")

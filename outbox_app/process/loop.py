@@ -115,11 +115,11 @@ class ProcessLoop(ABC):
         backoff.succeeded()
         return result
 
-    def _hand_back(self, step: Callable[[], None], backoff: Backoff) -> bool:
+    def _hand_back(self, step: Callable[[], Any], backoff: Backoff) -> bool:
         """Run the step that gives leases back, twice where the first connection may have died."""
         return any(self._ignore_database_errors(step) for _ in range(1 if backoff.text else 2))
 
-    def _ignore_database_errors(self, step: Callable[..., None], *args: Any) -> bool:
+    def _ignore_database_errors(self, step: Callable[..., Any], *args: Any) -> bool:
         try:
             with self._watchdog.busy():
                 step(*args)

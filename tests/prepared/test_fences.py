@@ -17,7 +17,7 @@ from django.utils import timezone
 from outbox_app.exceptions import FencedOut, NotAtomic
 from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
-from outbox_app.prepared.fences import outcomes, prune_fences, pruned
+from outbox_app.prepared.fences import outcomes, pruned
 from tests.faults.tools import on
 from tests.patience import eventually
 
@@ -171,6 +171,10 @@ def old(event: Any, days: int) -> None:
     """Let its fence have been written so many days ago."""
     at = timezone.now() - days * DAY
     assert Fence.objects.using(event.using).filter(pk=event.event_id).update(written_at=at)
+
+
+def prune_fences(*, using: str, older_than: int) -> int:
+    return sum(count for count, _ in pruned(older_than, using=using))
 
 
 def test_a_fence_that_was_removed_is_not_answered_for(

@@ -15,7 +15,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event, Incident, PreparedEvent
 from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.keeper import Answer
-from outbox_app.prepared.request import Request, checked
+from outbox_app.prepared.request import checked
 from tests.faults.tools import on
 
 from .conftest import FULL
@@ -25,11 +25,11 @@ RACES = 1000 if FULL else 15
 SENDER = "alias:billing"
 
 
-def request(stream: str = "order-17", **options: Any) -> Request:
+def request(stream: str = "order-17", **options: Any) -> PreparedEvent:
     return checked(NewPrepared(stream, "order.paid", **{"data": {"total": 30}, **options}))
 
 
-def prepare(alias: str, *requests: Request) -> list[str]:
+def prepare(alias: str, *requests: PreparedEvent) -> list[str]:
     return [answer.state for answer in keeper.prepare(SENDER, requests, using=alias)]
 
 
@@ -37,7 +37,7 @@ def decide(alias: str, *decisions: tuple[UUID, str], by: str = keeper.CALL) -> l
     return keeper.decide(SENDER, dict(decisions), by=by, using=alias)
 
 
-def move(alias: str, given: Request, state: str) -> None:
+def move(alias: str, given: PreparedEvent, state: str) -> None:
     """Bring an event into a state."""
     if state != "unknown":
         prepare(alias, given)
