@@ -282,17 +282,16 @@ def check(_: float) -> dict[str, float]:
     ids = list(due[: DECIDED + 1_000])
     rows = [Fence(pk=id, outcome=Fence.Outcome.COMMITTED) for id in ids]
     Fence.objects.using(SENDER).bulk_create(rows, 500, ignore_conflicts=True)
-    ended = [0.0, 0]
 
     def stop(loop: CheckBack) -> None:
-        if loop.done >= DECIDED and not ended[1]:
-            ended[:] = [time.perf_counter(), loop.done]
+        if loop.done >= DECIDED:
             loop.stop()
 
     loop = CheckBack(using="default", on_turn=stop)
     begin = time.perf_counter()
     loop.run(once=True)
-    return {"per_second": ended[1] / (ended[0] - begin)}
+    # With what was under way when it stopped: that has been paid for.
+    return {"per_second": loop.done / (time.perf_counter() - begin)}
 
 
 def check_many(seconds: float) -> dict[str, float]:

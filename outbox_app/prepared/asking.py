@@ -107,7 +107,7 @@ class SenderWorker:
 
     def _claim(self) -> list[PreparedEvent]:
         events = PreparedEvent.objects.using(self.using)
-        rows = list(events.due(self.name)[:BATCH])
+        rows = list(events.due(self.name).defer("content")[:BATCH])
         if rows:
             until = DatabaseNow() + timedelta(seconds=CLAIM_SECONDS)
             due = events.due(self.name).filter(pk__in=[row.pk for row in rows]).order_by()
