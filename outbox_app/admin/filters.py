@@ -95,10 +95,11 @@ class ShardFilter(ColumnFilter):
 
 
 class AgeFilter(SimpleListFilter):
-    """Dead jobs by when they died, by the database's clock."""
+    """By the database's clock; dead jobs by when they died."""
 
     title = _("age")
     parameter_name = "died"
+    lookup = "died_at__gte"
     #: For each of ``WINDOWS``.
     ages = [
         ("1h", _("In the last hour")),
@@ -113,4 +114,4 @@ class AgeFilter(SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         age = WINDOWS.get(self.value() or "")
-        return age and queryset.filter(died_at__gte=asked_at(request) - age)
+        return age and queryset.filter(**{self.lookup: asked_at(request) - age})

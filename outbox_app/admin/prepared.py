@@ -22,13 +22,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..aliases import outbox_alias
 from ..door.peers import FIELDS, peer_faults
-from ..jobs.dead_summary import WINDOWS
 from ..models import Fence, Peer, PreparedEvent
 from ..models.counting import LISTED
 from ..models.prepared import PreparedEventQuerySet
 from ..prepared import operations
 from ..text import shown
-from .actions import BulkAction, ConfirmedActionsAdmin, Reason, asked_at
+from .actions import BulkAction, ConfirmedActionsAdmin, Reason
 from .base import ModelAdmin, OutboxAdmin, column
 from .filters import AgeFilter, ColumnFilter, column_filter
 from .job import carried_column
@@ -47,12 +46,11 @@ def _chosen(rows: QuerySet[Any]) -> PreparedEventQuerySet:
 
 def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
     done = operations.decide(_chosen(rows), state, by=by, reason=values["reason"])
-    count = done.decided
     if state == State.CONFIRMED:
-        text = ngettext("%d event was confirmed.", "%d events were confirmed.", count)
+        text = ngettext("%d event was confirmed.", "%d events were confirmed.", done.decided)
     else:
-        text = ngettext("%d event was cancelled.", "%d events were cancelled.", count)
-    return " ".join([text % count, *(shown(each, 300) for each in done.failed)])
+        text = ngettext("%d event was cancelled.", "%d events were cancelled.", done.decided)
+    return " ".join([text % done.decided, *(shown(each, 300) for each in done.failed)])
 
 
 def _check(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -134,8 +132,8 @@ class PreparedStateFilter(ColumnFilter):
 
 
 class PreparedAgeFilter(AgeFilter):
-    title = _("age")
     parameter_name = "older"
+    lookup = "prepared_at__lte"
     ages = [
         ("1h", _("Older than an hour")),
         ("3h", _("Older than 3 hours")),
@@ -143,10 +141,6 @@ class PreparedAgeFilter(AgeFilter):
         ("3d", _("Older than 3 days")),
         ("7d", _("Older than 7 days")),
     ]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        age = WINDOWS.get(self.value() or "")
-        return age and queryset.filter(prepared_at__lte=asked_at(request) - age)
 
 
 class PreparedEventAdmin(ConfirmedActionsAdmin):

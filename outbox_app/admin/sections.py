@@ -274,16 +274,14 @@ def prepared(
     facts: PreparedStatus, decisions: series.Decisions
 ) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return rows with their two headings."""
-    times = [
-        "-" if each is None else duration(each, fine=True)
-        for each in (decisions.p50, decisions.p95)
-    ]
+    times = (decisions.p50, decisions.p95)
+    fine = ["-" if each is None else duration(each, fine=True) for each in times]
     figures = [
         (_("Prepared"), counting.shown_count(facts.prepared)),
         (_("Oldest prepared"), duration(facts.oldest_seconds) if facts.prepared else "-"),
         (_("Undecided"), counting.shown_count(facts.undecided)),
         (_("Processes that ask senders"), str(facts.processes)),
-        (_("Time to decide, 50 % and 95 % take at most"), ", ".join(times)),
+        (_("Time to decide, 50 % and 95 % take at most"), ", ".join(fine)),
         (_("Contradictions in the last day"), counting.shown_count(facts.contradictions)),
     ]
     routes = {"call": _("by a call"), "answer": _("by an answer"), "policy": _("by its policy"),

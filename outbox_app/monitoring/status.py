@@ -136,7 +136,7 @@ class OutboxStatus:
         decided = self.decisions
         by_route = {" ".join(key): count for key, count in decided.per_minute.items()}
         seconds = {"p50": decided.p50, "p95": decided.p95}
-        return facts.as_json() | {"decided_per_minute": by_route, "decide_seconds": seconds}
+        return asdict(facts) | {"decided_per_minute": by_route, "decide_seconds": seconds}
 
     def _drainer_as_json(self, each: DrainerStatus) -> dict[str, Any]:
         row = each.drainer

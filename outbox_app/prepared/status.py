@@ -7,9 +7,8 @@ which were asked about most often.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from django.db.models.functions import Left
 
@@ -50,9 +49,6 @@ class PreparedStatus:
     #: Of the last 24 hours, counted up to counting.MANY.
     contradictions: int
     silent: list[SilentSender] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def prepared_status(*, using: str) -> PreparedStatus | None:
