@@ -16,6 +16,7 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from outbox_app.door import client
+from outbox_app.door.clocks import wrong_clocks
 from outbox_app.exceptions import KeeperUnavailable
 from outbox_app.models import PreparedEvent
 from outbox_app.prepared import (
@@ -152,7 +153,7 @@ def test_clocks_that_are_two_hours_wrong(
     states: Any,
     tmp_path: Path,
 ) -> None:
-    """On either side: calls are refused, the other's log says by how much, nothing is decided."""
+    """On either side: calls are refused, the other says by how much, nothing is decided."""
     [library] = glob.glob(LIBRARY) or [pytest.skip("no libfaketime")]
     clock = {"LD_PRELOAD": library, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     serve("shop", alias)
@@ -169,6 +170,9 @@ def test_clocks_that_are_two_hours_wrong(
         said = (tmp_path / f"{project}.log").read_text()
         [seconds] = re.findall(rf"Clock or message is away key={key} seconds=(-?\d+)", said)
         assert round(int(seconds) / 3600) == hours
+    for using, peer, hours in ((alias, "billing", -2), (sender, "shop", 2)):
+        away = wrong_clocks(using=using)
+        assert {name: round(each / 3600) for name, each in away.items()} == {peer: hours}
     assert not Group.objects.using(sender).exists()
     PreparedEvent.objects.using(alias).update(next_check_at=row.prepared_at)
     ask()
