@@ -13,14 +13,15 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from ..exceptions import OutboxError
+from ..process.tracing import TRACE
 
 JSON, PROBLEM = "application/json", "application/problem+json"
 EVENT, EVENTS = "application/cloudevents+json", "application/cloudevents-batch+json"
 
 #: Attributes of an event: those that mean something here, and those that may be there as well.
 MEANT = {"specversion", "id", "source", "type", "subject", "data", "job", "log", "topic"}
-MEANT |= {"metadata", "policy", "decideby", "immune"}
-IGNORED = {"time", "datacontenttype", "dataschema", "traceparent", "tracestate"}
+MEANT |= {"metadata", "policy", "decideby", "immune", *TRACE}
+IGNORED = {"time", "datacontenttype", "dataschema"}
 
 
 class MessageRefused(OutboxError):
@@ -104,7 +105,9 @@ def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
         "immune": math.ceil(row.next_check_at.total_seconds()),
     }
     if not row.log:
-        return event | {"job": True, "data": row.content}
+        data = dict(row.content)
+        event |= data.pop("headers", {})
+        return event | {"job": True, "data": data}
     data, metadata = row.content["data"], row.content["metadata"]
     # Extensions are no objects in CloudEvents, so the metadata are JSON in a string.
     given = {"topic": row.topic, "metadata": metadata and written(metadata).decode()}
@@ -115,7 +118,8 @@ def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
 def prepared_fields(event: Any) -> dict[str, Any]:
     """Return what a CloudEvent says, in the names of ``NewPrepared``."""
     event = fields(event, ("specversion", "id", "source", "type"), MEANT | IGNORED)
-    texts = ("specversion", "source", "type", "subject", "log", "topic", "metadata", "policy")
+    texts = {"specversion", "source", "type", "subject", "log", "topic", "metadata", "policy"}
+    texts |= {*TRACE}
     if any(not isinstance(event[name], str) or not event[name] for name in texts if name in event):
         raise MessageRefused(422, "An attribute is no text, or an empty one.")
     if event["specversion"] != "1.0" or event.get("job") not in (None, True, False):
@@ -126,6 +130,7 @@ def prepared_fields(event: Any) -> dict[str, Any]:
         raise MessageRefused(422, "The data are no JSON.")
     found = {"event_id": event_id(event["id"]), "decide_by": event.get("decideby")}
     found |= {"immune": event.get("immune"), "policy": event.get("policy", "ask")}
+    trace = {name: event[name] for name in TRACE if name in event}
     if event.get("job"):
         if {"subject", "log", "topic", "metadata"} & event.keys():
             raise MessageRefused(422, "A job has no subject, log, topic or metadata.")
@@ -133,14 +138,13 @@ def prepared_fields(event: Any) -> dict[str, Any]:
         args, kwargs = data.get("args", []), data.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise MessageRefused(422, "The data of a job are args, a list, and kwargs, an object.")
-        return found | {"job": event["type"], "args": args, "kwargs": kwargs}
+        return found | {"job": event["type"], "args": args, "kwargs": kwargs, "metadata": trace}
     found |= {"type": event["type"], "stream": event.get("subject", "")}
     found |= {"topic": event.get("topic", ""), "data": event.get("data", {})}
     if "log" in event:
         found["log"] = event["log"]
-    if "metadata" in event:
-        metadata = parsed(event["metadata"].encode())
-        found["metadata"] = fields(metadata, (), metadata)
+    metadata = parsed(event.get("metadata", "{}").encode())
+    found["metadata"] = fields(metadata, (), metadata) | trace
     return found
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..jobs.drain.tracing import api_with_provider
+from ..process.tracing import api_with_provider
 from ..text import get_logger
 from .request import Call
 

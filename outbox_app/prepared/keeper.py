@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import django.db
-from django.db import IntegrityError, connections
+from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField
 from django.db.models.constants import OnConflict
 
@@ -33,6 +33,7 @@ from ..models import DatabaseNow, Incident, PreparedEvent
 from ..process import counters
 from ..process.backoff import described
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
+from ..process.tracing import inside, span_of, start_span
 from ..text import get_logger
 from .request import content_hash
 
@@ -199,6 +200,8 @@ def _decide(
     dead = {"sender": sender, "state": State.CANCELLED, "decide_by": DatabaseNow()} | said
     events.bulk_create([PreparedEvent(event_id=id, **dead) for id in unknown])
     failpoint("decided")
+    trace = partial(_trace, moved[State.CONFIRMED], time.time_ns())
+    transaction.on_commit(trace, using=using)
     _publish(moved[State.CONFIRMED], using, first)
     took = [(state, row.now - row.prepared_at) for state, found in moved.items() for row in found]
     now = next((row.now for found in moved.values() for row in found), None)
@@ -232,7 +235,15 @@ def _publish(rows: Sequence[Any], using: str, first: bool) -> None:
             publish_checked(new, log, {r.stream: None for r in group}, using=using)
             continue
         for row in group:
-            stage(row.type, **row.content, task_id=str(row.event_id), using=using)
+            with inside(span_of(row.content.get("headers"))):
+                stage(row.type, **row.content, task_id=str(row.event_id), using=using)
+
+
+def _trace(rows: Sequence[Any], began: int) -> None:
+    """Make a span of what was confirmed, in the trace of the request that prepared it."""
+    carriers = (row.content.get("headers", row.content.get("metadata")) for row in rows)
+    with inside(start_span("outbox confirm", carriers, kind="INTERNAL", start_time=began)):
+        pass
 
 
 def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:

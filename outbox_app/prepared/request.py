@@ -28,6 +28,7 @@ from ..eventlog.publish import require_log
 from ..eventlog.registry import log_named
 from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
 from ..models import Event, EventLog, PreparedEvent
+from ..process.tracing import TRACE, current_trace, trace_in
 
 #: A log, or its table.
 Log = type[EventLog] | str
@@ -53,8 +54,14 @@ class NewPrepared:
 
 
 def content_hash(row: PreparedEvent) -> str:
-    """Return a hash of all that is published, the same when it has been in a database."""
-    published = row.log, row.stream, row.type, row.topic, row.content
+    """Return a hash of all that is published, the same when it has been in a database.
+
+    The trace is left out: a call that is repeated may be in another one.
+    """
+    content = {name: value for name, value in row.content.items() if name != "headers"}
+    if metadata := content.get("metadata"):
+        content["metadata"] = {k: v for k, v in metadata.items() if k not in TRACE}
+    published = row.log, row.stream, row.type, row.topic, content
     seen = json.loads(json.dumps(published), parse_float=_number)
     text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
@@ -101,7 +108,10 @@ def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     log = Event if remote else log_named(new.log) if isinstance(new.log, str) else new.log
     require_log(log)
     data = {} if new.data is None else new.data
-    event = NewEvent(new.stream, new.type, data, new.metadata or {}, new.topic)
+    metadata = new.metadata or {}
+    if isinstance(metadata, Mapping):
+        metadata = {**metadata, **_trace(new)}
+    event = NewEvent(new.stream, new.type, data, metadata, new.topic)
     row = checked_event(event, log).row
     table = log._meta.db_table
     if remote:
@@ -122,7 +132,14 @@ def _job(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     kwargs, _ = canonical("kwargs", dict(new.kwargs or {}))
     if not remote:
         _check_task(task, args, kwargs)
-    return {"type": task, "content": {"args": args, "kwargs": kwargs}}
+    content = {"args": args, "kwargs": kwargs}
+    trace = _trace(new)
+    return {"type": task, "content": content | ({"headers": trace} if trace else {})}
+
+
+def _trace(new: NewPrepared) -> dict[str, str]:
+    """Return the trace that its metadata name, or the caller's."""
+    return trace_in(new.metadata) or current_trace()
 
 
 def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from ..eventlog.record import RecordedEvent
 from ..eventlog.window import Page
 from ..exceptions import OutboxError, TransactionEnded
 from ..failpoints import failpoint
+from ..process.tracing import inside, start_span
 from .subscriber import Subscriber
 
 
@@ -54,8 +55,13 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
     with enclosed(f"The handler of {name!r}", using=using):
         connection = connections[using]
         blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
+        attributes = {"outbox.subscription": name, "messaging.batch.message_count": len(events)}
+        carriers = (event.metadata for event in events)
         try:
-            subscriber.handle(list(events))  # it may take them out
+            with inside(
+                start_span("outbox handle", carriers, kind="CONSUMER", attributes=attributes)
+            ):
+                subscriber.handle(list(events))  # it may take them out
         except BaseException as error:
             if len(connection.savepoint_ids) > savepoints:
                 # The error holds a generator inside atomic(), which would leave it later: in the

@@ -10,11 +10,11 @@ Without a provider this costs a look-up a batch; the extra ``opentelemetry`` nee
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...process.tracing import api_with_provider
 from ...text import get_logger
 from .batch import Row
 from .outcome import PreparedMessage, PublishResult
@@ -36,17 +36,6 @@ def trace_batch(outcome: PublishResult) -> None:
             _make_spans(trace, outcome)
     except Exception as error:  # samplers, processors and exporters may raise anything
         logger.warning("Tracing a batch failed error=%r", error)
-
-
-def api_with_provider() -> Any:
-    """Return the module of the API; None without a provider."""
-    # Where nothing has imported the API, or another thread is about to, it has no provider.
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    provider = getattr(trace, "get_tracer_provider", None)
-    # The first look at the provider may make one, as the environment says.
-    if provider is None or isinstance(provider(), trace.ProxyTracerProvider):
-        return None
-    return trace
 
 
 def _make_spans(trace: Any, outcome: PublishResult) -> None:

@@ -1,0 +1,116 @@
+"""What the rooms need of OpenTelemetry, which need not be installed: traces as W3C headers.
+
+The trace of a request travels as two strings, ``traceparent`` and ``tracestate``: in the headers of
+a job, in the metadata of an event that was prepared. What handles it later has a span in that
+trace, or, where it comes from several, one that is linked to them. Without a tracer provider this
+costs a look-up. What samplers, processors and exporters raise is logged, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from ..text import get_logger
+
+logger = get_logger("outbox_app.tracing")
+
+TRACE = ("traceparent", "tracestate")
+#: Characters of each; spans that one is linked to, as many as the SDK keeps.
+LONGEST, MAX_LINKS = 512, 128
+
+
+def api_with_provider() -> Any:
+    """Return the module of the API; None without a provider."""
+    # Where nothing has imported the API, or another thread is about to, it has no provider.
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    provider = getattr(trace, "get_tracer_provider", None)
+    # The first look at the provider may make one, as the environment says.
+    if provider is None or isinstance(provider(), trace.ProxyTracerProvider):
+        return None
+    return trace
+
+
+def trace_in(carrier: Any) -> dict[str, str]:
+    """Return the trace that headers, or metadata, carry; empty without one."""
+    given = {name: carrier.get(name) for name in TRACE} if isinstance(carrier, Mapping) else {}
+    return {name: v for name, v in given.items() if isinstance(v, str) and len(v) <= LONGEST}
+
+
+def current_trace() -> dict[str, str]:
+    """Return the caller's trace, to be carried; empty without one."""
+    carrier: dict[str, str] = {}
+    try:
+        if api_with_provider():
+            _propagator().inject(carrier)
+    except Exception as error:
+        logger.warning("A trace is not carried error=%r", error)
+    return carrier
+
+
+def span_of(carrier: Any) -> Any:
+    """Return the span that is carried, to be a parent; None unless its trace is sampled."""
+    try:
+        if (headers := trace_in(carrier)) and (trace := api_with_provider()):
+            from opentelemetry.context import Context
+
+            span = trace.get_current_span(_propagator().extract(headers, context=Context()))
+            context = span.get_span_context()
+            return span if context.is_valid and context.trace_flags.sampled else None
+    except Exception as error:
+        logger.warning("A trace is not continued error=%r", error)
+    return None
+
+
+def start_span(name: str, carriers: Iterable[Any], *, kind: str, **options: Any) -> Any:
+    """Start a span in the trace that is carried, or with links to several; None without one."""
+    try:
+        if not (trace := api_with_provider()):
+            return None
+        spans = islice(filter(None, map(span_of, carriers)), MAX_LINKS)
+        parents = {(c := span.get_span_context()).span_id: c for span in spans}
+        traces = {each.trace_id for each in parents.values()}
+        if not traces:
+            return None
+        first, *others = parents.values()
+        within = first if len(traces) == 1 else trace.INVALID_SPAN_CONTEXT
+        return trace.get_tracer("outbox_app").start_span(
+            name,
+            context=trace.set_span_in_context(trace.NonRecordingSpan(within)),
+            kind=trace.SpanKind[kind],
+            links=[trace.Link(each) for each in (others if len(traces) == 1 else parents.values())],
+            **options,
+        )
+    except Exception as error:
+        logger.warning("A span is not made error=%r", error)
+        return None
+
+
+@contextmanager
+def inside(span: Any) -> Iterator[None]:
+    """Run a block as part of a span, and end that; without one as it is."""
+    if span is None:
+        yield
+        return
+    trace = api_with_provider()
+    with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+        try:
+            yield
+        except BaseException as error:
+            # Not its words: they may hold anything.
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+            raise
+        finally:
+            try:
+                span.end()
+            except Exception as error:
+                logger.warning("A span is not exported error=%r", error)
+
+
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation import tracecontext
+
+    return tracecontext.TraceContextTextMapPropagator()
