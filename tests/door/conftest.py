@@ -126,7 +126,7 @@ def serve(variables: Any, ports: dict[str, int], tmp_path: Path) -> Iterator[Cal
     def start(project: str, alias: str, **more: str) -> Any:
         port = ports[project]
         log = tmp_path / f"{project}.log"
-        command = ["gunicorn", "--worker-class", "gthread", "--threads", "4"]
+        command = ["gunicorn", "--preload", "--worker-class", "gthread", "--threads", "4"]
         command += ["--bind", f"127.0.0.1:{port}", "tests.door.project:application"]
         with log.open("a") as out:
             process = subprocess.Popen(

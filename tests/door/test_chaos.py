@@ -212,8 +212,8 @@ def world(
             )
 
         for project in kinds:
-            command = ["gunicorn", "--worker-class", "gthread", "--threads", "4", "--bind"]
-            command += [f"127.0.0.1:{ports[project]}", "tests.door.project:application"]
+            command = ["gunicorn", "--preload", "--worker-class", "gthread", "--threads", "4"]
+            command += ["--bind", f"127.0.0.1:{ports[project]}", "tests.door.project:application"]
             made.start[f"{project}'s gunicorn"] = partial(start, project, project, *command)
         made.start["check-back"] = partial(start, "asking", "shop", "tests.door.paying", "ask")
         pays = ["tests.door.paying", "pay", "mariadb", str(MOST), str(tmp_path)]

@@ -221,7 +221,7 @@ def test_a_call_ends(alias: str, server: Any, reply: Reply) -> None:
     begin = time.monotonic()
     peer = peer_named("billing", "sender")
     with pytest.raises(PeerUnavailable):
-        client.call(peer, "POST", "check", [], seconds=2)
+        client.call(peer, "POST", "check", [], seconds=0.7)
     assert time.monotonic() - begin < 20
 
 

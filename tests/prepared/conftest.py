@@ -13,9 +13,11 @@ from django.db import connections, transaction
 
 from outbox_app.models import Event, Fence, PreparedEvent
 from outbox_app.prepared import fence, one_way
+from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
 from outbox_app.prepared.sender import Prepared
+from outbox_app.process import lock_wait
 from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
 
@@ -45,6 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sender(alias: str) -> str:
     """The alias of the business rows; the keeper is on ``alias``."""
     return sender_of(alias)
+
+
+@pytest.fixture
+def short_waits(sender: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer waits for an open transaction for a moment, and not for 0.5 s, or a whole one."""
+    monkeypatch.setattr(fences_module, "LOCK_SECONDS", 0 if sender == "mariadb" else 0.02)
+    # MariaDB knows 0, too, which MySQL does not.
+    monkeypatch.setattr(lock_wait, "max", lambda least, given: given, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from outbox_app.exceptions import (
     PreparedConflict,
 )
 from outbox_app.models import Fence, PreparedEvent, StagedJob
-from outbox_app.prepared import NewPrepared, fence, prepared, prepared_many
+from outbox_app.prepared import NewPrepared, fence, keeper, prepared, prepared_many
 from outbox_app.prepared import sender as senders
 from tests import tasks
 
@@ -149,10 +149,11 @@ def test_confirmed_at_once(alias: str, sender: str, published: Any) -> None:
 
 
 def test_in_a_transaction_of_the_keeper(
-    alias: str, sender: str, told: Any, states: Any, published: Any
+    alias: str, sender: str, told: Any, states: Any, published: Any, monkeypatch: Any
 ) -> None:
     """What is prepared stays, whatever becomes of a transaction that is open there."""
     if connections[alias].vendor == "sqlite":  # has one writer at a time
+        monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.2)
         unavailable = pytest.raises(KeeperUnavailable)
         with transaction.atomic(using=alias), unavailable, paid(sender):
             raise AssertionError("never begun")

@@ -37,8 +37,10 @@ def written(using: str) -> dict[Any, str]:
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_open_transaction_is_in_progress(
-    alias: str, sender: str, commits: bool, make: Any, elsewhere: Any
+    alias: str, sender: str, commits: bool, make: Any, elsewhere: Any, request: Any
 ) -> None:
+    if commits:  # once with the time that it is
+        request.getfixturevalue("short_waits")
     event = make()
     with transaction.atomic(using=sender):
         fence(event)

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
-from outbox_app.prepared import fence, fences, keeper
+from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker
 from outbox_app.prepared.local import local_sender
@@ -275,8 +275,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @on("default", "postgres")  # the senders are PostgreSQL and MariaDB
-def test_published_is_what_was_committed(alias: str, sender: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fences, "LOCK_SECONDS", {"postgres": 0.01, "mariadb": 0}[sender])
+@pytest.mark.usefixtures("short_waits")
+def test_published_is_what_was_committed(alias: str, sender: str) -> None:
     steps = settings(
         max_examples=EXAMPLES,
         stateful_step_count=25,

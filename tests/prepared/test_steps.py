@@ -69,6 +69,7 @@ def test_step_by_step(
         pay(withdrawn)
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_confirm_inside_the_transaction(alias: str, sender: str, make: Any, states: Any) -> None:
     """Its own fence is not committed yet: it is in progress."""
     event = make()
