@@ -3,7 +3,7 @@
 Payers, doors and check-backs are killed and stopped; the database servers of both projects are
 killed and restarted; all four connections (to each door, to each database) are cut, refused, and
 swallow what is sent, for longer than anybody waits. ``PREPARED_CHAOS=100000`` has as many events
-(default: 500).
+(default: 300).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,19 +31,15 @@ from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
 from tests.faults.tools import ROOT, alias_for
 from tests.patience import eventually, patience
 from tests.servers import MariaDB, PostgreSQL, Proxy, processes
+from tests.servers.base import Server
 
 from . import paying
 
-COUNT = int(os.environ.get("PREPARED_CHAOS", 500))
+COUNT = int(os.environ.get("PREPARED_CHAOS", 300))
 #: Events of one transaction, at most.
 MOST = min(100, max(5, COUNT // 500))
 #: Faults, which are spread over the events, and of which two may happen at a time.
 FAULTS, LANES = min(400, max(10, COUNT // 50)), 2
-#: Seconds of a call and of a lease; of faults, some of which are longer.
-SECONDS = min(patience(1.0), 4.0)
-SHORT, LONG = 0.3, 1.5 * SECONDS
-OUTBOX = {"LEASE_SECONDS": SECONDS, "PUBLISH_TIMEOUT": SECONDS / 2, "MAX_BACKOFF": 0.5}
-
 pytestmark = pytest.mark.timeout(180 + COUNT // 50)
 
 
@@ -51,6 +48,9 @@ class World:
 
     def __init__(self, begun: Path) -> None:
         self.log = begun
+        #: Of a call and of a lease; of faults, some of which are longer.
+        self.seconds = min(patience(1.0), 4.0)
+        self.short, self.long = 0.3, 1.5 * self.seconds
         self.databases: dict[str, Any] = {}
         self.links: dict[str, Proxy] = {}
         self.running: dict[str, Any] = {}
@@ -76,10 +76,10 @@ class World:
         for name, link in self.links.items():
             found[name] = [("cut", link.cut)]
             for mode, seconds in (
-                ("refuse", SHORT),
-                ("cut_on_reply", SHORT),
-                ("drop_reply", LONG),
-                ("blackhole", LONG),
+                ("refuse", self.short),
+                ("cut_on_reply", self.short),
+                ("drop_reply", self.long),
+                ("blackhole", self.long),
             ):
                 found[name].append((mode, partial(self._spoil, link, mode, seconds)))
         for name in self.start:
@@ -108,9 +108,13 @@ class World:
         link.cut()
 
     def _kill(self, name: str) -> None:
-        processes.kill_trees([self.running[name].pid])
-        self.running[name].wait()
+        self.end(self.running[name])
         self.running[name] = self.start[name]()
+
+    def end(self, process: Any) -> None:
+        processes.kill_trees([process.pid])
+        process.wait()
+        processes.forget_process(process.pid)
 
     def _kill_one(self, name: str) -> None:
         """A worker, which its parent replaces."""
@@ -120,7 +124,7 @@ class World:
     def _stop(self, pid: Callable[[], int]) -> None:
         stopped = pid()
         processes.stop_tree(stopped)
-        self._end.wait(LONG)
+        self._end.wait(self.long)
         processes.continue_tree(stopped)
 
     def _restart(self, server: Any) -> None:
@@ -184,14 +188,21 @@ def world(
     with ExitStack() as stack:
         stack.enter_context(django_db_blocker.unblock())
         environments = {}
+        lease = {"LEASE_SECONDS": made.seconds, "PUBLISH_TIMEOUT": made.seconds / 2}
+        outbox = {**lease, "MAX_BACKOFF": 0.5}
         kinds = {"shop": ("postgres", PostgreSQL), "billing": ("mariadb", MariaDB)}
-        for project, (alias, kind) in kinds.items():
-            server = stack.enter_context(kind())
+        for project, (_, kind) in kinds.items():
+            made.databases[f"{project}'s server"] = server = kind()
+            stack.callback(server.close)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Server.start, made.databases.values()))
+        for (project, (alias, _)), server in zip(
+            kinds.items(), made.databases.values(), strict=True
+        ):
             link = stack.enter_context(Proxy("127.0.0.1", server.port))
             environments[project] = {
                 f"{alias.upper()}_URL": server.url.replace(f":{server.port}", f":{link.port}")
             }
-            made.databases[f"{project}'s server"] = server
             made.links[f"{project}'s database"] = link
         for asked, asks in (("shop", "billing"), ("billing", "shop")):
             link = stack.enter_context(Proxy("127.0.0.1", ports[asked]))
@@ -199,8 +210,12 @@ def world(
             made.links[f"{asked}'s door"] = link
 
         for project, (alias, _) in kinds.items():
-            more = {"DOOR_OUTBOX": json.dumps(OUTBOX), "DOOR_SECONDS": str(SECONDS)}
-            environments[project] = variables(project, alias) | environments[project] | more
+            environments[project] = {
+                **variables(project, alias),
+                **environments[project],
+                "DOOR_OUTBOX": json.dumps(outbox),
+                "DOOR_SECONDS": str(made.seconds),
+            }
 
         def start(name: str, project: str, *command: str) -> Any:
             return processes.spawn(
@@ -222,9 +237,7 @@ def world(
             yield made
         finally:
             for process in made.running.values():
-                processes.kill_trees([process.pid])
-                process.wait()
-                processes.forget_process(process.pid)
+                made.end(process)
 
 
 def test_published_is_what_was_committed(world: World, tmp_path: Path) -> None:
