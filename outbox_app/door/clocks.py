@@ -28,20 +28,20 @@ CLOCKS, EVERY = 60, 60.0
 #: How long a note counts that no later one has replaced.
 KEPT = timedelta(hours=1)
 
-#: By alias and peer: when this process noted its clock, and by how much it was away.
-_noted: dict[tuple[str, str], tuple[float, int]] = {}
+#: By peer: when this process noted its clock, and by how much it was away.
+_noted: dict[str, tuple[float, int]] = {}
 
 
 def note_clock(peer: str, seconds: float) -> None:
     """Note the clock of a peer, whose signature has been verified."""
-    using, now = outbox_alias(), time.monotonic()
-    away = round(seconds) if abs(seconds) > CLOCKS else 0
-    at, before = _noted.get((using, peer), (now, 0))
+    now, away = time.monotonic(), round(seconds) if abs(seconds) > CLOCKS else 0
+    at, before = _noted.get(peer, (now, 0))
     if abs(away - before) <= CLOCKS and (not away or now - at < EVERY):
         return
+    using = outbox_alias()
     if connections[using].in_atomic_block:  # the caller's, which may roll back
         return
-    _noted[using, peer] = now, away
+    _noted[peer] = now, away
     key = {"name": PEER_CLOCK, "dimension": PEER, "label": peer, "source": "door"}
     row = Statistic(**key, minute=TruncMinute(DatabaseNow(), tzinfo=UTC), value=away)
     try:
