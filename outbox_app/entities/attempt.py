@@ -74,6 +74,10 @@ class Attempt:
         #: the savepoint of what its handler has written.
         self.last: tuple[CommandSpec, Mark, Any, str | None] | None = None
 
+    @property
+    def version(self) -> int:
+        return self.loaded + len(self.steps)
+
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
 
@@ -122,7 +126,7 @@ class Attempt:
         self.values = values
         self._fresh = None
         #: Where the entity is read; a compare-and-set.
-        self.loaded = self.version = int(values["version"])
+        self.loaded = int(values["version"])
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.request.command_id for call in self.calls}
@@ -267,9 +271,8 @@ class Attempt:
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
         rejected = isinstance(answer, Rejection)
-        self.version += 1
         type = spec.event + REJECTED if rejected else spec.event
-        self.steps.append(Step(call, self.version, type, text, self.text, rejected))
+        self.steps.append(Step(call, self.version + 1, type, text, self.text, rejected))
         response, rejection = (None, answer) if rejected else (answer, None)
         outcome = Outcome(response, self.version, rejection, replayed=False)
         request = call.request
@@ -326,7 +329,6 @@ class Attempt:
         self.gifts.drop(mark)
         self.text, self.values = before
         del self.steps[-1]
-        self.version -= 1
         answer = stored_rejection(spec.full_name, rejected)
         step.call.answer = self._step(step.call, spec, *answer)
 

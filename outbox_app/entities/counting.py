@@ -12,9 +12,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from ..process import counters
+from ..transactions import is_in_test
 from .attempt import Attempt
 
 #: Upper bounds of the buckets of batches by size; one more has the larger ones.
@@ -49,12 +50,10 @@ def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
 
 
 def count_after_commit(attempt: Attempt) -> None:
-    using = attempt.using
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
-    blocks: Any = connections[using].atomic_blocks
-    if attempt.steps and not any(block._from_testcase for block in blocks):
+    if attempt.steps and not is_in_test(attempt.using):
         counted = partial(_count_and_write, _batch(attempt))
-        transaction.on_commit(counted, using=using, robust=True)
+        transaction.on_commit(counted, using=attempt.using, robust=True)
 
 
 def write_if_due(using: str) -> None:

@@ -360,7 +360,7 @@ def ask_many(
             if not inside:
                 trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
-    return list(calls)
+    return calls
 
 
 def _scope(using: str) -> Hashable | None:
