@@ -16,7 +16,6 @@ import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice, takewhile
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
@@ -338,18 +337,17 @@ class Attempt:
         spec = self.types.commands.get(name)
         if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
             return []
+        run: list[Call] = []
         ids = set(self.answered)
-
-        def fits(call: Call) -> bool:
+        for call in self.calls[start:]:
             request = call.request
-            if call.alone or request.command != name or request.command_id in ids:
-                return False
-            if request.expected is not None:
-                return False
+            if call.alone or request.command != name or request.expected is not None:
+                break
+            if request.command_id in ids:
+                break
             ids.add(request.command_id)
-            return True
-
-        return list(takewhile(fits, islice(self.calls, start, None)))
+            run.append(call)
+        return run
 
     def _damaged(self) -> DamagedEntity:
         return DamagedEntity(

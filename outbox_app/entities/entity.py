@@ -131,9 +131,8 @@ class Entity(EntityRow):
             The answers, in the order of the commands. Each entity has transactions of its own,
             unless the caller has one open.
         """
-        given = list(commands)
         found: list[Any] = []
-        for each in given:
+        for each in commands:
             try:
                 asked = each.id, each.command, each.arguments, each.command_id
                 found.append(Request.of(*asked, each.expected_version))
