@@ -27,7 +27,7 @@ demo-prepared: $(VENV)/.example ## show that an event is published if its sender
 up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)
 
-test: WORKERS ?= 3
+test: WORKERS ?= 4
 test: venv ## everything: the tests on private servers; lint and docs are among them
 	$(BIN)/python -m tests.servers --workers $(WORKERS) run -- \
 		$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)

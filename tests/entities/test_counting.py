@@ -123,7 +123,19 @@ def test_conflicts(alias, account, ask, written, monkeypatch):
     assert found["commands"] == 2
 
 
-def test_labels_are_bounded(alias, account, ask, written, declare, monkeypatch):
+@pytest.fixture
+def one_minute(monkeypatch):
+    """All of a test is counted in its first minute: labels are those of a minute."""
+    original, begun = counters.Counters.at, []
+
+    def at(self, now, source):
+        begun.append(now)
+        return original(self, begun[0], source)
+
+    monkeypatch.setattr(counters.Counters, "at", at)
+
+
+def test_labels_are_bounded(alias, account, ask, written, declare, one_minute, monkeypatch):
     def refuse(self, code):
         raise Rejected("No.", code=code)
 

@@ -14,7 +14,7 @@ from django.db import connections
 
 from outbox_app.pipeline.archiver import Archiver
 from tests.faults.tools import ROOT, eventually, on
-from tests.patience import SECONDS
+from tests.patience import SECONDS, patience
 from tests.servers import processes
 
 from .harness import archive, assert_exact, entries, publish_some, tree
@@ -51,7 +51,7 @@ def start_killed(start, alias, point):
     """Archive two batches, but for what comes after the point of the second."""
     publish_some(alias, 4000)
     killed = start(alias, "--master", "local[2]", OUTBOX_FAILPOINT=f"{point}=kill@2")
-    assert killed.wait(SECONDS * 2) == -signal.SIGKILL, killed.log.read_text()
+    assert killed.wait(patience(SECONDS * 2)) == -signal.SIGKILL, killed.log.read_text()
     publish_some(alias, 4000)
 
 
@@ -69,7 +69,7 @@ def test_killed_and_started_again_on_a_cluster(alias, new_log, start, tmp_path):
         if each.name != "work":
             (home / each.name).symlink_to(each)
     again = start(alias, "--master", "local-cluster[2,1,1024]", SPARK_HOME=str(home))
-    assert again.wait(SECONDS * 4) == 0, again.log.read_text()
+    assert again.wait(patience(SECONDS * 4)) == 0, again.log.read_text()
     assert "done log=outbox_event archived=5000 to=archive" in again.log.read_text()
     assert len(list(home.glob("work/app-*/*"))) == 2
     assert_exact(alias, tmp_path / "archive")
@@ -86,7 +86,7 @@ def test_killed_and_started_again_until_told_to_end(alias, new_log, start, tmp_p
     publish_some(alias, 4000)
     eventually(lambda: "total=11000" in again.log.read_text(), "what came later")
     again.send_signal(signal.SIGTERM)
-    assert again.wait(SECONDS) == 0, again.log.read_text()
+    assert again.wait(patience(SECONDS)) == 0, again.log.read_text()
     archive(alias, tmp_path / "archive", rows=3000)
     assert_exact(alias, tmp_path / "archive")
 

@@ -106,7 +106,7 @@ class Killable:
     def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
-        assert self.process.wait(SECONDS) == 0
+        assert self.process.wait(patience(SECONDS)) == 0
 
 
 class Under:
