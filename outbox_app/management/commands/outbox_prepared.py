@@ -73,35 +73,30 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listed = actions.add_parser("list", help="list events")
-        shown = actions.add_parser("show", help="show an event")
-        checked = actions.add_parser("check", help="have senders asked now")
-        confirmed = actions.add_parser("confirm", help="publish events")
-        cancelled = actions.add_parser("cancel", help="never publish events")
-        extended = actions.add_parser("extend", help="let senders be asked for longer")
-        answered = actions.add_parser("answer", help="tell a keeper what the fences say")
-        answered.add_argument("keeper", metavar="KEEPER", help="name of the peer")
-        pruned = actions.add_parser("prune", help="remove what was decided long ago")
-        shown.add_argument("id", type=event_id, metavar="ID", help="id of the event")
-        ids = "ids of events"
-        for each in (checked, confirmed, cancelled, extended):
-            each.add_argument("ids", type=event_id, nargs="*", metavar="ID", help=ids)
-        for each in (listed, shown, checked, confirmed, cancelled, extended):
-            each.add_argument("--sender", metavar="NAME", help="of this sender: alias:billing")
-        for each in (listed, checked, confirmed, cancelled, extended):
-            state = "in this state (default: that are open; without ids that are undecided)"
-            each.add_argument("--state", choices=State.values, help=state)
-        for each in (listed, shown):
-            each.add_argument("--json", action="store_true", help="as JSON")
-        for each in (confirmed, cancelled, extended):
-            why = "why; kept with the event"
-            each.add_argument("--reason", required=True, metavar="TEXT", help=why)
-            self.add_no_input(each)
-        listed.add_argument("--older-than", type=age, metavar="AGE", help="prepared before: 3h, 2d")
+        decisions, changes = "confirm cancel extend", "check confirm cancel extend"
+        every = f"list show {changes} answer prune"
+        parsers = {name: actions.add_parser(name) for name in every.split()}
+
+        def add(actions: str, *names: str, **options: Any) -> None:
+            for each in actions.split():
+                parsers[each].add_argument(*names, **options)
+
+        add("answer", "keeper", metavar="KEEPER", help="name of the peer")
+        add("show", "id", type=event_id, metavar="ID", help="id of the event")
+        add(changes, "ids", type=event_id, nargs="*", metavar="ID", help="ids of events")
+        sender = "of this sender: alias:billing"
+        add(f"list show {changes}", "--sender", metavar="NAME", help=sender)
+        state = "in this state (default: that are open; without ids that are undecided)"
+        add(f"list {changes}", "--state", choices=State.values, help=state)
+        add("list show", "--json", action="store_true", help="as JSON")
+        why = "why; kept with the event"
+        add(decisions, "--reason", required=True, metavar="TEXT", help=why)
+        for each in decisions.split():
+            self.add_no_input(parsers[each])
+        add("list", "--older-than", type=age, metavar="AGE", help="prepared before: 3h, 2d")
         long = "so long from now (default: OUTBOX['PREPARED_DECIDE_BY'], a day)"
-        extended.add_argument("--for", dest="time", type=age, metavar="AGE", help=long)
-        for each in (listed, shown, checked, confirmed, cancelled, extended, answered, pruned):
-            each.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
+        add("extend", "--for", dest="time", type=age, metavar="AGE", help=long)
+        add(every, "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         using = database or outbox_alias()
@@ -160,8 +155,7 @@ class Command(TeachingCommand):
     def _decide(self, verb: str, outcome: State, *, reason: str, **options: Any) -> None:
         events = self._selected(**options)
         if options["interactive"]:
-            question = f"{verb} {_events(counted(events))}? {RISKS[outcome]}"
-            self.confirm(question)
+            self.confirm(f"{verb} {_events(counted(events))}? {RISKS[outcome]}")
         done = operations.decide(events, outcome, by=self.user, reason=reason, write=self.write)
         self.write(f"{outcome.capitalize()} {_events(done.decided)}.")
         if done.failed:
