@@ -61,17 +61,21 @@ def without_transaction(view: View) -> View:
 
 
 @contextmanager
-def own_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
+def own_connection(using: str, *, seconds: float) -> Iterator[None]:
     """Use another connection for an alias, in this thread, as long as the block runs.
 
-    What is written in it is committed, also if the transaction that is open outside rolls back.
+    What is written in it is committed, also if the transaction that is open outside rolls back. On
+    SQLite, which has one writer, the caller itself maybe, it waits for so many seconds.
     """
     outer, own = connections[using], connections.create_connection(using)
     connections[using] = own
     try:
         if not own.settings_dict["AUTOCOMMIT"]:
             own.set_autocommit(True)
-        yield own
+        if own.vendor == "sqlite":
+            with own.cursor() as cursor:
+                cursor.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+        yield
     finally:
         connections[using] = outer
         own.close()

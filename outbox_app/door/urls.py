@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from django.urls import path
 
-from ..models import PreparedEvent
 from ..prepared import views
 
 app_name = "outbox_door"
@@ -17,17 +16,9 @@ urlpatterns = [
     path("prepared/decide", views.decide, name="decide"),
     path("prepared/open", views.open_events, name="open"),
     path("prepared/<uuid:id>", views.show, name="show"),
-    path(
-        "prepared/<uuid:id>/confirm",
-        views.decide_one,
-        {"state": PreparedEvent.State.CONFIRMED.value},
-        name="confirm",
-    ),
-    path(
-        "prepared/<uuid:id>/cancel",
-        views.decide_one,
-        {"state": PreparedEvent.State.CANCELLED.value},
-        name="cancel",
+    *(
+        path(f"prepared/<uuid:id>/{call}", views.decide_one, {"state": state}, name=call)
+        for call, state in (("confirm", "confirmed"), ("cancel", "cancelled"))
     ),
     path("check", views.check, name="check"),
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -95,7 +95,8 @@ def outcomes(
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
     until = time.monotonic() + ANSWER_SECONDS
-    with _own_session(using):
+    # A session whose transactions commit, whatever the caller's does.
+    with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
         answers = recorded(events, using=using)
         mark = answers.pop(Fence.MARK, None)
         missing = [id for id in events if id not in answers]
@@ -132,19 +133,6 @@ def _insert(id: UUID, outcome: str, *, using: str) -> None:
     except django.db.OperationalError as error:
         if not is_conflict(error):
             raise
-
-
-@contextmanager
-def _own_session(using: str) -> Iterator[None]:
-    """Open a session whose transactions commit, whatever the caller's does."""
-    if is_in_test(using):
-        yield
-        return
-    with own_connection(using) as connection:
-        if connection.vendor == "sqlite":
-            with connection.cursor() as cursor:
-                cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
-        yield
 
 
 def pruned(

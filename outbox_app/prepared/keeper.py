@@ -217,26 +217,21 @@ def _count(decided: Sequence[tuple[str, timedelta]], now: datetime, route: str, 
     counters.write_shared(using)
 
 
-def _publish(rows: Sequence[Any], using: str, first: bool) -> None:
-    for name, events in groupby(rows, key=lambda row: row.log):
-        group = list(events)
-        for row in group:
-            if content_hash(row) != row.content_hash:
-                raise _Damaged("The row differs from what was prepared: it was edited by hand.")
-        if name:
-            log = log_named(name)
-            new = [
-                checked(
-                    NewEvent(r.stream, r.type, topic=r.topic, message_id=r.event_id, **r.content),
-                    log,
-                )._replace(repeatable=not first)
-                for r in group
-            ]
-            publish_checked(new, log, {r.stream: None for r in group}, using=using)
+def _publish(rows: Sequence[PreparedEvent], using: str, first: bool) -> None:
+    if any(content_hash(row) != row.content_hash for row in rows):
+        raise _Damaged("The row differs from what was prepared: it was edited by hand.")
+    for name, group in groupby(rows, key=lambda row: row.log):
+        if not name:
+            for job in group:
+                with inside(span_of(job.content.get("headers"))):
+                    stage(job.type, **job.content, task_id=str(job.event_id), using=using)
             continue
+        log, new = log_named(name), []
         for row in group:
-            with inside(span_of(row.content.get("headers"))):
-                stage(row.type, **row.content, task_id=str(row.event_id), using=using)
+            event = NewEvent(row.stream, row.type, **row.content, topic=row.topic)
+            event.message_id = row.event_id
+            new.append(checked(event, log)._replace(repeatable=not first))
+        publish_checked(new, log, dict.fromkeys(each.row.stream for each in new), using=using)
 
 
 def _trace(rows: Sequence[Any], began: int) -> None:

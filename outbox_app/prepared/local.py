@@ -54,11 +54,9 @@ class LocalKeeper:
         """Work in no transaction of the caller, whose rollback would undo it; a test's may be."""
         opened = is_atomic(self.using) or lacks_autocommit(connections[self.using])
         apart = opened and not is_in_test(self.using)
+        own = own_connection(self.using, seconds=keeper.LOCK_SECONDS) if apart else nullcontext()
         try:
-            with own_connection(self.using) if apart else nullcontext() as own:
-                if own and own.vendor == "sqlite":  # has one writer: the caller itself, maybe
-                    with own.cursor() as cursor:
-                        cursor.execute(f"PRAGMA busy_timeout = {keeper.LOCK_SECONDS * 1000:.0f}")
+            with own:
                 yield
         except (django.db.OperationalError, django.db.InterfaceError) as error:
             if not connections[self.using].in_atomic_block:

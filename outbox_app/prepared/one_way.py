@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -43,7 +44,8 @@ def send(call: Callable[[list[Any]], None], items: Sequence[Any]) -> None:
         return
     with _lock:
         if len(_threads) < THREADS:
-            thread = threading.Thread(target=_work, name="outbox-one-way", daemon=True)
+            work = partial(_work, _calls)
+            thread = threading.Thread(target=work, name="outbox-one-way", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # the process ends, or has threads enough
@@ -52,9 +54,9 @@ def send(call: Callable[[list[Any]], None], items: Sequence[Any]) -> None:
                 _threads.add(thread)
 
 
-def _work() -> None:
+def _work(calls: queue.Queue[Call]) -> None:
     try:
-        while _work_once():
+        while _work_once(calls):
             pass
     finally:
         with _lock:
@@ -62,28 +64,28 @@ def _work() -> None:
         connections.close_all()
 
 
-def _work_once() -> bool:
+def _work_once(calls: queue.Queue[Call]) -> bool:
     try:
-        taken = [_calls.get(timeout=IDLE)]
+        taken = [calls.get(timeout=IDLE)]
     except queue.Empty:
         with _lock:  # a call that comes after this finds one thread less
-            if _calls.empty():
+            if calls.empty():
                 _threads.discard(threading.current_thread())
                 return False
         return True
     with suppress(queue.Empty):
         while sum(len(items) for _, items in taken) < TOGETHER:
-            taken.append(_calls.get_nowait())
-    calls: dict[Callable[[list[Any]], None], list[Any]] = {}
+            taken.append(calls.get_nowait())
+    together: dict[Callable[[list[Any]], None], list[Any]] = {}
     for call, items in taken:
-        calls.setdefault(call, []).extend(items)
-    for call, all_items in calls.items():
+        together.setdefault(call, []).extend(items)
+    for call, all_items in together.items():
         try:
             call(all_items)
         except Exception as error:
             logger.warning("The keeper was not told, so it will ask error=%r", error)
     for _ in taken:
-        _calls.task_done()
+        calls.task_done()
     return True
 
 

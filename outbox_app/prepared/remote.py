@@ -15,6 +15,7 @@ from ..door.client import SECONDS, call
 from ..door.messages import EVENTS, by_id, cloudevent, written
 from ..door.peers import limit, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
+from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..transactions import open_transactions
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
@@ -97,7 +98,13 @@ class HttpKeeper:
         self, path: str, elements: Sequence[dict[str, Any]], **options: Any
     ) -> Iterator[tuple[UUID, Any, Any]]:
         """Yield id, status and state of each element, in as many requests as they take."""
-        for group in self._groups(elements):
+        groups = chunks(
+            elements,
+            rows=limit(self.peer, "events"),
+            bytes=limit(self.peer, "bytes") - 2,
+            size=lambda element: len(written(element)) + 1,
+        )
+        for group in groups:
             said = self._call("POST", f"prepared/{path}", group, **options)
             if len(said) != len(group):
                 raise self._odd("has answered something else")
@@ -122,22 +129,6 @@ class HttpKeeper:
 
     def _odd(self, what: str) -> KeeperUnavailable:
         return KeeperUnavailable(f"The keeper {self.name!r} {what}.")
-
-    def _groups(self, items: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        """Yield requests of as many elements, and bytes, as one may have."""
-        most, left = limit(self.peer, "events"), 0
-        group: list[dict[str, Any]] = []
-        for item in items:
-            size = len(written(item)) + 1
-            if group and (len(group) == most or size > left):
-                yield group
-                group = []
-            if not group:
-                left = limit(self.peer, "bytes") - 2
-            group.append(item)
-            left -= size
-        if group:
-            yield group
 
 
 class HttpSender:

@@ -152,7 +152,8 @@ def prepare_many(events: Sequence[NewPrepared], *, using: str, to: str = "") -> 
     requests = [keeper.checked(new) for new in events]
     if len({each.event_id for each in requests}) < len(requests):
         raise InvalidPrepared("Two of the events have the same event_id. Give each its own.")
-    _warn_once(open_transactions())
+    for alias in open_transactions():
+        _warn_once(alias)
     now = timezone.now()
     for request, answer in zip(requests, keeper.prepare(requests), strict=True):
         _require_prepared(request, answer)
@@ -299,17 +300,13 @@ def _tell_keeper(state: str, to: str, using: str, events: list[Prepared]) -> Non
             raise error(f"{answer.event_id} is {answer.state}: {answer.detail}")
 
 
-_warned: set[str] = set()
-
-
-def _warn_once(aliases: Sequence[str]) -> None:
-    for alias in set(aliases) - _warned:
-        _warned.add(alias)
-        logger.warning(
-            "prepare() was called in a transaction database=%s: the transaction is held open while "
-            "the keeper is waited for. Prepare before it begins.",
-            alias,
-        )
+@cache
+def _warn_once(alias: str) -> None:
+    logger.warning(
+        "prepare() was called in a transaction database=%s: the transaction is held open while "
+        "the keeper is waited for. Prepare before it begins.",
+        alias,
+    )
 
 
 aprepare = sync_to_async(prepare)

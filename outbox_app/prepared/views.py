@@ -49,7 +49,7 @@ STATELESS = {
     UNKNOWN: (404, "There is no such event."),
 }
 
-#: Status and content of an answer. The content of a problem may be its detail alone.
+#: Status and content of an answer; of a problem what it adds to its status.
 Said = tuple[int, Any]
 
 
@@ -63,7 +63,7 @@ def door(method: str, direction: str, *types: str) -> Callable[..., Callable[...
                 return _answered(request, view, direction, types or (messages.JSON,), kwargs)
             except (InvalidPeer, django.db.Error) as error:
                 logger.error("The door is closed error=%r", error)
-                return _response(503, "The log says why.")
+                return _response(503, {"detail": "The log says why."})
 
         guarded = csrf_exempt(require_http_methods([method])(never_cache(served)))
         return without_transaction(login_not_required(cache_control(no_transform=True)(guarded)))
@@ -81,10 +81,10 @@ def _answered(
     try:
         from ..door import signing
     except InvalidPeer as error:  # the extra is missing
-        return _response(503, str(error))
+        return _response(503, {"detail": str(error)})
     body = request.read(peers.LIMITS["bytes"] + 1)
     if len(body) > peers.LIMITS["bytes"]:
-        return _response(413)
+        return _response(413, {})
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
@@ -93,16 +93,16 @@ def _answered(
         peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
-        response = _response(401)
+        response = _response(401, {})
         response.headers["WWW-Authenticate"] = "Signature"
         return response
     try:
         status, said = view(request, peer, _content(request, body, peer, types), **kwargs)
     except MessageRefused as error:
-        status, said = error.status, str(error)
+        status, said = error.status, {"detail": str(error)}
     except django.db.Error as error:
         logger.warning("The database is away peer=%s error=%r", peer.name, error)
-        status, said = 503, ""
+        status, said = 503, {}
     response = _response(status, said)
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
@@ -119,15 +119,12 @@ def _content(request: HttpRequest, body: bytes, peer: Peer, types: tuple[str, ..
     return messages.parsed(body) if body else None
 
 
-def _response(status: int, said: Any = "") -> HttpResponse:
-    content = _problem(status, said) if isinstance(said, str) else said
-    type = messages.PROBLEM if status >= 400 else messages.JSON
-    return HttpResponse(messages.written(content), status=status, content_type=type)
-
-
-def _problem(status: int, detail: str, **more: str) -> dict[str, Any]:
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
-    return problem | ({"detail": detail} if detail else {}) | more
+def _response(status: int, said: Any) -> HttpResponse:
+    type = messages.JSON
+    if status >= 400:
+        type, title = messages.PROBLEM, HTTPStatus(status).phrase
+        said = {"type": "about:blank", "title": title, "status": status} | said
+    return HttpResponse(messages.written(said), status=status, content_type=type)
 
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)
@@ -179,10 +176,10 @@ def _said(answer: keeper.Answer, wanted: str, known: Container[UUID] | None = No
         return 201 if created else 200, {"id": str(id), "state": state}
     if state in STATELESS:
         status, detail = STATELESS[state]
-        return status, _problem(status, detail, id=str(id))
+        return status, {"detail": detail, "id": str(id)}
     state = OTHER[wanted] if state == CONTRADICTION else state
     detail = "It is decided." if wanted == State.PREPARED else "It is not decided so."
-    return 409, _problem(409, detail, id=str(id), state=state)
+    return 409, {"detail": detail, "id": str(id), "state": state}
 
 
 def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +220,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     """Say what became of an event of the caller."""
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
-        return STATELESS[UNKNOWN]
+        return 404, {"detail": STATELESS[UNKNOWN][1]}
     return 200, _described(row) | {"decide_by": row.decide_by.isoformat()}
 
 
