@@ -8,8 +8,8 @@ sentences of our own. No view has a session, a cookie, or a transaction of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from functools import wraps
+from collections.abc import Callable, Container, Sequence
+from functools import partial, wraps
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ logger = get_logger("outbox_app.door")
 
 State = PreparedEvent.State
 SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
-OTHER: dict[str, str] = {State.CONFIRMED: State.CANCELLED, State.CANCELLED: State.CONFIRMED}
+DECIDED = (State.CONFIRMED, State.CANCELLED)
 #: Of one answer: no client reads more than 64 KiB.
 OPEN, OPEN_BYTES = 100, 48 * 1024
 
@@ -51,32 +51,29 @@ STATELESS = {
 
 #: Status and content of an answer; of a problem what it adds to its status.
 Said = tuple[int, Any]
+View = Callable[..., Said]
 
 
-def door(method: str, direction: str, *types: str) -> Callable[..., Callable[..., HttpResponse]]:
+def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[..., HttpResponse]]:
     """Serve a view to peers of a direction that sign, and send one of these content types."""
 
-    def wrap(view: Callable[..., Said]) -> Callable[..., HttpResponse]:
+    def wrap(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
         def served(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             try:
-                return _answered(request, view, direction, types or (messages.JSON,), kwargs)
+                return _answered(request, partial(view, **kwargs), direction, types)
             except (InvalidPeer, django.db.Error) as error:
                 logger.error("The door is closed error=%r", error)
                 return _response(503, {"detail": "The log says why."})
 
-        guarded = csrf_exempt(require_http_methods([method])(never_cache(served)))
+        guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
         return without_transaction(login_not_required(cache_control(no_transform=True)(guarded)))
 
     return wrap
 
 
 def _answered(
-    request: HttpRequest,
-    view: Callable[..., Said],
-    direction: str,
-    types: tuple[str, ...],
-    kwargs: dict[str, Any],
+    request: HttpRequest, view: View, direction: str, types: Sequence[str]
 ) -> HttpResponse:
     try:
         from ..door import signing
@@ -97,7 +94,7 @@ def _answered(
         response.headers["WWW-Authenticate"] = "Signature"
         return response
     try:
-        status, said = view(request, peer, _content(request, body, peer, types), **kwargs)
+        status, said = view(request, peer, _content(request, body, peer, types))
     except MessageRefused as error:
         status, said = error.status, {"detail": str(error)}
     except django.db.Error as error:
@@ -109,7 +106,7 @@ def _answered(
     return response
 
 
-def _content(request: HttpRequest, body: bytes, peer: Peer, types: tuple[str, ...]) -> Any:
+def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]) -> Any:
     if len(body) > peers.limit(peer, "bytes"):
         raise MessageRefused(413, "The request is larger than its sender may send.")
     if request.headers.get("Content-Encoding", "identity") != "identity":
@@ -177,7 +174,8 @@ def _said(answer: keeper.Answer, wanted: str, known: Container[UUID] | None = No
     if state in STATELESS:
         status, detail = STATELESS[state]
         return status, {"detail": detail, "id": str(id)}
-    state = OTHER[wanted] if state == CONTRADICTION else state
+    if state == CONTRADICTION:
+        state = next(each for each in DECIDED if each != wanted)
     detail = "It is decided." if wanted == State.PREPARED else "It is not decided so."
     return 409, {"detail": detail, "id": str(id), "state": state}
 
@@ -187,7 +185,7 @@ def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
     return {"status": status} | {name: said[name] for name in ("id", "state") if name in said}
 
 
-@door("POST", SENDER)
+@door("POST", SENDER, messages.JSON)
 def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Said:
     """Confirm, or cancel, an event."""
     if content is not None:
@@ -195,13 +193,13 @@ def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, stat
     return _decided(peer, {id: state})[0]
 
 
-@door("POST", SENDER)
+@door("POST", SENDER, messages.JSON)
 def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Confirm and cancel up to 500 events."""
     wanted: dict[UUID, str] = {}
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
-        if element["state"] not in [*OTHER]:
+        if element["state"] not in DECIDED:
             raise MessageRefused(422, "The state is confirmed or cancelled.")
         id = messages.event_id(element["id"])
         if id in wanted:
@@ -215,7 +213,7 @@ def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
     return [_said(answer, wanted[answer.event_id]) for answer in answers]
 
 
-@door("GET", SENDER)
+@door("GET", SENDER, messages.JSON)
 def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     """Say what became of an event of the caller."""
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
@@ -224,7 +222,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     return 200, _described(row) | {"decide_by": row.decide_by.isoformat()}
 
 
-@door("GET", SENDER)
+@door("GET", SENDER, messages.JSON)
 def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Say which events of the caller are open, the longest due first, after ``?skip=`` of them."""
     rows = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name).open()
@@ -247,7 +245,7 @@ def _described(row: PreparedEvent) -> dict[str, Any]:
     return said | {"state": row.state, "type": row.type, "stream": row.stream}
 
 
-@door("POST", KEEPER)
+@door("POST", KEEPER, messages.JSON)
 def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
     """Answer a keeper what became of the transactions of events that it keeps."""
     asked = []

@@ -215,6 +215,7 @@ def test_each_request(alias: str, sender: str) -> None:
         decisions[:1] * 2,
         [{"id": str(id)}],
         [{"id": str(id), "state": "prepared"}],
+        [{"id": str(id), "state": ["confirmed"]}],
         [{"id": "1", "state": "confirmed"}],
         [1],
     ):
