@@ -39,7 +39,7 @@ COUNT = int(os.environ.get("PREPARED_CHAOS", 300))
 #: Events of one transaction, at most.
 MOST = min(50, max(5, COUNT // 500))
 #: Faults, which are spread over the events, and of which two may happen at a time.
-FAULTS, LANES = min(400, max(10, COUNT // 50)), 2
+FAULTS, LANES = min(200, max(10, COUNT // 50)), 2
 pytestmark = pytest.mark.timeout(180 + COUNT // 50)
 
 
