@@ -241,7 +241,7 @@ def workers():
     """Return the processes of this test's Spark that run tasks: forked by a daemon of it."""
     tree = processes.process_tree(os.getpid())
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in tree}
-    daemons = {pid for pid, line in lines.items() if b"pyspark.daemon" in line}
+    daemons = {pid for pid, line in lines.items() if b"tests.pipeline.daemon" in line}
     parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in daemons}
     return [pid for pid, parent in parents.items() if parent in daemons]
 
