@@ -9,6 +9,7 @@ costs the test that it was running; another one takes its place.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,13 @@ _stderr = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[_stderr] = os.dup(2)  # before the output is captured
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is collected stays: looking at it for garbage would take some per cent of a run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
