@@ -16,9 +16,10 @@ pytestmark = [
 
 def options(transport, folder):
     (folder / "in").mkdir()
+    files = {"data_folder_in": "in", "data_folder_out": "in", "control_folder": "control"}
     return {
         "memory": {},
-        "filesystem": {"data_folder_in": folder / "in", "data_folder_out": folder / "in"},
+        "filesystem": {name: folder / each for name, each in files.items()},
         "embedded": {"folder": folder},
     }[transport]
 
