@@ -18,6 +18,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
+from django.db import connections
 from py4j.protocol import Py4JError
 
 from outbox_app.models import Event
@@ -214,7 +215,7 @@ def test_workers_are_killed_in_the_middle_of_their_tasks(
 
     def kill():
         eventually(lambda: holder.sql(f"{waiting} AND NOT granted") == [(2,)], "tasks that wait")
-        for pid in workers():
+        for pid in workers(int(connections[alias].settings_dict["PORT"])):
             os.kill(pid, signal.SIGKILL)
         holder.rollback()
 
@@ -237,13 +238,19 @@ def test_workers_are_killed_in_the_middle_of_their_tasks(
     assert_exact(alias, folder)
 
 
-def workers():
-    """Return the processes of this test's Spark that run tasks: forked by a daemon of it."""
-    tree = processes.process_tree(os.getpid())
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in tree}
-    daemons = {pid for pid, line in lines.items() if b"tests.pipeline.daemon" in line}
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in daemons}
-    return [pid for pid, parent in parents.items() if parent in daemons]
+def workers(port):
+    """Return the processes of this test's Spark that read the database: their tasks are not done.
+
+    Spark finds an idle one that was killed too late, and fails a task of another test.
+    """
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    sockets = {f"socket:[{each[9]}]" for each in lines if each[2].endswith(f":{port:04X}")}
+    found = []
+    for pid in processes.process_tree(os.getpid()):
+        is_worker = b"tests.pipeline.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if is_worker and sockets & {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}:
+            found.append(pid)
+    return found
 
 
 def archived_so_far(folder):
