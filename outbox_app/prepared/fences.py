@@ -95,7 +95,7 @@ def outcomes(
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
     until = time.monotonic() + ANSWER_SECONDS
-    # A session whose transactions commit, whatever the caller's does.
+    # A session whose transactions commit, even where the caller's does not.
     with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
         answers = recorded(events, using=using)
         mark = answers.pop(Fence.MARK, None)

@@ -31,8 +31,8 @@ def atomic_with_lock_wait(
     """Run a transaction that waits for each lock for so many seconds at most.
 
     On MySQL and MariaDB they are rounded up to whole ones. With None the connection's own hold.
-    With ``read_committed`` that is its level, where no transaction is open, whatever level the
-    alias or the role has.
+    With ``read_committed`` that is its level, where no transaction is open, and not the level that
+    the alias or the role has.
     """
     connection: Any = connections[using]
     sets_level = read_committed and connection.get_autocommit()

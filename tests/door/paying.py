@@ -83,7 +83,7 @@ def pay(alias: str, most: int, folder: Path) -> None:
         [ending] = random.choices(list(ENDINGS), list(ENDINGS.values()))
         ids = [UUID(int=random.getrandbits(128), version=4) for _ in range(random.randint(1, most))]
         _pay(alias, ids, ending, begun)
-    # What waits to be told is told, as at the end of a process.
+    # Calls that wait are made, as at the end of a process.
     from outbox_app.prepared import one_way
 
     one_way.drain(one_way.AT_EXIT)
