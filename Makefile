@@ -45,8 +45,8 @@ docs: venv ## build the documentation, warnings are errors
 screenshots: venv ## take the pictures of the admin in the documentation
 	SCREENSHOTS=docs/images/admin CI=true $(BIN)/python -m pytest tests/browser/test_screenshots.py -k pictures_of
 
-bench: ARGS ?= drain
-bench: venv ## measure on private servers
+bench: ARGS ?= all
+bench: venv ## measure beside the peers on private servers; writes benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
 
 venv: $(VENV)/.everything ## the environment for development, with system packages

@@ -1,39 +1,84 @@
-"""The command line: starts private servers unless POSTGRES_URL and the like name some."""
+"""The command line: starts private servers unless POSTGRES_URL and the like name some.
+
+Each server writes to disk at each commit, as servers do that nobody has tuned. ``all`` runs what
+``docs/explanation/performance.md`` is about, one after another, each on fresh servers.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from tests.servers import MariaDB, PostgreSQL, Redis
-from tests.servers.base import Server
+from tests.servers import MariaDB, PostgreSQL, RabbitMQ, Redis
 
-NAMES = ("admin", "drain", "entities", "log", "losses", "prepared", "spark")
-#: Those that have parts, and those that run on MariaDB as well.
-SCALED = ("entities", "losses", "prepared")
-ELSEWHERE = ("admin", *SCALED)
-#: With room for the millions of rows of ``losses``.
-SERVERS: dict[str, Callable[[], Server]] = {
-    "POSTGRES_URL": lambda: PostgreSQL(
-        extra_arguments=["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"]
-    ),
-    "MARIADB_URL": lambda: MariaDB(
-        extra_arguments=["--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M"]
-    ),
-    "REDIS_URL": Redis,
+from . import report
+
+POSTGRES, MARIADB, SQLITE = "postgres", "mariadb", "sqlite"
+
+
+class Needs(NamedTuple):
+    """What a benchmark needs: its database is one of ``databases``, by default the first."""
+
+    beside: tuple[str, ...] = ()
+    databases: tuple[str, ...] = (POSTGRES,)
+    of_all: bool = True
+
+
+EVERY = (POSTGRES, MARIADB, SQLITE)
+BENCHMARKS = {
+    "drain": Needs(("redis", POSTGRES, MARIADB, SQLITE)),
+    "rabbitmq": Needs(("rabbitmq",)),
+    "stage": Needs(("redis",)),
+    "latency": Needs(("redis",), EVERY),
+    "growth": Needs(("redis",)),
+    "log": Needs(),
+    "peers": Needs(("redis",)),
+    "cost": Needs(("redis",)),
+    "admin": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "entities": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "losses": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "prepared": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "spark": Needs((POSTGRES, MARIADB), of_all=False),
 }
-#: For ``entities`` and ``prepared``: on the disk at each commit. Tests leave that out.
-DURABLE = {
-    "POSTGRES_URL": ("-c", "fsync=on", "-c", "full_page_writes=on"),
-    "MARIADB_URL": ("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
+
+
+@contextmanager
+def file_of_sqlite() -> Iterator[SimpleNamespace]:
+    """A file in a folder of its own, in place of a server."""
+    with tempfile.TemporaryDirectory(prefix="outbox-benchmark-") as folder:
+        yield SimpleNamespace(url=f"sqlite://{folder}/outbox.sqlite3")
+
+
+#: With room for the millions of rows of ``losses``, and on the disk at each commit.
+SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    POSTGRES: lambda: PostgreSQL(
+        extra_arguments=[
+            *("-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"),
+            *("-c", "fsync=on", "-c", "full_page_writes=on"),
+        ]
+    ),
+    MARIADB: lambda: MariaDB(
+        extra_arguments=[
+            *("--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M"),
+            *("--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=fsync"),
+        ]
+    ),
+    SQLITE: file_of_sqlite,
+    "redis": Redis,
+    "rabbitmq": RabbitMQ,
 }
 
 
@@ -45,52 +90,82 @@ def main() -> None:
         sys.exit(soak(sys.argv[2:]))
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
-    database = f"{options.database.upper()}_URL"
-    arguments: dict[str, Any] = {"quick": options.quick}
-    if options.name in SCALED:
-        arguments["scale"] = options.scale
-    beside = {"drain": ["REDIS_URL"], "spark": ["MARIADB_URL"]}
-    with ExitStack() as stack:
-        for variable in (database, *beside.get(options.name, [])):
-            if variable not in os.environ:
-                server = SERVERS[variable]()
-                if options.name in ("entities", "prepared"):
-                    server.extra_arguments += DURABLE[variable]
-                os.environ[variable] = stack.enter_context(server).url
-        os.environ["BENCHMARK_URL"] = os.environ[database]
-        if options.name == "prepared":  # its business rows are in a database of their own
-            os.environ["BENCHMARK_BILLING_URL"] = os.environ[database]
-        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-        result = importlib.import_module(f"benchmarks.{options.name}").run(**arguments)
-    show(result)
+    if options.name == "all":
+        sys.exit(run_all(options.json or report.RESULTS, quick=options.quick))
+    result = run(options)
+    for name, value, asked, mark in report.rows(result):
+        print(f"{name:32} {value:>10}   {asked:20} {mark}")
+    for title, (heads, lines) in result.get("tables", {}).items():
+        print("", title, *report.table(heads, lines), sep="\n")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run a benchmark on its servers; its result also says where and with what that was."""
+    needs = BENCHMARKS[options.name]
+    machine, began = report.machine(), time.time()
+    with ExitStack() as stack:
+        for name in {options.database: None, **dict.fromkeys(needs.beside)}:
+            if f"{name.upper()}_URL" not in os.environ:
+                url = stack.enter_context(SERVERS[name]()).url
+                os.environ[f"{name.upper()}_URL"] = url
+        os.environ["BENCHMARK_URL"] = os.environ[f"{options.database.upper()}_URL"]
+        if options.name == "prepared":  # its business rows are in a database of their own
+            os.environ["BENCHMARK_BILLING_URL"] = os.environ["BENCHMARK_URL"]
+        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        measure = importlib.import_module(f"benchmarks.{options.name}").run
+        arguments: dict[str, Any] = {"quick": options.quick}
+        if "scale" in inspect.signature(measure).parameters:
+            arguments["scale"] = options.scale
+        elif options.scale != 1:
+            sys.exit(f"{options.name} has no parts: leave out --scale")
+        result: dict[str, Any] = measure(**arguments)
+        machine["load"] += report.machine()["load"]
+        return {
+            **{key: result.pop(key) for key in ("ratios", "asked", "tables") if key in result},
+            **{"quick": options.quick, "scale": options.scale},
+            "seconds": round(time.time() - began),
+            **{"machine": machine, "versions": report.versions()},
+            "durability": report.durability(),
+            **result,
+        }
+
+
+def run_all(folder: Path, *, quick: bool) -> int:
+    """Run what is of ``all``, each in a process of its own. Returns how many failed."""
+    files, failed = [], 0
+    for name, needs in BENCHMARKS.items():
+        for database in needs.databases if needs.of_all else ():
+            file = name if database == needs.databases[0] else f"{name}-{database}"
+            print(f"\n{file}", flush=True)
+            command = [sys.executable, "-m", "benchmarks", name, "--database", database]
+            command += ["--json", str(folder / f"{file}.json"), *(["--quick"] if quick else [])]
+            failed += subprocess.run(command).returncode != 0
+            files.append(file)
+    report.write(folder, files)
+    print("\n" + (folder / "measured.md").read_text())
+    return failed
+
+
 def parse() -> argparse.Namespace:
     """Read the arguments."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("name", choices=(*BENCHMARKS, "all"))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios and raw rounds")
-    parser.add_argument("--scale", type=float, default=1.0, help=f"{', '.join(SCALED)}: part of it")
     parser.add_argument(
-        "--database",
-        choices=("postgres", "mariadb"),
-        default="postgres",
-        help=f"{', '.join(ELSEWHERE)}: where",
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write ratios and raw rounds; for all, a folder instead of benchmarks/results",
     )
+    parser.add_argument("--scale", type=float, default=1.0, help="part of it, where it has parts")
+    parser.add_argument("--database", choices=EVERY, default=POSTGRES, help="where")
     options = parser.parse_args()
-    if options.database != "postgres" and options.name not in ELSEWHERE:
-        parser.error(f"only {', '.join(ELSEWHERE)} run on another database than PostgreSQL")
+    if options.database not in BENCHMARKS.get(options.name, Needs()).databases:
+        parser.error(f"{options.name} does not run on {options.database}")
     return options
-
-
-def show(result: dict[str, Any]) -> None:
-    """Print each ratio beside what is asked of it."""
-    for name, value in result["ratios"].items():
-        print(f"{name:28} {value:10.4f}   {result['asked'].get(name, '')}")
 
 
 if __name__ == "__main__":

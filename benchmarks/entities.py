@@ -44,9 +44,8 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         scale: Part of the time, of the entities, and of the long one's versions.
 
     Returns:
-        ``ratios`` (medians over the rounds), ``asked``, ``server`` (what it does at a commit), and
-        ``rounds``: commands per second of each contestant, with seconds from call to answer at the
-        hot entity (``p50``, ``p99``).
+        ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: commands per second of each
+        contestant, with seconds from call to answer at the hot entity (``p50``, ``p99``).
     """
     django.setup()
     seconds, rounds, versions = (2.0, 3, 100_000) if quick else (5.0, 7, 1_000_000)
@@ -59,7 +58,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
             for name in order:
                 clean_up()
                 found[-1][name] = CONTESTS[name](seconds * scale)
-        statements, server = count_statements(seconds * scale), durability()
+        statements = count_statements(seconds * scale)
     ratios = {
         "hot_vs_one_by_one": median(found, lambda r: best(r) / r["one_by_one"]["per_second"]),
         "hot_vs_select_for_update": median(found, lambda r: best(r) / r["by_hand"]["per_second"]),
@@ -76,7 +75,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         "statements_per_command": statements,
         "hot_1m_vs_1k": median(found, lambda r: r["hot_1m"]["per_second"] / r["hot"]["per_second"]),
     }
-    return {"ratios": ratios, "asked": ASKED, "server": server, "rounds": found}
+    return {"ratios": ratios, "asked": ASKED, "rounds": found}
 
 
 def clean_up() -> None:
@@ -91,22 +90,6 @@ def clean_up() -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"VACUUM ANALYZE {', '.join(tables)}")
         connection.close()
-
-
-def durability() -> dict[str, str]:
-    """What the server does at a commit."""
-    from django.db import connection
-
-    mysql = connection.vendor == "mysql"
-    names = ["fsync", "synchronous_commit", "full_page_writes"]
-    if mysql:
-        names = ["innodb_flush_log_at_trx_commit", "innodb_flush_method"]
-    with connection.cursor() as cursor:
-        found = {}
-        for name in names:
-            cursor.execute(f"SELECT @@{name}" if mysql else f"SHOW {name}")
-            found[name] = str(cursor.fetchone()[0])
-    return found
 
 
 def median(rounds: list[Any], ratio: Callable[[Any], float]) -> float:

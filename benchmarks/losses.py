@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import django
@@ -121,6 +122,9 @@ def scratch_database(alias: str = "default") -> Iterator[None]:
     finally:
         connection.close()
         ours, connection.settings_dict["NAME"] = connection.settings_dict["NAME"], name
+        if connection.vendor == "sqlite":
+            Path(ours).unlink()
+            return
         force = "" if connection.vendor == "mysql" else "WITH (FORCE)"
         with connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE {ours} {force}")

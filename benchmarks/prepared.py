@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import django
 
-from .entities import durability, median, threaded
+from .entities import median, threaded
 from .losses import scratch_database
 
 ASKED = {
@@ -50,8 +50,8 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         scale: Part of the time, and of the open events.
 
     Returns:
-        ``ratios`` (medians over the rounds), ``asked``, ``server`` (what it does at a commit), and
-        ``rounds``: transactions, or events, per second of each contestant.
+        ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: transactions, or
+        events, per second of each contestant.
     """
     port, peers = register_peers()
     django.setup()
@@ -65,7 +65,6 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         for number in range(rounds):  # in turns, and the other way round: what one leaves behind
             order = list(CONTESTS)[:: -1 if number % 2 else 1]
             found.append({name: CONTESTS[name](seconds * scale) for name in order})
-        server = durability()
 
     def ratio(name: str, to: str) -> float:
         return median(found, lambda r: r[name]["per_second"] / r[to]["per_second"])
@@ -76,7 +75,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         "fence_cost": ratio("fenced", "unfenced"),
         "check_100k_vs_1k": ratio("check_100k", "check_1k"),
     }
-    return {"ratios": ratios, "asked": ASKED, "server": server, "rounds": found}
+    return {"ratios": ratios, "asked": ASKED, "rounds": found}
 
 
 def prepare(open_events: int) -> None:

@@ -7,8 +7,13 @@ import os
 from urllib.parse import urlsplit
 
 _URLS = {"default": os.environ.get("BENCHMARK_URL") or os.environ["POSTGRES_URL"]}
-if "MARIADB_URL" in os.environ and "POSTGRES_URL" in os.environ:
-    _URLS |= {"postgres": os.environ["POSTGRES_URL"], "mariadb": os.environ["MARIADB_URL"]}
+_SERVERS = {
+    name: os.environ[f"{name.upper()}_URL"]
+    for name in ("postgres", "mariadb", "sqlite")
+    if f"{name.upper()}_URL" in os.environ
+}
+if len(_SERVERS) > 1:
+    _URLS |= _SERVERS
 if "BENCHMARK_BILLING_URL" in os.environ:
     _URLS["billing"] = os.environ["BENCHMARK_BILLING_URL"]
 
@@ -48,6 +53,17 @@ TEMPLATES = [
 
 def _database(name: str, url: str) -> dict[str, object]:
     parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": parts.path,
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 30,
+                "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;",
+            },
+            "TEST": {"NAME": f"{parts.path}.test", "DEPENDENCIES": []},
+        }
     return {
         "ENGINE": f"django.db.backends.{'mysql' if parts.scheme == 'mysql' else 'postgresql'}",
         "HOST": parts.hostname,
