@@ -122,12 +122,16 @@ def scratch_database(alias: str = "default") -> Iterator[None]:
     finally:
         connection.close()
         ours, connection.settings_dict["NAME"] = connection.settings_dict["NAME"], name
-        if connection.vendor == "sqlite":
-            Path(ours).unlink()
-            return
-        force = "" if connection.vendor == "mysql" else "WITH (FORCE)"
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE {ours} {force}")
+        _drop(connection, ours)
+
+
+def _drop(connection: Any, name: str) -> None:
+    if connection.vendor == "sqlite":
+        Path(name).unlink()
+        return
+    force = "" if connection.vendor == "mysql" else "WITH (FORCE)"
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE {name} {force}")
 
 
 @contextmanager
