@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import django.db
@@ -89,19 +89,17 @@ class ProcessLoop(ABC):
             self._leave()
 
     def _turns(self, *, once: bool) -> None:
-        linger = False
+        linger: Iterator[float] = iter(())
         while not self._stop.is_set():
             busy = self._step(once=once)
             if self.on_turn:
                 self._ignore_database_errors(self.on_turn, self)
             if self._is_finished(busy, once=once):
                 break
-            if busy:
-                linger = True
-            elif busy is None:  # the database is away, also for listening
+            if busy is None:  # the database is away, also for listening
                 self._stop.wait(self._pause())
-            else:
-                linger = self._waiter.wait(LINGER if linger else self._pause())
+            elif busy or self._waiter.wait(next(linger, None) or self._pause()):
+                linger = iter(LINGER)
 
     def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:
         """Run a step; return None where the database or the lease failed under it."""

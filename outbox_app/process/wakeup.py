@@ -4,7 +4,7 @@ costs one interval.
 On PostgreSQL a NOTIFY goes out in a statement of its own, after the commit: inside the business
 transaction it would take a lock on the whole database at commit. A process sends at most one a
 channel in ``DEBOUNCE`` seconds. What is left out is not lost: a reader that was woken looks again
-after ``LINGER`` seconds, which is longer, before it goes back to its interval. Elsewhere
+for longer than that, after each pause of ``LINGER``, before it goes back to its interval. Elsewhere
 nothing is sent, and the readers poll.
 """
 
@@ -23,8 +23,9 @@ JOBS = "outbox_jobs"
 EVENTS = "outbox_events"
 #: At most one NOTIFY of a process on a channel in this time, in seconds.
 DEBOUNCE = 0.02
-#: A reader that was woken looks once more after this time, in seconds. Longer than DEBOUNCE.
-LINGER = 0.05
+#: A reader that was woken, or had work, looks again after each of these pauses, in seconds.
+#: Together they are longer than DEBOUNCE.
+LINGER = (0.002, 0.004, 0.008, 0.016)
 
 _last_sent: dict[tuple[str, str], float] = {}
 

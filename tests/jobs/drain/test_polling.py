@@ -8,6 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app import subscriber
 from outbox_app.jobs.drain.drain import Drain
+from outbox_app.process import wakeup
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import tasks
@@ -55,6 +56,31 @@ def test_a_poll_of_an_empty_outbox_is_one_statement(alias, make_app, monkeypatch
     assert drain.run_once()
     assert drain.tally.published == 2
     drain.holder.leave()
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_commit_whose_wake_up_was_left_out_waits_no_longer_than_one_that_sent_it(alias):
+    """After a wake-up it looks for longer than commits may be silent, at shorter intervals."""
+    drain = Drain(using=alias, interval=30, lease_seconds=600)
+    pauses, woken = [], iter([False, True])
+
+    class Waiter:
+        def wait(self, seconds):
+            pauses.append(seconds)
+            if pauses.count(30) == 3:
+                drain.stop()
+            return seconds == 30 and next(woken, False)
+
+        def close(self):
+            pass
+
+    drain._waiter = Waiter()
+    drain.run()
+
+    *_, first, second, third = (n for n, pause in enumerate(pauses) if pause == 30)
+    assert second == first + 1  # nothing woke it
+    silent = pauses[second + 1 : third]
+    assert sum(silent) > wakeup.DEBOUNCE >= max(silent)
 
 
 def stage(note, alias):
