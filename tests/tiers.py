@@ -24,7 +24,7 @@ TIERS = ("unit", "database", "system")
 #: Fixtures that lead out of this process.
 OUTWARDS = {"chromium", "environment", "java", "rabbitmq_url", "redis_url", "spark"}
 #: Modules that start processes: a test module that imports one, or from one, does.
-STARTERS = ("multiprocessing", "subprocess", "tests.servers")
+STARTERS = ("multiprocessing", "subprocess", "tests.forking", "tests.servers")
 
 
 def tier(item: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from html import escape
 from urllib.parse import urlencode
@@ -20,6 +19,7 @@ from django.urls import reverse
 from outbox_app.admin import EntityAdmin, VersionAdmin
 from outbox_app.admin.payload import difference_of
 from outbox_app.entities.operations import erase
+from tests import forking
 from tests.entities.models import Account, AccountVersion
 
 from .pages import body, text
@@ -236,7 +236,7 @@ def test_a_type_that_the_project_has_registered_is_left_alone(tmp_path, first):
         "print(json.dumps([names['Seat'], names['SeatVersion']]))"
     )
     path = f"{tmp_path}:{':'.join(sys.path)}"
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-c", code],
         env={"DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": path, "PATH": ""},
         check=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -15,7 +14,7 @@ from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
 from outbox_app.checks.brokers import check_brokers, check_transports
 from outbox_app.checks.servers import check_servers
-from tests import tasks
+from tests import forking, tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +26,7 @@ def messages_of(app):
 
 def django_check(*arguments, **variables):
     command = [sys.executable, "-m", "django", "check", *arguments]
-    done = subprocess.run(
+    done = forking.run(
         command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
     )
     return done.returncode, done.stderr
@@ -167,7 +166,7 @@ def test_forgotten_in_installed_apps(tmp_path):
         "app = OutboxCelery('forgetful', broker='memory://')\n"
         "with transaction.atomic(): app.send_task('any')\n"
     )
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
         env={

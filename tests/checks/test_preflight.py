@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import pytest
 import redis
 
 from outbox_app.checks.messages import page_of
+from tests import forking
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import on
 
@@ -64,7 +64,7 @@ def check(tmp_path, environment):
     (tmp_path / "preflight.py").write_text(SETTINGS)
 
     def check(alias, *options, broker, conf=GOOD, kept=None, silenced=(), **variables):
-        done = subprocess.run(
+        done = forking.run(
             [sys.executable, "-m", "django", "check", "--tag", "outbox", *options],
             cwd=ROOT,
             env={

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from outbox_app.door import clocks
+from tests import forking
 from tests.patience import eventually
 from tests.prepared.conftest import (  # noqa: F401
     ask,
@@ -129,7 +129,7 @@ def serve(variables: Any, ports: dict[str, int], tmp_path: Path) -> Iterator[Cal
         command = ["gunicorn", "--preload", "--worker-class", "gthread", "--threads", "4"]
         command += ["--bind", f"127.0.0.1:{port}", "tests.door.project:application"]
         with log.open("a") as out:
-            process = subprocess.Popen(
+            process = forking.Popen(
                 [sys.executable, "-m", *command],
                 cwd=ROOT,
                 env={**variables(project, alias), **more},

@@ -28,6 +28,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
+from tests import forking
 from tests.faults.tools import ROOT, alias_for
 from tests.patience import eventually, patience
 from tests.servers import MariaDB, PostgreSQL, Proxy, processes
@@ -230,6 +231,7 @@ def world(
                 folder=ROOT,
                 environment=environments[project],
                 user=None,
+                popen=forking.Popen,
             )
 
         for project in kinds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,6 +28,7 @@ from outbox_app.prepared import (
     remote,
 )
 from outbox_app.prepared.request import time_ordered_id
+from tests import forking
 from tests.faults.test_wrong_clock import LIBRARY
 from tests.patience import eventually, patience
 from tests.servers import processes
@@ -49,7 +49,7 @@ def pay(variables: Any, sender: str) -> Any:
         command = [sys.executable, "-m", "tests.door.payer", sender]
         command += [word for each in dies for word in (str(time_ordered_id()), each)]
         env = {**variables("billing", sender), **more}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        done = forking.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert more or done.returncode == 0, done.stderr
         return done.stderr
 
@@ -63,7 +63,7 @@ def check_back(variables: Any, alias: str) -> Any:
     def run(**more: str) -> int:
         command = [sys.executable, "manage.py", "run_prepared", "--once"]
         env = {**variables("shop", alias), **more}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True).returncode
+        return forking.run(command, cwd=ROOT, env=env, capture_output=True).returncode
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from outbox_app.entities.attempt import Moved
 from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
+from tests import forking
 from tests.entities.models import Account
 from tests.patience import patience
 
@@ -300,7 +300,7 @@ def test_killed_at_any_point_it_is_all_or_nothing(
         f"Account.execute('a', 'withdraw', {{'amount': 4}}, command_id='x', using={alias!r})"
     )
     variables = {**environment(alias), "OUTBOX_FAILPOINT": f"{point}=kill"}
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-c", code], env=variables, check=False, capture_output=True
     )
     assert done.returncode == -9, done.stderr

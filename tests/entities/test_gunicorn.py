@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from urllib.request import urlopen
 
 import pytest
 
+from tests import forking
 from tests.patience import eventually, patience
 from tests.servers.ports import free_port
 
@@ -28,7 +28,7 @@ def served(alias, account, environment, tmp_path):
     command = ["gunicorn", "--preload", "--workers", "4", "--worker-class", "gthread"]
     command += ["--threads", "4", "--bind", f"127.0.0.1:{port}", "tests.entities.wsgi:application"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
+        process = forking.Popen(
             [sys.executable, "-m", *command],
             env={**environment(alias), "ALIAS": alias},
             stdout=log,

@@ -19,6 +19,7 @@ import pytest
 from django.db import DatabaseError, connections
 
 from outbox_app.entities import Command
+from tests import forking
 from tests.entities.appending import ENTITIES, PROCESSES, commands
 from tests.entities.models import Account
 
@@ -74,7 +75,7 @@ def check(alias, told):
 def test_a_thousand_callers_on_one_entity(alias, environment, tmp_path):
     Account.execute("list-0", "open", {"owner": "x"}, command_id="open", using=alias)
     log = tmp_path / "answers"
-    subprocess.run(
+    forking.run(
         [sys.executable, "-m", "tests.entities.appending", alias, "1000", str(log), "hot"],
         env=environment(alias),
         check=True,
@@ -92,7 +93,7 @@ def test_what_callers_were_told_is_there(alias, environment, tmp_path):
         using=alias,
     )
     log = tmp_path / "answers"
-    done = subprocess.Popen(
+    done = forking.Popen(
         [sys.executable, "-m", "tests.entities.appending", alias, str(COUNT), str(log)],
         env=environment(alias),
         start_new_session=True,

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.db.utils import OperationalError
 
 from outbox_app.models import StagedJob
-from tests import tasks
+from tests import forking, tasks
 from tests.servers import processes
 
 from . import project
@@ -30,7 +30,7 @@ def start_writer(environment):
     started = []
 
     def start(alias, app, name, **variables):
-        writer = subprocess.Popen(
+        writer = forking.Popen(
             [sys.executable, "-m", "tests.faults.writer", name],
             cwd=ROOT,
             stdin=subprocess.PIPE,

@@ -27,6 +27,7 @@ from django.db import connections, transaction
 from outbox_app import stage_many
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
+from tests import forking
 from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 
@@ -206,6 +207,7 @@ class Subprocess:
             folder=ROOT,
             environment={**environment, "PYTHONWARNINGS": "default"},
             user=None,
+            popen=forking.Popen,
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from django.core.management import CommandError, call_command
 
 from outbox_app.models import Cursor, DatabaseNow, StagedJob
 from outbox_app.monitoring.diagnosis import CODES
+from tests import forking
 from tests.patience import patience
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md"
@@ -37,7 +37,7 @@ def status(alias, capsys):
 
 def process(*arguments, **variables):
     """The command in a process of its own, as cron runs it."""
-    return subprocess.run(
+    return forking.run(
         [sys.executable, "-m", "django", "outbox_status", *arguments],
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **variables},
         capture_output=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 
@@ -24,6 +23,7 @@ from outbox_app.projections.rebuild import rebuild
 from outbox_app.projections.rows import ProjectionTable
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests import forking
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
@@ -163,7 +163,7 @@ def test_a_killed_rebuild_changes_nothing(alias, environment, spark_rebuilds, po
     right = rows(alias, "spark_sold")
     damage(alias, "spark_sold")
     before = rows(alias, "spark_sold"), Cursor.objects.using(alias).values().get()
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-m", "tests.pipeline.rebuilt", "spark_sold"],
         cwd=ROOT,
         env={

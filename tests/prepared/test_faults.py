@@ -19,7 +19,7 @@ from outbox_app.models import DatabaseNow, Event, Fence, Incident, Lease, Prepar
 from outbox_app.prepared import fence, prepared
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import CheckBack
-from tests import emptying
+from tests import emptying, forking
 from tests.faults.tools import ROOT, on
 from tests.patience import eventually, patience
 from tests.servers import Proxy, processes
@@ -64,7 +64,7 @@ POINTS = {
 
 
 def test_killed_at_each_point(alias: str, sender: str, environment: Any) -> None:
-    payer = subprocess.Popen(
+    payer = forking.Popen(
         [sys.executable, "-m", "tests.prepared.payer"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -128,6 +128,7 @@ def test_a_process_that_asks_is_killed(
             "OUTBOX_FAILPOINT": "check_claimed=kill",
         },
         user=None,
+        popen=forking.Popen,
     )
     assert asker.wait(patience()) == -signal.SIGKILL, log.read_text()
     processes.forget_process(asker.pid)

@@ -1,11 +1,12 @@
 """Drainers became processes: rows, users and groups keep what they had, forwards and backwards."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forking
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -57,7 +58,7 @@ def python(tmp_path):
 
     def run(*arguments, apps=AUTH):
         (tmp_path / "old.py").write_text(SETTINGS.format(apps=apps))
-        done = subprocess.run(
+        done = forking.run(
             [sys.executable, *arguments],
             cwd=ROOT,
             env={

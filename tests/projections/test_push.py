@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 
@@ -12,6 +11,7 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish, publish_many
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
+from tests import forking
 from tests.faults.tools import ROOT, on
 from tests.patience import patience
 from tests.projections.declared import StatusOf, declare
@@ -154,7 +154,7 @@ def test_a_writer_killed_before_its_push_loses_nothing(alias, environment, run, 
         "declare(StatusOf, 'status', push=True)\n"
         f"with transaction.atomic(using={alias!r}): publish('a', 'made')\n"
     )
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={**environment(alias), "OUTBOX_FAILPOINT": "push=kill"},

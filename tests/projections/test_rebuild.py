@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -19,6 +18,7 @@ from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.projections.rebuild import rebuild
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests import forking
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.projections.declared import SoldOf, StatusOf, declare
@@ -186,7 +186,7 @@ def test_a_killed_rebuild_leaves_the_view_and_can_be_started_again(
     run("sold")
     Sold.objects.using(alias).update(count=99)
     cursor = Cursor.objects.using(alias).values().get()
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-m", "tests.projections.declared", "outbox_rebuild", "sold"],
         cwd=ROOT,
         env={**environment(alias), "OUTBOX_FAILPOINT": point},

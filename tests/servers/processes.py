@@ -81,10 +81,11 @@ def spawn(
     folder: Path,
     environment: Mapping[str, str],
     user: str | None,
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> subprocess.Popen[bytes]:
     """Starts a guarded process in a session of its own, so that Ctrl-C does not reach it."""
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        process = popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -20,6 +20,7 @@ from outbox_app.subscriptions.cursors import CursorConflict
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
+from tests import forking
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.servers import processes
@@ -46,6 +47,7 @@ class Subprocess:
             folder=ROOT,
             environment=variables,
             user=None,
+            popen=forking.Popen,
         )
 
     def wait(self) -> int:

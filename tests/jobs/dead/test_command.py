@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from io import StringIO
@@ -13,6 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox_app.models import DeadJob, Incident, StagedJob, counting
+from tests import forking
 
 from .rows import dead_jobs
 
@@ -192,7 +192,7 @@ def test_arguments_that_cannot_be_read_are_refused(arguments):
 def test_the_shell_sees_2_for_wrong_arguments(arguments):
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     command = [sys.executable, "-m", "django", "outbox_dead", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = forking.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
 
 

@@ -19,6 +19,7 @@ from django.db import transaction
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
+from tests import forking
 from tests.patience import patience
 from tests.servers.processes import forget_process, kill_trees, spawn
 
@@ -65,6 +66,7 @@ def start_worker(
                 "INBOX_REDIS": redis_url,
             },
             user=None,
+            popen=forking.Popen,
         )
         workers.append(Worker(process, log))
         return workers[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from django.db import connections, transaction
 from outbox_app import publish, transactions
 from outbox_app.exceptions import NotMigrated
 from outbox_app.models import Event, StagedJob
+from tests import forking
 
 ROOT = Path(__file__).resolve().parents[3]
 MIGRATION = """
@@ -78,7 +78,7 @@ def test_a_new_installation(tmp_path, dependencies, code):
         "DATABASES = {'default': DATABASES['default']}\n"
         "SILENCED_SYSTEM_CHECKS = ['fields', 'outbox.W001', 'outbox.E023']\n"
     )
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-m", "django", "migrate", "--skip-checks"],
         cwd=ROOT,
         env={

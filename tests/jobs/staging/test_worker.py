@@ -22,6 +22,7 @@ from kombu import pools
 from outbox_app.celery import OutboxCelery
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
+from tests import forking
 from tests.jobs.staging import project
 from tests.patience import patience
 
@@ -42,7 +43,7 @@ def start(tmp_path, environment) -> Iterator[Callable[..., OutboxCelery]]:
         command += "--without-gossip --without-heartbeat --loglevel INFO"
         log = tmp_path / "worker.log"
         with log.open("wb") as output:
-            worker = subprocess.Popen(
+            worker = forking.Popen(
                 [sys.executable, "-m", *command.split()],
                 cwd=ROOT,
                 env={**environment(alias), **variables},
