@@ -7,12 +7,14 @@ alone, everything. Nothing that is asked here changes a row.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import URLPattern, reverse
@@ -167,8 +169,18 @@ def test_every_model_and_action_has_its_row() -> None:
     assert set(ACTIONS) <= {model._meta.model_name for model in MODELS}
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """Who somebody is, and what they may do, is read once a test, not once a request."""
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
+    get_user = functools.cache(ModelBackend().get_user)
+    monkeypatch.setattr(ModelBackend, "get_user", lambda _, user_id: get_user(user_id))
+
+
 @pytest.mark.parametrize("role", ROLES)
-def test_pages_open_to_whom_they_should(one_of_each: dict[str, Any], role: str) -> None:
+def test_pages_open_to_whom_they_should(
+    one_of_each: dict[str, Any], role: str, read_once: None
+) -> None:
     client = _logged_in(role)
     token = _token(client)
     before = _everything()
