@@ -30,7 +30,7 @@ class Contender:
     #: A job is moved when it has run, not when the broker has it.
     done = False
     #: What else this can do than ``stage``; how many jobs it moves where ours moves one.
-    stages_many, moves, share = False, True, 0.2
+    stages_many, moves, share = False, True, 0.1
 
     def begin(self) -> None:
         from celery import Celery

@@ -51,19 +51,17 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     Returns:
         ``ratios`` (none are asked), ``tables`` (medians), and ``rounds``.
     """
-    jobs, timed, rounds = (2_000, 50, 5) if quick else (10_000, 200, 9)
+    jobs, timed, rounds = (1_000, 20, 5) if quick else (5_000, 100, 9)
     if scale == 1:
         install()
-    jobs, timed, rounds = max(10, int(jobs * scale)), max(3, int(timed * scale)), rounds
+    jobs, timed = max(10, int(jobs * scale)), max(3, int(timed * scale))
     measured: list[Round] = []
     with ExitStack() as stack:
         peers = [stack.enter_context(Peer(name)) for name in CONTENDERS if is_installed(name)]
-        for number in range(-1, rounds if scale == 1 else 1):  # the first is to warm
+        for number in range(rounds if scale == 1 else 1):
             order = peers[:: -1 if number % 2 else 1]
-            turn = {peer.name: peer.measure(jobs, timed) for peer in order}
-            if number >= 0:
-                measured.append(turn)
-                print(f"round {number + 1}/{rounds}: {_line(turn)}", flush=True)
+            measured.append({peer.name: peer.measure(jobs, timed) for peer in order})
+            print(f"round {number + 1}/{rounds}: {_line(measured[-1])}", flush=True)
     return {"ratios": _ratios(measured), "asked": ASKED, "tables": _tables(measured)} | {
         "rounds": measured
     }
@@ -100,6 +98,8 @@ class Peer:
 
     def __enter__(self) -> Peer:
         self.pool.submit(_create_tables).result()
+        if self.kind.moves:
+            self.move(10)  # warm
         return self
 
     def __exit__(self, *exception: object) -> None:

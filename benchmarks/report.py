@@ -7,9 +7,12 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from .peers import PACKAGES
 
 RESULTS = Path(__file__).parent / "results"
 #: Distributions whose versions say what was measured, where they are installed.
@@ -38,11 +41,10 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of what took part: the code, the libraries, the servers, the peers."""
     found = {"outbox_app": _commit(), "Python": platform.python_version()}
+    beside = [*sys.path, str(PACKAGES)]
     for name in (*MEASURED, *PEERS):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        for each in metadata.distributions(name=name, path=beside):
+            found[name] = each.version
     return found | _databases() | _brokers()
 
 
