@@ -1,28 +1,38 @@
 """The drain beside a loop of ``.delay()``, and beside the fastest way to the same Redis.
 
-One process, PostgreSQL and Redis, in turns:
+In turns, the same jobs:
 
 - ``delay``: a loop of plain Celery's ``.delay()``, as a web process would do it
-- ``drain``: staged rows, read, published and deleted by one drainer
 - ``ceiling``: the same finished messages through kombu's batch, with no database at all
+- ``postgres``, ``mariadb``, ``sqlite``: staged rows, read, published and deleted by one drainer
+- ``one``, ``two``, ``four``: so many drainers on PostgreSQL, each a process, of jobs with ordering
+  keys: what arrived twice, or out of its key's order, is counted
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any
 
-import django
+from . import jobs as staged
+from .jobs import ALIASES, KEYED, Round, emptied, median, per_second, task, wait_for
 
 ASKED = {
-    "drain_vs_delay": "at least 6",
-    "drain_vs_ceiling": "at least 0.4",
-    "statements_per_job": "at most 0.02",
+    "drain_vs_delay": "at least 8.5",
+    "drain_vs_ceiling": "at least 0.65",
+    "mariadb_vs_postgres": "at least 0.6",
+    "sqlite_vs_postgres": "at least 0.6",
+    "two_drainers_vs_one": "at least 1.1",
+    "four_drainers_vs_one": "",
+    "duplicates": "0",
+    "out_of_order": "0",
+    "statements_per_job": "at most 0.01",
 }
+#: Rows of a batch where the statements are counted.
+BATCH = 500
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -31,69 +41,55 @@ def run(*, quick: bool) -> dict[str, Any]:
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
-    django.setup()
-    from django.core.management import call_command
-    from redis import Redis
-
-    call_command("migrate", verbosity=0)
     # Many short rounds: on a shared machine the median of few long ones is an accident.
-    jobs, rounds = (5_000, 9) if quick else (20_000, 25)
-    redis = Redis.from_url(os.environ["REDIS_URL"])
+    jobs, rounds = (8_000, 5) if quick else (20_000, 15)
+    app = staged.prepare(*ALIASES.values())
+    for alias in ALIASES.values():
+        staged.keep(app, jobs, using=alias)
+    staged.keep(app, jobs, using="default", table=KEYED)
     measured = []
-    round_(redis, 2_000)  # warm
+    round_(app, 2_000)  # warm
     for number in range(rounds):
-        measured.append(round_(redis, jobs))
+        measured.append(round_(app, jobs))
         print(f"round {number + 1}/{rounds}: " + _line(measured[-1]), flush=True)
     return {"ratios": _ratios(measured), "asked": ASKED, "rounds": measured}
 
 
-def round_(redis: Any, jobs: int) -> dict[str, float]:
+def round_(app: Any, jobs: int) -> Round:
     """Measure each way once."""
     from celery import Celery
 
-    from outbox_app.celery import OutboxCelery
     from outbox_app.jobs.drain.drain import Drain
 
-    url = os.environ["REDIS_URL"]
-    plain = Celery("plain", broker=url, set_as_current=False)
-    outbox = OutboxCelery("benchmark", broker=url, set_as_current=False)
-    with emptied(redis, expect=jobs // 5):
-        delay = per_second(jobs // 5, lambda: loop_of_delay(plain, jobs // 5))
-    stage_jobs(outbox, jobs)
-    rows = staged_rows()
-    with emptied(redis, expect=jobs):
-        ceiling = per_second(jobs, lambda: publish_batches(outbox, rows))
-    with emptied(redis, expect=jobs), counting_statements() as statements:
-        drain = per_second(jobs, lambda: Drain().run(once=True))
+    plain = Celery("plain", broker=os.environ["REDIS_URL"], set_as_current=False)
+    found: Round = {}
+    with emptied(expect=jobs // 5):
+        found["delay"] = per_second(jobs // 5, lambda: loop_of_delay(plain, jobs // 5))
     plain.close()
-    outbox.close()
-    return {
-        "delay": delay,
-        "ceiling": ceiling,
-        "drain": drain,
-        "statements_per_job": statements[0] / jobs,
-    }
+    staged.copy(jobs)
+    rows = messages()
+    with emptied(expect=jobs):
+        found["ceiling"] = per_second(jobs, lambda: publish_batches(app, rows))
+    for name, alias in ALIASES.items():
+        staged.copy(jobs, using=alias)
+        with emptied(expect=jobs):
+            found[name] = per_second(jobs, Drain(using=alias, max_jobs=jobs).run)
+    for name, count in {"one": 1, "two": 2, "four": 4}.items():
+        found[name] = together(count, jobs)
+        for fault, times in faults(jobs).items():
+            found[fault] = found.get(fault, 0) + times
+    found["statements_per_job"] = statements_per_job(jobs)
+    return found
 
 
 def loop_of_delay(app: Any, jobs: int) -> None:
     """Send one by one, as plain Celery does."""
-    task = _task(app)
+    place = task(app)
     for number in range(jobs):
-        task.delay(number, note="a customer's order")
+        place.delay(number, **staged.order(number))
 
 
-def stage_jobs(app: Any, jobs: int) -> None:
-    """Stage the same calls in one transaction."""
-    from django.db import transaction
-
-    from outbox_app import stage_many
-
-    task = _task(app)
-    with transaction.atomic():
-        stage_many(task.s(number, note="a customer's order") for number in range(jobs))
-
-
-def staged_rows() -> list[tuple[bytes, Any]]:
+def messages() -> list[tuple[bytes, Any]]:
     """Return the finished messages of the table, decoded beforehand."""
     from outbox_app.jobs.message import Message
     from outbox_app.models import StagedJob
@@ -120,14 +116,14 @@ def publish_batches(app: Any, rows: list[tuple[bytes, Any]], size: int = 1000) -
                     )
 
 
-@contextmanager
-def emptied(redis: Any, *, expect: int) -> Iterator[None]:
-    """Begin with an empty broker; afterwards every message must be there."""
-    redis.flushdb()
-    yield
-    arrived = redis.llen("celery")
-    if arrived != expect:
-        raise RuntimeError(f"{expect} messages were sent, {arrived} arrived")
+def statements_per_job(jobs: int) -> float:
+    """Drain in batches of ``BATCH``. Returns the statements a job, those of its start included."""
+    from outbox_app.jobs.drain.drain import Drain
+
+    staged.copy(jobs)
+    with emptied(expect=jobs), counting_statements() as statements:
+        Drain(batch_size=BATCH, max_jobs=jobs).run()
+    return statements[0] / jobs
 
 
 @contextmanager
@@ -145,33 +141,81 @@ def counting_statements() -> Iterator[list[int]]:
         yield count
 
 
-def per_second(jobs: int, work: Callable[[], Any]) -> float:
-    """Return jobs per second."""
-    started = time.perf_counter()
-    work()
-    return jobs / (time.perf_counter() - started)
+def together(count: int, jobs: int) -> float:
+    """Return jobs per second of drainers that share the shards when the jobs are committed."""
+    from django.db import connections
+
+    fork = get_context("fork")
+    stop = fork.Event()
+    staged.redis().flushdb()
+    staged.copy(0)
+    connections.close_all()
+    drainers = [fork.Process(target=_drain_until, args=(stop,)) for _ in range(count)]
+    for drainer in drainers:
+        drainer.start()
+    try:
+        wait_for(lambda: _is_shared(count))
+        staged.copy(jobs, table=KEYED)
+        return per_second(jobs, lambda: wait_for(lambda: not staged.count()))
+    finally:
+        stop.set()
+        for drainer in drainers:
+            drainer.join()
 
 
-def _task(app: Any) -> Any:
-    @app.task(name="benchmarks.place", ignore_result=True)
-    def place(number: int, note: str) -> None: ...
+def faults(jobs: int) -> Round:
+    """Return how many jobs arrived twice, and how many before an earlier one of their key."""
+    sql = f"SELECT task_id, ordering_key FROM {KEYED} ORDER BY id LIMIT {jobs}"
+    place = {id: (key, number) for number, (id, key) in enumerate(staged.execute(sql))}
+    arrived = staged.arrived_ids()
+    newest: dict[str, int] = {}
+    out_of_order = 0
+    for id in dict.fromkeys(arrived):
+        key, number = place.pop(id)
+        out_of_order += number < newest.get(key, 0)
+        newest[key] = number
+    if place:
+        raise RuntimeError(f"{len(place)} of {jobs} messages did not arrive")
+    return {"duplicates": len(arrived) - jobs, "out_of_order": out_of_order}
 
-    return place
+
+def _drain_until(stop: Any) -> None:
+    from threading import Thread
+
+    from django.test import override_settings
+
+    from outbox_app.jobs.drain.drain import Drain
+
+    # They share the shards anew five times a lease: with a short one a round begins soon.
+    with override_settings(OUTBOX={"LEASE_SECONDS": 1.5, "PUBLISH_TIMEOUT": 0.5}):
+        drain = Drain()
+        Thread(target=lambda: (stop.wait(), drain.stop()), daemon=True).start()
+        drain.run()
 
 
-def _ratios(rounds: list[dict[str, float]]) -> dict[str, float]:
-    def median(ratio: Callable[[dict[str, float]], float]) -> float:
-        return round(statistics.median(ratio(r) for r in rounds), 4)
+def _is_shared(count: int) -> bool:
+    from outbox_app.models import Lease
 
+    shares = Lease.objects.filter(resource="jobs").values_list("owner", flat=True)
+    return len(set(shares)) == count and None not in set(shares)
+
+
+def _ratios(rounds: list[Round]) -> Round:
     return {
-        "drain_vs_delay": median(lambda r: r["drain"] / r["delay"]),
-        "drain_vs_ceiling": median(lambda r: r["drain"] / r["ceiling"]),
-        "statements_per_job": median(lambda r: r["statements_per_job"]),
+        "drain_vs_delay": median(rounds, "postgres", "delay"),
+        "drain_vs_ceiling": median(rounds, "postgres", "ceiling"),
+        "mariadb_vs_postgres": median(rounds, "mariadb", "postgres"),
+        "sqlite_vs_postgres": median(rounds, "sqlite", "postgres"),
+        "two_drainers_vs_one": median(rounds, "two", "one"),
+        "four_drainers_vs_one": median(rounds, "four", "one"),
+        "duplicates": sum(each["duplicates"] for each in rounds),
+        "out_of_order": sum(each["out_of_order"] for each in rounds),
+        "statements_per_job": max(each["statements_per_job"] for each in rounds),
     }
 
 
-def _line(r: dict[str, float]) -> str:
+def _line(r: Round) -> str:
     return (
-        f"drain {r['drain'] / r['delay']:.1f} x delay, "
-        f"{r['drain'] / r['ceiling']:.2f} x ceiling ({r['drain']:.0f} jobs/s)"
+        f"{r['postgres'] / r['delay']:.1f} x delay, {r['postgres'] / r['ceiling']:.2f} x ceiling, "
+        f"two {r['two'] / r['one']:.2f} x one ({r['postgres']:.0f} jobs/s)"
     )

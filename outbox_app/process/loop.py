@@ -6,11 +6,13 @@ process that stops hands its leases back, unless the database is away: then they
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import django.db
@@ -21,6 +23,21 @@ from .backoff import Backoff
 from .waiting import StopFlag, poll_interval, waiter
 from .wakeup import LINGER
 from .watchdog import Watchdog
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Leave the search for garbage in cycles until the block ends.
+
+    A batch has thousands of objects and no cycle: to look through them costs a tenth of its time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class ProcessLoop(ABC):

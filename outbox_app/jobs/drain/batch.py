@@ -29,6 +29,8 @@ _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
 _MESSAGE = ("body", "envelope")
 _IS_SMALL = f"LENGTH(body) + LENGTH(envelope) <= {SMALL_BYTES}"
 _COLUMNS = ", ".join([*_NAMES, *(f"CASE WHEN {_IS_SMALL} THEN {name} END" for name in _MESSAGE)])
+#: PostgreSQL counts the characters of a text for its LENGTH; its size in bytes is known.
+_FAST_COLUMNS = _COLUMNS.replace("LENGTH", "OCTET_LENGTH")
 #: Seconds from one time to another, as a number: no driver makes a datetime of it.
 _SECONDS = {
     "postgresql": "DATE_PART('epoch', {now}) - DATE_PART('epoch', {then})",
@@ -168,13 +170,21 @@ def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
             params: list[Any] = [task_id for _, task_id in some]
         else:
             pairs = [f"{id:d}:{task_id}" for id, task_id in some]
-            is_sqlite = connection.vendor == "sqlite"
-            one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s)"
             ids = ",".join(f"{id:d}" for id, _ in some)
-            sql = f"DELETE FROM {table} WHERE id IN ({ids}) AND id || ':' || task_id {one_of}"
-            params = [json.dumps(pairs) if is_sqlite else pairs]
+            # PostgreSQL gets arrays as text: half the time of lists, in the driver and there.
+            is_sqlite = connection.vendor == "sqlite"
+            is_listed = f"IN ({ids})" if is_sqlite else f"= ANY('{{{ids}}}'::bigint[])"
+            one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s::text[])"
+            sql = f"DELETE FROM {table} WHERE id {is_listed} AND id || ':' || task_id {one_of}"
+            params = [json.dumps(pairs) if is_sqlite else _array(pairs)]
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
+
+
+def _array(texts: list[str]) -> str:
+    """Return the text of an array of PostgreSQL. NUL, which no text has there, parts its items."""
+    escaped = "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + escaped.replace("\0", '","') + '"}'
 
 
 def _now(using: str) -> str:
@@ -189,8 +199,9 @@ def _sql(
     index = StagedJob._meta.indexes[0].name
     since = "staged_at" if condition.endswith("IS NULL") else "available_at"
     waited = _SECONDS[connection.vendor].format(now=_now(connection.alias), then=since)
-    columns = f"{_COLUMNS}, {waited} AS waited"
-    if connection.vendor == "postgresql":
+    is_postgresql = connection.vendor == "postgresql"
+    columns = f"{_FAST_COLUMNS if is_postgresql else _COLUMNS}, {waited} AS waited"
+    if is_postgresql:
         # LATERAL is one index scan a shard. The order names the whole index: no other index gives
         # it.
         return (

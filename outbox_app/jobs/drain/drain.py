@@ -29,7 +29,7 @@ from ...failpoints import failpoint
 from ...models import StagedJob
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
-from ...process.loop import ProcessLoop
+from ...process.loop import ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped, jobs_published
 from ...text import get_logger
@@ -178,7 +178,8 @@ class Drain(ProcessLoop):
         waiting = self._find_apps() if self._is_idle else list(self._apps)
         for app in list(self._apps.values()):
             if not app.backoff.remaining and (app.name in waiting or app.backoff.text):
-                busy |= self._drain(app)
+                with collection_paused():
+                    busy |= self._drain(app)
         if not busy and not self._is_idle:
             self._find_apps()
         self._is_idle = not busy and len(self._apps) == known

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from celery import Celery
@@ -20,11 +21,14 @@ from ..message import Declaration, Message, moment
 from ..publish_signals import heard_by
 from .batch import Row
 
-_TYPES: list[tuple[str, type]] = [
-    *((name, str) for name in ("exchange", "routing_key", "content_type", "content_encoding")),
-    *((name, dict) for name in ("headers", "properties")),
-    ("declare", list),
-]
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("exchange", "routing_key", "content_type", "content_encoding"), str),
+    **{"headers": dict, "properties": dict, "declare": list},
+}
+_typed = attrgetter(*_TYPES)
+_OPTIONS = (
+    *("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding"),
+)
 #: kombu decodes them to plain data.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
@@ -62,13 +66,18 @@ class PreparedMessage:
 
     row: Row
     message: Message
-    options: dict[str, Any]
     #: What is to be declared before, by a name of its own.
     declare: dict[str, Declaration]
+    size: int
+    #: Seconds until it expires; None: it does not, or has done so.
+    expiration: float | None = None
 
     @property
-    def size(self) -> int:
-        return len(self.row.body) + len(self.row.envelope)
+    def options(self) -> dict[str, Any]:
+        """What ``Producer.publish`` takes beside the body."""
+        given = {name: getattr(self.message, name) for name in _OPTIONS}
+        expiration = {} if self.expiration is None else {"expiration": self.expiration}
+        return {**self.message.properties, **given, **expiration}
 
 
 def prepare(
@@ -76,23 +85,31 @@ def prepare(
 ) -> list[PreparedMessage]:
     """Make rows ready; those that are damaged go into ``outcome``."""
     prepared = []
+    declared: dict[str, dict[str, Declaration]] = {}
     for row in rows:
         try:
             message = Message.loads(row.envelope)
             _check_types(message)
-            options = _options(message)
-            declare = {repr(declaration): declaration for declaration in message.declare}
-            expires = moment(message.expires, app)
-            if expires is not None:
-                # One that is over goes without: the broker would drop it, and a worker has to say
-                # that it is revoked.
-                left = (expires - now).total_seconds()
-                options |= {"expiration": left} if left > 0 else {}
+            # Of each list of declarations a batch has one.
+            if (name := str(message.declare)) not in declared:
+                declared[name] = {repr(each): each for each in message.declare}
+            size = len(row.body) + len(row.envelope)
+            item = PreparedMessage(row, message, declared[name], size)
+            if message.expires is not None:
+                item.expiration = _seconds_left(message, app, now)
         except Exception as error:  # a damaged row may fail in any way
             outcome.refuse(row, error)
         else:
-            prepared.append(PreparedMessage(row, message, options, declare))
+            prepared.append(item)
     return prepared
+
+
+def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:
+    # One that is over goes without: the broker would drop it, and a worker has to say that it is
+    # revoked.
+    expires = moment(message.expires, app)
+    left = (expires - now).total_seconds() if expires else 0.0
+    return left if left > 0 else None
 
 
 def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> None:
@@ -111,16 +128,12 @@ def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> No
 
 def _check_types(message: Message) -> None:
     """Refuse what a broker may take all the same, and a worker cannot read."""
-    for name, kind in _TYPES:
-        if not isinstance(value := getattr(message, name), kind):
+    kinds = map(type, _typed(message))
+    for (name, expected), kind in zip(_TYPES.items(), kinds, strict=True):
+        if kind is not expected:
             raise TypeError(
-                f"The envelope's {name} must be {kind.__name__}; it is {type(value).__name__}."
+                f"The envelope's {name} must be {expected.__name__}; it is {kind.__name__}."
             )
-
-
-def _options(message: Message) -> dict[str, Any]:
-    names = ("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding")
-    return {**message.properties, **{name: getattr(message, name) for name in names}}
 
 
 def _decoded(item: PreparedMessage) -> Any:

@@ -141,10 +141,15 @@ class Publisher:
     ) -> list[PreparedMessage]:
         """Declare each queue once a connection, and check the route where no broker does."""
         ready = []
-        checked = set()
+        checked: set[tuple[str, str]] = set()
+        is_amqp = self.connection.transport.driver_type == "amqp"
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
-            if not item.declare.keys() <= self._declared:
+            is_declared = item.declare.keys() <= self._declared
+            if is_declared and route in checked and self.producer and not is_amqp:
+                ready.append(item)  # as one before it in the batch
+                continue
+            if not is_declared:
                 may_send(self.timeout)
             self.open(may_send)
             try:
@@ -238,29 +243,34 @@ class Publisher:
         sent: list[PreparedMessage] = []
         failure: Exception | None = None
         began = time.monotonic()
+        blocks = outbox_settings().DEAD_KEY == "block"
         try:
             with self.producer.batch(max_size=sys.maxsize):
                 for item in items:
-                    if self._is_blocked(item.row, outcome):
+                    if blocks and outcome.comes_after_a_dead_one(item.row):
                         continue
                     try:
-                        self._send(item)
+                        if not batch.takes(item):
+                            self._send(item)
                     except Exception as error:
                         if not self._is_row_error(error):
                             raise
                         outcome.refuse(item.row, error)  # nothing of it is in the batch
                     else:
                         sent.append(item)
+            if not batch.begun:  # kombu flushes what its producer has published
+                batch.flush()
         except Exception as error:
             failure = error
         finally:
             batch.close()
         for item, answers in zip(sent, batch.answers, strict=False):
             errors = [answer for answer in answers if isinstance(answer, Exception)]
-            of_row = next(filter(self._is_row_error, errors), None)
             if not errors:
                 outcome.accepted.append(item.row)
-            elif of_row is not None:
+                continue
+            of_row = next(filter(self._is_row_error, errors), None)
+            if of_row is not None:
                 outcome.refuse(item.row, of_row)
             else:
                 failure = failure or errors[0]

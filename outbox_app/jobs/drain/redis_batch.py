@@ -16,8 +16,12 @@ from typing import Any
 
 from ...exceptions import Unroutable
 from ...text import get_logger
+from .outcome import PreparedMessage
 
 logger = get_logger("outbox_app.drain")
+
+#: Properties that Celery gives a message: they were finished when it was staged.
+_FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
 
 #: Seconds for which a Redis that refused MULTI is not asked again.
 NO_MULTI_SECONDS = 60.0
@@ -64,9 +68,33 @@ class RedisBatch:
         self._client = channel.client.client()  # one connection of its own, until it is closed
         self._pipeline = channel.client.pipeline(transaction=False)
         self._packed: list[bytes] = []
+        #: By queue, the command without its message.
+        self._heads: dict[str, bytes] = {}
         #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
         self._deliveries: list[list[int]] = []
         self._collected: list[tuple[str, bytes]] = []
+
+    def takes(self, item: PreparedMessage) -> bool:
+        """Collect a message of which all is known that kombu's producer would work out."""
+        message, properties = item.message, item.message.properties
+        is_finished = (
+            properties.keys() <= _FINISHED
+            and isinstance(properties.get("delivery_mode"), int)
+            and message.content_type
+            and message.content_encoding
+            and item.expiration is None
+        )
+        if is_finished:
+            prepared = self.channel.prepare_message(
+                item.row.body,
+                message.priority,
+                message.content_type,
+                message.content_encoding,
+                message.headers,
+                {**properties},
+            )
+            self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
+        return bool(is_finished)
 
     def publish(self, message: Any, **options: Any) -> Any:
         """Collect what a message needs; nothing of one that cannot be routed or encoded."""
@@ -81,10 +109,20 @@ class RedisBatch:
 
     def add(self, name: str, *args: Any) -> None:
         """Collect one command; kombu's channel calls it."""
+        if name != "lpush":
+            self._collected.append((name, self._pack(name, *args)))
+            return
+        queue, message = args
+        if (head := self._heads.get(queue)) is None:
+            # Of a queue's commands all is alike but the message, which comes last.
+            head = self._heads[queue] = self._pack(name, queue, b"").removesuffix(b"$0\r\n\r\n")
+        value = self._client.connection.encoder.encode(message)
+        self._collected.append((name, b"%b$%d\r\n%b\r\n" % (head, len(value), value)))
+
+    def _pack(self, name: str, *args: Any) -> bytes:
         getattr(self._pipeline, name)(*args)
         command, _ = self._pipeline.command_stack.pop()  # with the prefix of the channel's keys
-        packed = b"".join(self._client.connection.pack_command(*command))
-        self._collected.append((name, packed))
+        return b"".join(self._client.connection.pack_command(*command))
 
     def flush(self) -> None:
         """Send it and read the answers. Raises where Redis is lost, or refuses all as a whole."""

@@ -31,6 +31,8 @@ class Wire:
 
     def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Return messages with those last that failed alone, and with each its key's later ones."""
+        if not self._failed:
+            return list(items)
         first, last, keys = [], [], set()
         for item in items:
             key = item.row.ordering_key
@@ -46,7 +48,9 @@ class Wire:
         batch: list[PreparedMessage] = []
         size = 0
         for item in items:
-            alone = any(each.row.task_id in self._failed for each in (item, *batch[:1]))
+            alone = self._failed and any(
+                each.row.task_id in self._failed for each in (item, *batch[:1])
+            )
             if batch and (alone or size + item.size > self._limit):
                 yield batch
                 batch, size = [], 0
@@ -88,6 +92,8 @@ class Wire:
 
     def gives_up(self, item: PreparedMessage) -> bool:
         """Say whether a message has failed alone too often, while the broker took others."""
+        if not self._failed:
+            return False
         attempts, taken = self._failed.get(item.row.task_id, (0, 0))
         too_often = attempts >= ATTEMPTS and self._taken > taken and item.size > SMALL_BYTES
         if too_often:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
 import redis
 from django.db import transaction
+from django.utils import timezone
 from kombu import Exchange, Producer, Queue
 
 from outbox_app import stage_many
+from outbox_app.jobs.drain.batch import BatchReader
+from outbox_app.jobs.drain.outcome import PublishResult, prepare
 from outbox_app.jobs.drain.redis_batch import RedisBatch
 from outbox_app.models import DeadJob
 from tests.faults.tools import drain, draining, on
@@ -100,3 +104,37 @@ def test_time_of_a_batch_begins_with_its_connection(alias, redis_url, make_named
 
     assert not batch.begun
     assert server.llen(app.main) == 0
+
+
+def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app, server):
+    """Those that go without it, and those with a property that only it knows."""
+    app = make_named_app(redis_url)
+    note = app.tasks["note"]
+    options = [{}, {"priority": 5}, {"expires": 3600}, {"compression": "gzip"}, {"user_id": "u"}]
+    with transaction.atomic(using=alias):
+        for number, given in enumerate([*options, {"headers": {"x-ü": [{}, '\\"']}}, {}]):
+            note.apply_async(("k", number), **given)
+    rows = BatchReader(using=alias, app=app.main, batch_size=100).read(range(128))
+    prepared = prepare(rows, app, now=timezone.now(), outcome=PublishResult())
+    queues = [app.main, f"{app.main}\x06\x163", f"{app.main}\x06\x166"]
+
+    def arrived():
+        found = [json.loads(each) for queue in queues for each in server.lrange(queue, 0, -1)]
+        server.delete(*queues)
+        for each in found:
+            assert each["properties"].pop("delivery_tag")
+        return found
+
+    with app.connection_for_write() as connection:
+        producer = Producer(connection.channel(), auto_declare=False)
+        for item in prepared:
+            producer.publish(item.row.body, **item.options)
+    expected = arrived()
+    assert len(expected) == len(rows) == 7
+
+    drain(alias)
+
+    found = arrived()
+    for each in (*expected, *found):  # its seconds go by the time at which it is sent
+        assert int(each["properties"].pop("expiration", 3_600_000)) > 3_000_000
+    assert found == expected

@@ -55,6 +55,20 @@ def test_large_and_small_messages_arrive_whole(alias, make_app):
     assert [json.loads(m.body)[0][0] for m in received(app)] == words
 
 
+def test_jobs_are_deleted_whatever_their_task_id_is_made_of(alias, make_app):
+    app = make_app("memory://")
+    note = app.task(name="note")(tasks.note)
+    ids = ['"', "\\", '\\"', "a,b", "{}", "'", "%s", "line\nnext", " ", "NULL", "ü"]
+    with transaction.atomic(using=alias):
+        for task_id in ids:
+            note.apply_async(("", 0), task_id=task_id)
+
+    Drain(using=alias).run(once=True)
+
+    assert sorted(message.headers["id"] for message in received(app)) == sorted(ids)
+    assert not StagedJob.objects.using(alias).exists()
+
+
 def test_the_lease_is_renewed_within_a_batch(alias, make_app):
     note = make_app().task(name="note")(tasks.note)
     now, drain = [0.0], Drain(using=alias)

@@ -1,0 +1,161 @@
+"""Jobs for the benchmarks: about 200 bytes of arguments, staged once and copied for each round.
+
+A round begins with the same rows on every database, and costs no staging: they are copied from a
+table of their own by one INSERT … SELECT, in the order in which they were staged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import django
+
+#: Aliases of the settings, by the names in the results.
+ALIASES = {"postgres": "default", "mariadb": "mariadb", "sqlite": "sqlite"}
+COPY, KEYED = "benchmark_jobs", "benchmark_keyed"
+#: Ordering keys of the rows of ``KEYED``, each for several jobs of a batch.
+KEYS = 500
+NOTE = "a customer's order of two lines, to be sent on Monday to the address of the customer"
+
+Round = dict[str, float]
+
+
+def prepare(*aliases: str) -> Any:
+    """Make the tables of aliases. Returns a Celery app that stages."""
+    django.setup()
+    from django.core.management import call_command
+
+    from outbox_app.celery import OutboxCelery
+
+    for alias in aliases:
+        call_command("migrate", database=alias, verbosity=0)
+        execute(f"DELETE FROM {_table()}", using=alias)
+    return OutboxCelery("benchmark", broker=os.environ["REDIS_URL"], set_as_current=False)
+
+
+def task(app: Any) -> Any:
+    """Return the task of the benchmarks."""
+
+    return app.task(name="benchmarks.place", ignore_result=True)(_place)
+
+
+def _place(number: int, **order: Any) -> None: ...
+
+
+def order(number: int) -> dict[str, Any]:
+    """Return keyword arguments that are as long as those of a common task."""
+    return {
+        "customer": 7_000_000 + number,
+        "note": NOTE,
+        "skus": ["a-1700", "b-4200"],
+        "paid": True,
+    }
+
+
+def keep(app: Any, jobs: int, *, using: str, table: str = COPY) -> None:
+    """Stage jobs, those of ``KEYED`` with ordering keys, and keep their rows in a table."""
+    from django.db import transaction
+
+    from outbox_app import stage_many
+
+    place = task(app)
+    calls = (place.s(number, **order(number)) for number in range(jobs))
+    if table == KEYED:
+        calls = (call.set(ordering_key=f"key-{n % KEYS}") for n, call in enumerate(calls))
+    with transaction.atomic(using=using):
+        stage_many(calls, using=using)
+    execute(f"DROP TABLE IF EXISTS {table}", using=using)
+    execute(f"CREATE TABLE {table} AS SELECT * FROM {_table()}", using=using)
+    execute(f"DELETE FROM {_table()}", using=using)
+
+
+def copy(jobs: int, *, using: str = "default", table: str = COPY) -> None:
+    """Commit the first of the jobs that were kept."""
+    from outbox_app.models import StagedJob
+
+    names = [f.column for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")]
+    columns = ", ".join(names)
+    if connection_of(using).vendor == "postgresql":
+        execute(f"TRUNCATE {_table()}", using=using)
+    rows = f"SELECT {columns} FROM {table} ORDER BY id LIMIT {jobs}"
+    execute(f"INSERT INTO {_table()} ({columns}) {rows}", using=using)
+
+
+def count(*, using: str = "default") -> int:
+    """Return how many jobs wait."""
+    return int(execute(f"SELECT count(*) FROM {_table()}", using=using)[0][0])
+
+
+def execute(sql: str, *, using: str = "default") -> Any:
+    """Execute a statement. Returns its rows."""
+    with connection_of(using).cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+def connection_of(using: str) -> Any:
+    """Return the connection of an alias."""
+    from django.db import connections
+
+    return connections[using]
+
+
+@cache
+def redis() -> Any:
+    """Return a client of the broker."""
+    from redis import Redis
+
+    return Redis.from_url(os.environ["REDIS_URL"])
+
+
+@contextmanager
+def emptied(*, expect: int) -> Iterator[None]:
+    """Begin with an empty broker; afterwards every message must be there."""
+    redis().flushdb()
+    yield
+    arrived = redis().llen("celery")
+    if arrived != expect:
+        raise RuntimeError(f"{expect} messages were sent, {arrived} arrived")
+
+
+def arrived_ids() -> list[str]:
+    """Return the task ids in the broker, in the order in which it accepted them."""
+    return [json.loads(each)["headers"]["id"] for each in reversed(redis().lrange("celery", 0, -1))]
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> None:
+    """Wait until a condition holds, and not much longer.
+
+    Raises:
+        RuntimeError: It does not come to hold.
+    """
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise RuntimeError("What the benchmark waits for does not happen")
+        time.sleep(0.005)
+
+
+def per_second(jobs: int, work: Callable[[], Any]) -> float:
+    """Return jobs per second."""
+    started = time.perf_counter()
+    work()
+    return jobs / (time.perf_counter() - started)
+
+
+def median(rounds: list[Round], ours: str, others: str) -> float:
+    """Return the median over the rounds of a ratio."""
+    return round(statistics.median(each[ours] / each[others] for each in rounds), 4)
+
+
+def _table() -> str:
+    from outbox_app.models import StagedJob
+
+    return str(StagedJob._meta.db_table)
