@@ -8,7 +8,7 @@ check`` names all of them at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -104,6 +104,8 @@ class OutboxSettings:
     #: Services that events are prepared for, or by, over HTTP: by name the fields of ``Peer``. What
     #: is here wins over the table.
     PEERS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: The processes that serve one another's doors: by name the fields of ``FleetSettings``.
+    FLEET: Mapping[str, Any] = field(default_factory=dict)
     #: Longest pause before a failed page is tried again, in seconds.
     MAX_RETRY_DELAY: float = 60.0
     #: The admin masks the values of keys whose names contain one of these, for every user.
@@ -111,6 +113,29 @@ class OutboxSettings:
         *("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie"),
         *("credential", "private_key", "card", "cvv", "iban", "ssn"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What ``OUTBOX["FLEET"]`` may hold."""
+
+    #: The service that processes of this project belong to. Empty: they register nowhere.
+    SERVICE: str = ""
+    #: Where the door of this process is called. Empty: it is a client, which is never called.
+    ADDRESS: str = ""
+    #: Its share of the calls beside that of the others, 0 (drained) to 100.
+    WEIGHT: int = 100
+    #: Dotted path of a ``Registry``.
+    REGISTRY: str = "outbox_app.fleet.registries.DatabaseRegistry"
+    #: ToozRegistry: address of Redis, ZooKeeper, …
+    REGISTRY_URL: str = ""
+    #: StaticRegistry: addresses by service.
+    SERVERS: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    BALANCE: Literal["random", "round_robin", "weighted_random"] = "weighted_random"
+    #: One attempt, or several servers one after the other.
+    CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
+    #: Seconds for all attempts of a call together.
+    DEADLINE: float = 5.0
 
 
 NAMES = tuple(each.name for each in fields(OutboxSettings))
@@ -131,6 +156,15 @@ def outbox_settings() -> OutboxSettings:
             f"Known keys: {', '.join(NAMES)}."
         )
     return OutboxSettings(**given)
+
+
+def fleet_settings() -> FleetSettings:
+    """Return the values of ``OUTBOX["FLEET"]`` over the defaults."""
+    try:
+        return FleetSettings(**outbox_settings().FLEET)
+    except TypeError as error:
+        known = ", ".join(each.name for each in fields(FleetSettings))
+        raise ImproperlyConfigured(f"OUTBOX['FLEET'] {error}. Known keys: {known}.") from error
 
 
 def _clear_cache(*, setting: str, **kwargs: Any) -> None:

@@ -275,7 +275,11 @@ class InvalidPeer(PeerError):
 
 
 class PeerUnavailable(PeerError):
-    """The peer gave no answer that can be believed. What it was sent may have arrived."""
+    """The peer gave no answer that can be believed. If ``sent``, the call may have arrived."""
+
+    def __init__(self, message: str = "", *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class InvalidSubscriber(OutboxError):

@@ -15,6 +15,7 @@ from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite, check_sqlite_settings
 from .entities import check_entities, check_requests
+from .fleet import check_fleet
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
 from .messages import linked
 from .models import check_models
@@ -32,6 +33,7 @@ ALWAYS = (
     check_autocommit,
     check_sqlite_settings,
     check_peers,
+    check_fleet,
     check_logs,
     check_entities,
     check_declared_logs,

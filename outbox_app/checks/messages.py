@@ -18,7 +18,7 @@ from ..text import escaped
 LISTED = 5
 #: Pages by the ids that they explain, without "outbox.".
 PAGES = {
-    "docs/reference/settings.md": ("E001", "E002", "E003", "E004", "E043", "E044"),
+    "docs/reference/settings.md": ("E001", "E002", "E003", "E004", "E043", "E044", "E046"),
     "docs/howto/models.md": ("E005", "E006", "W005"),
     "docs/howto/several-databases.md": ("E007", "E011", "E023", "E024"),
     "docs/howto/restore.md": ("E012",),
@@ -27,6 +27,7 @@ PAGES = {
     "docs/howto/hot-entity.md": ("W034",),
     "docs/howto/rotate-keys.md": ("W035",),
     "docs/reference/door.md": ("E045", "W036"),
+    "docs/howto/fleet.md": ("W037",),
     "docs/howto/unique-entities.md": ("E042", "W033"),
     "docs/howto/redis.md": ("E030", "W016", "W017", "W018", "W020"),
     "docs/howto/rabbitmq.md": ("E029", "W019", "W021"),

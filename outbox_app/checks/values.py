@@ -92,6 +92,8 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         return None if _is_function(value) else "the dotted path of a function"
     if name == "PEERS":
         return None if isinstance(value, dict) else "a dictionary of peers by their names"
+    if name == "FLEET":
+        return None if isinstance(value, dict) else "a dictionary of its own keys"
     if get_origin(hint) is Mapping:
         fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
         return None if fits else "a dictionary of database vendors and dotted paths of classes"

@@ -18,7 +18,7 @@ from typing import Any
 from ..exceptions import PeerUnavailable
 from ..models import Peer
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
-from .peers import VERIFIES, Key, addresses, signing_key, valid_keys
+from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
 from .signing import NotBelieved, adapt_message, httpx2, sign, verify
 
 #: Seconds to connect, and in all; bytes of an answer.
@@ -32,20 +32,28 @@ def call(
     payload: Any = None,
     *,
     content_type: str = JSON,
+    address: str | None = None,
     seconds: float = SECONDS,
 ) -> tuple[int, Any]:
-    """Return status and content of a peer's answer. Raises ``PeerError``."""
+    """Return status and content of a peer's answer. Raises ``PeerError``.
+
+    Args:
+        address: Of one of the peer's servers. Default: the peer's own.
+    """
     loop, client = _running()
     body = b"" if payload is None else written(payload)
     request = client.build_request(
-        method, addresses(peer)[0] + path, content=body, headers={"Content-Type": content_type}
+        method, base_url(peer, address) + path, content=body, headers={"Content-Type": content_type}
     )
     sign(adapt_message(request), body, signing_key(peer))
     try:
         future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds), loop)
         response, answer = future.result()
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        raise PeerUnavailable(f"The peer {peer.name!r} gave no answer: {error!r}") from error
+        raise PeerUnavailable(
+            f"The peer {peer.name!r} gave no answer: {error!r}",
+            sent=not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout),
+        ) from error
 
     def peer_of(id: Any) -> tuple[Peer, Key] | None:
         return next(((peer, key) for key in valid_keys(peer, VERIFIES) if key.id == id), None)

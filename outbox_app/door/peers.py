@@ -27,6 +27,8 @@ from ..models import Peer
 #: What signs, and what verifies, by the key's field. A shared secret does both.
 ALGORITHMS = {"public": "ed25519", "private": "ed25519", "secret": "hmac-sha256"}
 SIGNS, VERIFIES = ("private", "secret"), ("public", "secret")
+#: The scheme of an address that names a service: "service:shop".
+SERVICE = "service"
 #: Events and bytes of one request, at most; a peer may have less.
 LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
 #: HMAC-SHA256 has no use for a shorter one (RFC 2104, section 3).
@@ -87,11 +89,23 @@ def _sources(direction: str) -> Iterator[dict[str, Peer]]:
     yield {peer.name: peer for peer in rows if peer.name not in given}
 
 
-def addresses(peer: Peer) -> Sequence[str]:
-    """Return where a service can be called, the best first."""
-    if fault := address_fault(peer.address):
+def base_url(peer: Peer, address: str | None = None) -> str:
+    """Return where a peer, or one of its servers, is called. Raises ``InvalidPeer``."""
+    address = peer.address if address is None else address
+    if fault := address_fault(address):
         raise InvalidPeer(f"The address of the peer {peer.name!r} {fault}.")
-    return [peer.address.rstrip("/") + "/"]
+    return address.rstrip("/") + "/"
+
+
+def service_of(peer: Peer) -> str:
+    """Return the service that an address names in the place of a URL; empty where it names none."""
+    kind, _, name = peer.address.partition(":")
+    return name if kind == SERVICE and is_name(name) else ""
+
+
+def is_name(name: Any) -> bool:
+    """Say whether this names a peer or a service."""
+    return isinstance(name, str) and 0 < len(name) <= 80 and not set(":/ \t\r\n") & set(name)
 
 
 def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
@@ -131,7 +145,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 def peer_faults(name: Any, given: Any) -> list[str]:
     """Say what is wrong with a peer, in the words that follow its name."""
-    if not isinstance(name, str) or not name or len(name) > 80 or set(":/ ") & set(name):
+    if not is_name(name):
         return ["has no name of up to 80 characters without colon, slash and space"]
     if not isinstance(given, Mapping):
         return ["is no dictionary"]
@@ -140,7 +154,8 @@ def peer_faults(name: Any, given: Any) -> list[str]:
     faults = []
     if given.get("direction") not in Peer.Direction.values:
         faults.append(f"has no direction of {', '.join(map(repr, Peer.Direction.values))}")
-    if fault := address_fault(given.get("address")):
+    address = given.get("address")
+    if (fault := address_fault(address)) and not service_of(Peer(address=str(address))):
         faults.append(f"has an address that {fault}")
     if given.get("database", "default") not in connections:
         faults.append("has a database that is no alias of DATABASES")

@@ -9,6 +9,7 @@ from .job import DeadJob, InboxEntry, Incident, StagedJob
 from .peer import Peer
 from .prepared import Fence, PreparedEvent
 from .process import Lease, Process
+from .server import Server
 from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
 from .transaction import CurrentTransaction
@@ -34,6 +35,7 @@ __all__ = [
     "Peer",
     "PreparedEvent",
     "Process",
+    "Server",
     "StagedJob",
     "Statistic",
     "StreamHead",

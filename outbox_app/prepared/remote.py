@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ..door.client import SECONDS, call
+from ..door.client import SECONDS
 from ..door.messages import EVENTS, by_id, cloudevent, written
 from ..door.peers import limit, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
+from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..transactions import open_transactions

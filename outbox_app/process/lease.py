@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Container
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 from django.db import transaction
@@ -36,6 +37,46 @@ def elapsed() -> float:
     """Return seconds on a monotonic clock, one that counts suspended time where there is one."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+def remove_silent(
+    rows: QuerySet[Any],
+    seen: dict[UUID, tuple[datetime, float]],
+    *,
+    clock: Callable[[], float] = elapsed,
+    but: UUID | None = None,
+) -> list[Any]:
+    """Remove rows whose lease has run out; return the others, each with the database's ``now``.
+
+    Args:
+        seen: By id a heartbeat, and when on our clock it was first seen: kept between two looks.
+        but: The id of the caller's own row, which stays.
+    """
+    live, before_all = [], dict(seen)
+    seen.clear()
+    asked = clock()
+    found = list(rows.annotate(now=DatabaseNow()))
+    answered = clock()
+    for row in found:
+        before, since = before_all.get(row.id, (None, answered))
+        # Since the answer that showed it first, and until this question: it had that long.
+        since = since if before == row.heartbeat_at else answered
+        silence = max((row.now - row.heartbeat_at).total_seconds(), asked - since)
+        if row.id != but and silence > row.lease_seconds:
+            # Only if it has not come back since: then its own heartbeat wins, also one on a clock
+            # that was set back. The milliseconds are for SQLite, which compares texts: "12:00:00"
+            # comes before "12:00:00.000".
+            margin = timedelta(milliseconds=1)
+            silent = rows.filter(
+                id=row.id,
+                heartbeat_at__gt=row.heartbeat_at - margin,
+                heartbeat_at__lt=row.heartbeat_at + margin,
+            )
+            if silent.delete()[0]:
+                continue
+        live.append(row)
+        seen[row.id] = row.heartbeat_at, since
+    return live
 
 
 class LeaseHolder:
@@ -166,34 +207,12 @@ class LeaseHolder:
         return dict.fromkeys(missing)
 
     def _remove_silent(self) -> set[UUID]:
-        live = set()
-        seen_before, self._seen = self._seen, {}
         asked = self.clock()
-        seen = Process.objects.using(self.using).filter(resource=self.resource)
-        seen = seen.annotate(now=DatabaseNow())
-        found = list(seen.values_list("id", "heartbeat_at", "lease_seconds", "now"))
-        answered = self.clock()
-        for id, heartbeat_at, lease_seconds, now in found:
-            self._same_moment = now, asked
-            before, since = seen_before.get(id, (None, answered))
-            # Since the answer that showed it first, and until this question: it had that long.
-            since = since if before == heartbeat_at else answered
-            silence = max((now - heartbeat_at).total_seconds(), asked - since)
-            if id != self.id and silence > lease_seconds:
-                # Only if it has not come back since: then its own heartbeat wins, also one on a
-                # clock that was set back. The milliseconds are for SQLite, which compares texts:
-                # "12:00:00.000" comes after "12:00:00".
-                margin = timedelta(milliseconds=1)
-                silent = Process.objects.using(self.using).filter(
-                    id=id,
-                    heartbeat_at__gt=heartbeat_at - margin,
-                    heartbeat_at__lt=heartbeat_at + margin,
-                )
-                if silent.delete()[0]:
-                    continue
-            live.add(id)
-            self._seen[id] = heartbeat_at, since
-        return live
+        rows = Process.objects.using(self.using).filter(resource=self.resource)
+        live = remove_silent(rows, self._seen, clock=self.clock, but=self.id)
+        if live:
+            self._same_moment = live[0].now, asked
+        return {row.id for row in live}
 
     def _fair_share(self, live: set[UUID]) -> int:
         share, rest = divmod(self.parts, len(live))

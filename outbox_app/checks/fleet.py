@@ -1,0 +1,75 @@
+"""The dictionary ``OUTBOX["FLEET"]``: names, addresses, weights, and what takes care of them.
+
+Only settings are looked at: whether a registry answers, and who is there, is said by
+``manage.py outbox_fleet servers``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from ..conf import FleetSettings, fleet_settings, outbox_settings
+from ..door.peers import address_fault, is_name
+from ..fleet.registry import Registry
+
+HINT = "docs/reference/settings.md has the keys of FLEET."
+
+
+def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
+    if not isinstance(outbox_settings().FLEET, dict):
+        return
+    try:
+        conf = fleet_settings()
+    except ImproperlyConfigured as error:
+        yield Error(str(error), hint=HINT, id="outbox.E046")
+        return
+    faults = list(_faults(conf))
+    for name, fault in faults:
+        text = f"OUTBOX['FLEET'][{name!r}] is {getattr(conf, name)!r}, which {fault}."
+        yield Error(text, hint=HINT, id="outbox.E046")
+    is_listed = conf.ADDRESS in conf.SERVERS.get(conf.SERVICE, ()) if not faults else True
+    if conf.ADDRESS and conf.REGISTRY.endswith("StaticRegistry") and not is_listed:
+        yield Warning(
+            f"OUTBOX['FLEET']['SERVERS'] does not list {conf.ADDRESS!r}, this server's own ADDRESS:"
+            " no client that has this list calls it.",
+            hint=f"Add it to the addresses of {conf.SERVICE!r}.",
+            id="outbox.W037",
+        )
+
+
+def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
+    if conf.SERVICE != "" and not is_name(conf.SERVICE):
+        yield "SERVICE", "is no name of up to 80 characters without colon, slash and space"
+    if conf.ADDRESS != "" and (fault := address_fault(conf.ADDRESS)):
+        yield "ADDRESS", fault
+    elif conf.ADDRESS and not conf.SERVICE:
+        yield "ADDRESS", "is found by nothing, as there is no SERVICE"
+    if type(conf.WEIGHT) is not int or not 0 <= conf.WEIGHT <= 100:
+        yield "WEIGHT", "is no integer from 0 to 100"
+    if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < math.inf:
+        yield "DEADLINE", "is no number of seconds above 0"
+    hints = get_type_hints(FleetSettings)
+    for name in ("BALANCE", "CLUSTER"):
+        if getattr(conf, name) not in get_args(hints[name]):
+            yield name, f"is none of {', '.join(map(repr, get_args(hints[name])))}"
+    try:
+        if not issubclass(import_string(conf.REGISTRY), Registry):
+            yield "REGISTRY", "is no registry"
+    except (ImportError, AttributeError, TypeError) as error:
+        yield "REGISTRY", f"cannot be imported: {error}"
+    if not isinstance(conf.REGISTRY_URL, str):
+        yield "REGISTRY_URL", "is no text"
+    if not isinstance(conf.SERVERS, Mapping) or not all(map(is_name, conf.SERVERS)):
+        yield "SERVERS", "is no dictionary of lists of addresses by service"
+        return
+    for name, listed in conf.SERVERS.items():
+        if not isinstance(listed, list | tuple) or len({*map(str, listed)}) < len(listed):
+            yield "SERVERS", f"has for {name!r} no list of different addresses"
+        elif wrong := [each for each in listed if address_fault(each)]:
+            yield "SERVERS", f"has the address {wrong[0]!r} that {address_fault(wrong[0])}"

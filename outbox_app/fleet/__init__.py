@@ -1,0 +1,29 @@
+"""The fleet: which processes serve a service, and which of them takes a call.
+
+Nothing here decides what is true: a wrong list makes calls slower, and only that. ``servers`` and
+``service`` need the extra ``door``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..exports import lazy
+
+if TYPE_CHECKING:
+    from .announcing import announce as announce
+    from .cluster import KnownServer as KnownServer
+    from .cluster import Service as Service
+    from .cluster import servers as servers
+    from .cluster import service as service
+    from .registry import Member as Member
+    from .registry import Registry as Registry
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        ".announcing": ["announce"],
+        ".cluster": ["KnownServer", "Service", "servers", "service"],
+        ".registry": ["Member", "Registry"],
+    },
+)

@@ -1,0 +1,99 @@
+"""Which server takes the next call: by weight, and not those that have just failed.
+
+Three failures in a row eject a server for the callers of this process: for 5 s, then twice as long
+each time, up to a minute; after that one call tries it. No more than half of a list is ejected: a
+process whose own network is broken must not conclude that every server is down. An ejected server
+is tried when all the others have failed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from .registry import Member
+
+#: Failures in a row; seconds of the first ejection, and of the longest.
+FAILURES, FIRST, LONGEST = 3, 5.0, 60.0
+
+
+@dataclass(slots=True)
+class Failing:
+    """A server whose last call from here has failed."""
+
+    why: str = ""
+    failures: int = 0
+    #: Seconds of its last ejection, and when that ends; 0: not ejected yet.
+    seconds: float = 0.0
+    until: float = 0.0
+    #: One call tries it.
+    trying: bool = False
+
+
+class Balance:
+    """Chooses servers of one service for the callers of this process."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self.failing: dict[str, Failing] = {}
+        # At random: a hundred clients that start together must not call the same server.
+        self._turn = self.rng.randrange(2**16)
+        self._lock = threading.Lock()
+
+    def attempts(self, servers: Sequence[Member], balance: str) -> Iterator[tuple[Member, bool]]:
+        """Yield servers to try one after the other, each once, and whether one is the last."""
+        every = [each for each in servers if each.weight and not each.draining]
+        left = list(every)
+        while left:
+            with self._lock:
+                out = self.ejected(every)
+                usable = [each for each in left if each.address not in out] or left
+                chosen = self._choose(usable, balance)
+                self._begin_trial(chosen.address)
+            left.remove(chosen)
+            yield chosen, not left
+
+    def ejected(self, servers: Collection[Member]) -> list[str]:
+        """Return the addresses that are not to be chosen: half at most, the longest failing."""
+        now = self.clock()
+        listed = {each.address for each in servers}
+        out = [a for a, f in self.failing.items() if a in listed and now < f.until]
+        return out[: len(listed) // 2]
+
+    def succeeded(self, address: str) -> None:
+        with self._lock:
+            self.failing.pop(address, None)
+
+    def failed(self, address: str, why: str) -> None:
+        now = self.clock()
+        with self._lock:
+            state = self.failing.setdefault(address, Failing())
+            state.failures += 1
+            state.why = why
+            # Calls that were under way at the ejection fail, too, and say nothing new.
+            if state.failures >= FAILURES and (state.trying or now >= state.until):
+                state.seconds = min(2 * state.seconds, LONGEST) or FIRST
+                state.until, state.trying = now + state.seconds, False
+
+    def _choose(self, usable: Sequence[Member], balance: str) -> Member:
+        if balance == "round_robin":
+            self._turn += 1
+            return usable[self._turn % len(usable)]
+        weights = [each.weight if balance == "weighted_random" else 1 for each in usable]
+        return self.rng.choices(usable, weights)[0]
+
+    def _begin_trial(self, address: str) -> None:
+        """Keep the other calls from a server whose ejection is over until one has tried it."""
+        state = self.failing.get(address)
+        if state is not None and state.until:
+            state.trying = True
+            state.until = self.clock() + state.seconds

@@ -1,0 +1,195 @@
+"""Calls to a service: to one of its servers, and to others where that fails.
+
+All attempts have one deadline together. Tried again is what has not arrived, and what may have been
+executed only if the call carries an id by which the second server finds what the first has done. An
+answer is an answer: what is refused is refused. Attempts that may have arrived have a budget, a
+fifth of the calls: or a slow fleet would be killed by its own clients.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..conf import fleet_settings
+from ..door import client
+from ..door.peers import service_of
+from ..exceptions import PeerUnavailable
+from ..models import Peer
+from .announcing import join_as_client
+from .balance import Balance, Failing
+from .registry import Member
+from .watch import Watch
+
+#: Seconds of the budget; part of its calls that may be tried again; how many may in any case.
+WINDOW, SHARE, LEAST = 10, 0.2, 10
+#: Longest pause between two attempts, in seconds.
+PAUSE = 0.05
+#: Answers of a proxy, or of a server that cannot work.
+UNAVAILABLE = (502, 503, 504)
+
+
+class Budget:
+    """How many calls of the last seconds may be tried again."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        #: By second: calls, and those that were tried again.
+        self._seconds: deque[list[int]] = deque()
+
+    def called(self) -> None:
+        self._now()[1] += 1
+
+    def take(self) -> bool:
+        """Take one attempt out of the budget, if there is one."""
+        now = self._now()
+        calls, taken = (sum(each[n] for each in self._seconds) for n in (1, 2))
+        if taken >= max(LEAST, SHARE * calls):
+            return False
+        now[2] += 1
+        return True
+
+    def _now(self) -> list[int]:
+        second = int(self.clock())
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        while self._seconds[0][0] <= second - WINDOW:
+            self._seconds.popleft()
+        return self._seconds[-1]
+
+
+class Known:
+    """What the callers of this process share about a service."""
+
+    def __init__(self, service: str) -> None:
+        self.watch, self.balance, self.budget = Watch(service), Balance(), Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service whose servers are called. May be kept, and shared by threads."""
+
+    name: str
+    cluster: str
+    balance: str
+    deadline: float
+
+    def call(
+        self,
+        peer: Peer,
+        method: str,
+        path: str,
+        payload: Any = None,
+        *,
+        seconds: float | None = None,
+        repeatable: bool = True,
+        **options: Any,
+    ) -> tuple[int, Any]:
+        """Return status and content of the first answer. Raises ``PeerError``.
+
+        Args:
+            peer: Whose keys sign the call, and verify the answer.
+            seconds: The deadline, where it is earlier.
+            repeatable: The call carries an id, or changes nothing.
+        """
+        known = _known_of(self.name)
+        until = time.monotonic() + min(self.deadline, seconds or self.deadline)
+        known.budget.called()
+        servers = known.watch.listing(self.deadline).servers
+        failure = PeerUnavailable(f"No server of the service {self.name!r} takes calls.")
+        for server, is_last in known.balance.attempts(servers, self.balance):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            # A server that does not answer must leave time to ask another one.
+            whole = is_last or not repeatable or self.cluster == "fail_fast"
+            try:
+                status, said = client.call(
+                    *(peer, method, path, payload),
+                    address=server.address,
+                    seconds=left if whole else left / 2,
+                    **options,
+                )
+                if status not in UNAVAILABLE:
+                    known.balance.succeeded(server.address)
+                    return status, said
+                failure = PeerUnavailable(f"{server.address} has answered {status}.")
+            except PeerUnavailable as error:
+                failure = error
+            known.balance.failed(server.address, str(failure))
+            if is_last or self.cluster == "fail_fast":
+                break
+            # What was not sent is no load for anyone.
+            if failure.sent and not (repeatable and known.budget.take()):
+                break
+            time.sleep(random.uniform(0, PAUSE))
+        raise failure
+
+
+def service(name: str, *, cluster: str = "", balance: str = "") -> Service:
+    """Return a service, to be called as the settings say."""
+    conf = fleet_settings()
+    return Service(name, cluster or conf.CLUSTER, balance or conf.BALANCE, conf.DEADLINE)
+
+
+def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any) -> Any:
+    """Call a peer: at its address, or one of the servers of the service that this names."""
+    if name := service_of(peer):
+        return service(name).call(peer, method, path, payload, **options)
+    return client.call(peer, method, path, payload, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownServer:
+    """A server as this process knows it."""
+
+    member: Member
+    #: Seconds for which it is not chosen; 0: it is.
+    ejected: float
+    #: Why its last call failed; empty: it did not.
+    why: str
+    #: Whether the registry has it no more, and that is not believed yet.
+    kept: bool
+
+
+def servers(name: str) -> list[KnownServer]:
+    """Return the servers of a service as this process knows them. Waits for the first list."""
+    known, now = _known_of(name), time.monotonic()
+    listing = known.watch.listing(fleet_settings().DEADLINE)
+    found = []
+    for member in listing.servers:
+        failing = known.balance.failing.get(member.address) or Failing()
+        is_kept = bool(listing.trouble) or member.address in listing.kept
+        found.append(KnownServer(member, max(0.0, failing.until - now), failing.why, is_kept))
+    return found
+
+
+_lock = threading.Lock()
+_services: dict[str, Known] = {}
+
+
+def _known_of(service: str) -> Known:
+    if service not in _services:
+        join_as_client()
+        with _lock:
+            if service not in _services:
+                _services[service] = Known(service)
+    return _services[service]
+
+
+def forget() -> None:
+    """Begin anew, as a process that has called no service yet."""
+    global _lock
+    for known in _services.values():
+        known.watch.stop.set()
+    _lock = threading.Lock()
+    _services.clear()
+
+
+os.register_at_fork(after_in_child=forget)

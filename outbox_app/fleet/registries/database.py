@@ -1,0 +1,76 @@
+"""Servers as rows of the database of the outbox, judged by its clock.
+
+Every statement is a transaction of its own, on the connection of a thread that only does this.
+Who changes a list sends a NOTIFY on PostgreSQL. Whoever looks removes what is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from datetime import datetime
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import Q, QuerySet
+
+from ...aliases import outbox_alias
+from ...conf import outbox_settings
+from ...models import DatabaseNow, Server
+from ...process.lease import remove_silent
+from ...process.waiting import PollWaiter, StopFlag, waiter
+from ...process.wakeup import wake
+from ...process.watchdog import Watchdog
+from ..registry import Member, Registry
+
+#: Channel of PostgreSQL.
+FLEET = "outbox_fleet"
+
+
+class DatabaseRegistry(Registry):
+    """The table ``outbox_server``: nothing to install, for services that share a database."""
+
+    def __init__(self) -> None:
+        self.using = outbox_alias()
+        self._seen: dict[UUID, tuple[datetime, float]] = {}
+
+    def register(self, member: Member) -> None:
+        remove_silent(self._rows(), self._seen)
+        self._rows().create(**asdict(member))
+        wake(self.using, FLEET)
+
+    def beat(self, member: Member) -> bool:
+        return bool(self._rows().filter(id=member.id).update(heartbeat_at=DatabaseNow()))
+
+    def leave(self, member: Member) -> None:
+        self._rows().filter(id=member.id).delete()
+        wake(self.using, FLEET)
+
+    def members(self, service: str) -> list[Member]:
+        live = remove_silent(self._rows().filter(service=service), self._seen)
+        names = [field.name for field in fields(Member)]
+        return [Member(**{name: getattr(row, name) for name in names}) for row in live]
+
+    def change(self, name: str, *, weight: int | None = None, draining: bool) -> int:
+        values = {"draining": draining} | ({} if weight is None else {"weight": weight})
+        named = Q(node=name) | Q(address=name)
+        with suppress(ValueError):
+            named |= Q(id=UUID(name))
+        count = self._rows().filter(named, kind=Server.Kind.SERVER).update(**values)
+        wake(self.using, FLEET)
+        return count
+
+    @contextmanager
+    def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
+        watchdog = Watchdog(using=self.using, limit=outbox_settings().LEASE_SECONDS)
+        waiting = waiter(stop, using=self.using, watchdog=watchdog, channel=FLEET)
+        try:
+            with watchdog.watching():
+                yield waiting
+        finally:
+            waiting.close()
+            connections[self.using].close()
+
+    def _rows(self) -> QuerySet[Server]:
+        return Server.objects.using(self.using)

@@ -1,0 +1,93 @@
+"""The contract of registries: who is there, as each process says of itself.
+
+A registry is a hint. A list that is wrong makes calls slower, and only that. An object is used by
+one thread. Each method may raise any error while the registry is away; the caller tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from django.utils.module_loading import import_string
+
+from .. import __version__
+from ..conf import fleet_settings, outbox_settings
+from ..exceptions import InvalidArgument
+from ..process.waiting import PollWaiter, StopFlag
+
+SERVER, CLIENT = "server", "client"
+
+
+def this_node() -> str:
+    return f"{socket.gethostname()[:240]}:{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A process of a service. The fields are those of the model ``Server``."""
+
+    id: UUID = field(default_factory=uuid4)
+    service: str
+    kind: str = SERVER
+    address: str = ""
+    weight: int = 100
+    node: str = field(default_factory=this_node)
+    version: str = __version__
+    draining: bool = False
+    lease_seconds: float = 10.0
+
+
+class Registry(ABC):
+    """Where processes register and are found."""
+
+    @abstractmethod
+    def register(self, member: Member) -> None:
+        """Enter a process, which is there until it has been silent for its lease."""
+
+    @abstractmethod
+    def beat(self, member: Member) -> bool:
+        """Say that a process lives. False: it is not there any more, and has to register anew."""
+
+    @abstractmethod
+    def leave(self, member: Member) -> None:
+        """Take a process off."""
+
+    @abstractmethod
+    def members(self, service: str) -> list[Member]:
+        """Return who is there now, servers and clients, without those that are silent."""
+
+    def change(self, name: str, *, weight: int | None = None, draining: bool) -> int:
+        """Change processes by their node, address or id; return how many there were."""
+        raise InvalidArgument(
+            f"Servers in a {type(self).__name__} cannot be changed from here. Change WEIGHT in "
+            "their own settings."
+        )
+
+    @contextmanager
+    def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
+        """Use the registry in this thread; yields what waits for its next change."""
+        yield PollWaiter(stop)
+
+
+def new_registry() -> Registry:
+    """Return a registry as the settings say."""
+    registry: Registry = import_string(fleet_settings().REGISTRY)()
+    return registry
+
+
+def new_member(kind: str) -> Member:
+    """Return this process, as its settings say, under an id that it has not had before."""
+    conf = fleet_settings()
+    return Member(
+        service=conf.SERVICE,
+        kind=kind,
+        address=conf.ADDRESS if kind == SERVER else "",
+        weight=conf.WEIGHT,
+        lease_seconds=outbox_settings().LEASE_SECONDS,
+    )

@@ -1,0 +1,84 @@
+"""``manage.py outbox_fleet``: shows the processes of a service, and has some take no more calls.
+
+Thin: arguments in, the registry of the settings out. It asks the registry itself, not what a
+process has made of its answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...conf import fleet_settings
+from ...exceptions import InvalidArgument
+from ...fleet.registry import Registry, new_registry
+from ...process.preflight import require_migrated
+from ..teaching import TeachingCommand
+
+HELP = """
+Shows the processes of a service, and has some of them take no more calls.
+
+  servers           who is registered now: servers, and clients that call other services
+  drain NAME        give a server no more calls. What it is doing it goes on doing
+  weight NAME N     give it N parts of the calls beside the weights of the others, 0 to 100, drained
+                    or not
+
+NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
+within two seconds. It holds until the process ends: the next one begins as its settings say.
+
+  manage.py outbox_fleet servers --service shop --json
+  manage.py outbox_fleet drain https://shop-3.example/outbox/
+
+Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry in which others
+cannot be changed.
+"""
+
+
+class Command(TeachingCommand):
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        servers, drain, weight = map(actions.add_parser, ("servers", "drain", "weight"))
+        name = "of this service (default: OUTBOX['FLEET']['SERVICE'])"
+        servers.add_argument("--service", metavar="NAME", help=name)
+        servers.add_argument("--json", action="store_true", help="as JSON")
+        for each in (drain, weight):
+            each.add_argument("name", metavar="NAME", help="address, node or id of a server")
+        weight.add_argument("weight", type=int, metavar="N", help="0 to 100")
+
+    def handle(self, *, action: str, **options: Any) -> None:
+        registry = new_registry()
+        if using := getattr(registry, "using", ""):
+            require_migrated(using)
+        getattr(self, f"_{action}")(registry, **options)
+
+    def _servers(self, registry: Registry, *, service: str | None, json: bool, **_: Any) -> None:
+        service = service or fleet_settings().SERVICE
+        if not service:
+            raise InvalidArgument("Which service? Add --service, or set OUTBOX['FLEET'].")
+        found = sorted(registry.members(service), key=lambda each: (each.kind, each.node))
+        if json:
+            self.write_json([{**asdict(each), "id": str(each.id)} for each in found])
+            return
+        for each in found:
+            weight = "draining" if each.draining else f"weight {each.weight}"
+            takes = f"{weight} {each.address}" if each.address else ""
+            self.write(f"{each.kind}  {each.node}  {each.id}  {each.version}  {takes}".rstrip())
+        self.write(f"{service}: {len(found)} registered")
+
+    def _drain(self, registry: Registry, *, name: str, **_: Any) -> None:
+        self._change(registry, name, draining=True)
+
+    def _weight(self, registry: Registry, *, name: str, weight: int, **_: Any) -> None:
+        if not 0 <= weight <= 100:
+            raise InvalidArgument(f"A weight is from 0 to 100; got {weight}.")
+        self._change(registry, name, weight=weight, draining=False)
+
+    def _change(self, registry: Registry, name: str, **values: Any) -> None:
+        count = registry.change(name, **values)
+        if not count:
+            raise CommandError(f"There is no server {name!r}. Nothing was changed.")
+        self.write(f"Changed {count} server{'' if count == 1 else 's'}.")

@@ -1,0 +1,85 @@
+"""Each fault of ``OUTBOX["FLEET"]`` is an error that names its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_app.checks.fleet import check_fleet
+from outbox_app.checks.values import check_settings
+
+URL = "http://127.0.0.1:1/outbox/"
+STATIC = "outbox_app.fleet.registries.StaticRegistry"
+
+
+def found(settings: Any, **given: Any) -> list[tuple[str | None, str]]:
+    settings.OUTBOX = {"FLEET": given}
+    assert check_settings() == []
+    return [(each.id, each.msg) for each in check_fleet()]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"SERVICE": "shop", "ADDRESS": URL, "WEIGHT": 0, "DEADLINE": 0.5},
+        {"SERVICE": "shop", "ADDRESS": "https://shop.example:8443/outbox/", "WEIGHT": 100},
+        {"REGISTRY": STATIC, "SERVERS": {"shop": [URL], "bank": ()}},
+        {"REGISTRY": STATIC, "SERVERS": {"shop": [URL]}, "SERVICE": "shop", "ADDRESS": URL},
+        {"BALANCE": "round_robin", "CLUSTER": "fail_fast"},
+    ],
+    ids=repr,
+)
+def test_what_is_right(settings: Any, given: Any) -> None:
+    assert found(settings, **given) == []
+
+
+WRONG = {
+    "SERVICE": [None, 7, "a b", "a:b", "a/b", "x" * 81],
+    "ADDRESS": [None, 7, "shop.example", "http://shop.example/", "https://a:b@c/", "ftp://x/"],
+    "WEIGHT": [-1, 101, "x", 1.5, True, None],
+    "DEADLINE": [0, -1, "5", True, float("inf"), float("nan"), None],
+    "BALANCE": ["fair", None, 1],
+    "CLUSTER": ["fail_later", None],
+    "REGISTRY": ["nowhere.Registry", "", None, "outbox_app.models.Server", "json.loads"],
+    "REGISTRY_URL": [None, 7],
+    "SERVERS": [
+        *(None, [URL], {"": [URL]}, {"a b": []}),
+        *({"shop": each} for each in (URL, ["x"], [URL, URL], [7])),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [pytest.param(name, value, id=f"{name}={value!r}") for name in WRONG for value in WRONG[name]],
+)
+def test_what_is_wrong(settings: Any, name: str, value: Any) -> None:
+    [(id, text)] = found(settings, **{"SERVICE": "shop", name: value})
+    assert id == "outbox.E046"
+    assert text.startswith(f"OUTBOX['FLEET'][{name!r}] is {value!r}, which ")
+
+
+def test_an_address_without_a_service(settings: Any) -> None:
+    [(id, text)] = found(settings, ADDRESS=URL)
+    assert (id, "there is no SERVICE" in text) == ("outbox.E046", True)
+
+
+def test_a_key_that_there_is_not(settings: Any) -> None:
+    [(id, text)] = found(settings, WEIGTH=3)
+    assert id == "outbox.E046"
+    assert "'WEIGTH'" in text
+    assert "WEIGHT" in text.partition("Known keys")[2]
+
+
+def test_a_static_list_without_this_server(settings: Any) -> None:
+    given = {"REGISTRY": STATIC, "SERVICE": "shop", "ADDRESS": URL}
+    [(id, text)] = found(settings, **given, SERVERS={"shop": ["https://other.example/"]})
+    assert (id, repr(URL) in text) == ("outbox.W037", True)
+
+
+def test_no_dictionary(settings: Any) -> None:
+    settings.OUTBOX = {"FLEET": ["shop"]}
+    assert [each.id for each in check_settings()] == ["outbox.E003"]
+    assert list(check_fleet()) == []

@@ -1,0 +1,163 @@
+"""A process registers when it starts, goes on when its row has gone, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from outbox_app.fleet import announce, announcing, gunicorn, servers
+from outbox_app.models import Server
+from tests.patience import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+URL = "http://127.0.0.1:1/outbox/"
+
+
+@pytest.fixture
+def rows(alias: str, fleet: Any) -> Callable[[], list[tuple[str, str]]]:
+    def read() -> list[tuple[str, str]]:
+        return list(Server.objects.using(alias).values_list("kind", "address"))
+
+    return read
+
+
+def test_the_lifespan_of_asgi(rows: Any, fleet: Any) -> None:
+    fleet(ADDRESS=URL, WEIGHT=40)
+    sent: list[Any] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        sent.append(scope["type"])
+
+    def registered() -> bool:
+        try:
+            return rows() == [("server", URL)]  # type: ignore[no-any-return]
+        finally:
+            connections.close_all()  # of a thread that ends
+
+    async def live() -> None:
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        life = asyncio.create_task(announced({"type": "lifespan"}, messages.get, send))
+        await messages.put({"type": "lifespan.startup"})
+        await asyncio.to_thread(eventually, registered)
+        await announced({"type": "http"}, messages.get, send)
+        await messages.put({"type": "lifespan.shutdown"})
+        await life
+
+    announced = announce(application)
+    asyncio.run(live())
+    assert sent == ["lifespan.startup.complete", "http", "lifespan.shutdown.complete"]
+    assert rows() == []
+
+
+def test_without_a_service_nothing_is_registered(rows: Any, fleet: Any) -> None:
+    fleet(SERVICE="")
+    announcing.join()
+    assert announcing._announced is None
+
+
+def test_a_process_that_calls_is_a_client(rows: Any) -> None:
+    assert servers("shop") == []
+    eventually(lambda: rows() == [("client", "")])
+    announcing.leave()
+    assert rows() == []
+
+
+def test_a_row_that_is_gone_comes_back_with_another_id(alias: str, rows: Any, fleet: Any) -> None:
+    fleet(ADDRESS=URL)
+    announcing.join()
+    eventually(rows)
+    [before] = Server.objects.using(alias)
+    before.delete()
+    eventually(rows)
+    [after] = Server.objects.using(alias)
+    assert after.id != before.id
+    assert after.node == f"{os.uname().nodename}:{os.getpid()}"
+
+
+def test_a_registry_that_is_away_is_waited_for(rows: Any, fleet: Any, monkeypatch: Any) -> None:
+    from outbox_app.fleet.registries import DatabaseRegistry
+
+    fleet(ADDRESS=URL)
+    failed: list[int] = []
+
+    def fail(*args: Any) -> None:
+        failed.append(1)
+        raise OSError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DatabaseRegistry, "register", fail)
+        announcing.join()
+        eventually(lambda: len(failed) > 1)
+        assert rows() == []
+    eventually(lambda: rows() == [("server", URL)])
+
+
+def in_a_child(run: Callable[[], None]) -> int:
+    """Run it in a fork of this process; return the pid."""
+    if child := os.fork():
+        return child
+    try:
+        run()
+    finally:
+        os._exit(1)
+
+
+def test_a_worker_of_gunicorn_leaves_on_sigterm_and_ends(rows: Any, fleet: Any) -> None:
+    """What its SIGTERM did before, it does."""
+    fleet(ADDRESS=URL)
+
+    def work() -> None:
+        signal.signal(signal.SIGTERM, lambda *args: sys.exit(3))
+        gunicorn.announce(None)
+        try:
+            signal.pause()
+        except SystemExit as end:
+            announcing.leave()  # as at exit
+            os._exit(int(str(end.code)))
+
+    child = in_a_child(work)
+    eventually(lambda: rows() == [("server", URL)])
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert rows() == []
+
+
+def test_sigterm_without_a_handler_leaves_and_ends(rows: Any, fleet: Any) -> None:
+    fleet(ADDRESS=URL)
+
+    def work() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        announcing.join()
+        while True:
+            signal.pause()
+
+    child = in_a_child(work)
+    eventually(lambda: rows() == [("server", URL)])
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert rows() == []
+
+
+def test_a_fork_announces_nothing_and_takes_nothing_off(rows: Any, fleet: Any) -> None:
+    fleet(ADDRESS=URL)
+    announcing.join()
+    eventually(rows)
+
+    def work() -> None:
+        assert announcing._announced is None
+        announcing.leave()
+        os._exit(0)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(in_a_child(work), 0)[1]) == 0
+    assert rows() == [("server", URL)]
