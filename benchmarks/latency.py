@@ -29,6 +29,7 @@ from .losses import scratch_database
 ASKED = {
     "wake_p50_vs_interval": "at most 0.08",
     "wake_p99_vs_interval": "at most 0.3",
+    "immediate_p50_vs_delay_p50": "at most 1.5",
 }
 #: Jobs per second.
 RATE = 200
@@ -67,7 +68,7 @@ def contenders() -> dict[str, Contender]:
     from django.db import connection
 
     woken_ones = {"wake": woken, "poll": polled} if connection.vendor == "postgresql" else {}
-    return {**woken_ones, "delay": delayed}
+    return {**woken_ones, "immediate": immediately, "delay": delayed}
 
 
 @contextmanager
@@ -81,6 +82,16 @@ def woken() -> Iterator[Commit]:
 def polled() -> Iterator[Commit]:
     """Stage a job; no commit wakes the drainer, which polls."""
     with drainer(interval=INTERVAL, wake=False):
+        yield staged
+
+
+@contextmanager
+def immediately() -> Iterator[Commit]:
+    """Stage a job; this process publishes it right after the commit."""
+    from django.conf import settings
+    from django.test import override_settings
+
+    with override_settings(OUTBOX={**settings.OUTBOX, "IMMEDIATE": True}):
         yield staged
 
 
@@ -223,9 +234,13 @@ def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, float]:
     def median(name: str, part: str) -> float:
         return round(statistics.median(each[name][part] for each in rounds) / INTERVAL, 4)
 
-    if "wake" not in rounds[0]:
-        return {}
-    return {f"wake_{part}_vs_interval": median("wake", part) for part in ("p50", "p99")}
+    immediate = statistics.median(
+        each["immediate"]["p50"] / each["delay"]["p50"] for each in rounds
+    )
+    ratios = {"immediate_p50_vs_delay_p50": round(immediate, 4)}
+    if "wake" in rounds[0]:
+        ratios |= {f"wake_{part}_vs_interval": median("wake", part) for part in ("p50", "p99")}
+    return ratios
 
 
 def _line(found: dict[str, dict[str, float]]) -> str:

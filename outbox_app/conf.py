@@ -60,6 +60,13 @@ class OutboxSettings:
     #: When a job with an ordering key dies: "pass" lets later ones of its key go, "block" lets them
     #: die after it, so that a person requeues them in order.
     DEAD_KEY: Literal["pass", "block"] = "pass"
+    #: Publish jobs right after the commit, from the process that committed, and leave to the drain
+    #: what could not be published. For one task or one call: ``immediate=``.
+    IMMEDIATE: bool = False
+    #: Bound of such a publish, in seconds: a caller waits for it.
+    IMMEDIATE_TIMEOUT: float = 0.2
+    #: Seconds after which the drain takes over what such a process has not settled.
+    IMMEDIATE_HOLD: float = 5.0
     #: Wake the drainers after a commit (NOTIFY on PostgreSQL; elsewhere they poll).
     WAKE: bool = True
     #: Alias of the inbox, the table of executed job ids. None: the alias of the outbox.

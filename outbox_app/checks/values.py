@@ -41,7 +41,10 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for name in (field.name for field in fields(conf)):
         found += _check_value(name, getattr(conf, name), hints[name])
-    return found or [*_check_lease(conf), *_check_prepared(conf), *_check_peers(conf)]
+    return found or [
+        *(*_check_lease(conf), *_check_immediate(conf)),
+        *(*_check_prepared(conf), *_check_peers(conf)),
+    ]
 
 
 def _check_peers(conf: OutboxSettings) -> list[CheckMessage]:
@@ -121,6 +124,20 @@ def _check_lease(conf: OutboxSettings) -> list[CheckMessage]:
             f"{lease:g}: a drainer could lose its shards while it publishes, so it never would.",
             hint=f"At most {LEFT * lease:g}, or LEASE_SECONDS of {timeout / LEFT:.1f} and more.",
             id="outbox.E004",
+        )
+    ]
+
+
+def _check_immediate(conf: OutboxSettings) -> list[CheckMessage]:
+    timeout, hold = conf.IMMEDIATE_TIMEOUT, conf.IMMEDIATE_HOLD
+    if 4 * timeout <= hold:
+        return []
+    return [
+        Error(
+            f"OUTBOX['IMMEDIATE_TIMEOUT'] is {timeout:g} seconds, too long for IMMEDIATE_HOLD of "
+            f"{hold:g}: a drainer could publish a job while its own process still does.",
+            hint=f"At most {hold / 4:g}, or IMMEDIATE_HOLD of {4 * timeout:g} and more.",
+            id="outbox.E047",
         )
     ]
 

@@ -69,6 +69,8 @@ class StagedJob(JobMessage):
     #: NULL: ready. Else held until then.
     available_at = models.DateTimeField(_("held until"), null=True, blank=True)
     staged_at = models.DateTimeField(_("staged at"), db_default=DatabaseNow(), editable=False)
+    #: Held because the process that staged it publishes it right after the commit. Null: it is not.
+    is_immediate = models.BooleanField(_("immediate"), null=True, editable=False)
 
     objects = StagedJobQuerySet.as_manager()
 

@@ -27,7 +27,10 @@ from ..process import counters
 
 MINUTE = timedelta(minutes=1)
 #: Counted, and added up over processes.
-COUNTED = (counters.PUBLISHED, counters.DEAD, counters.HANDLED, counters.FAILED)
+COUNTED = (
+    *(counters.PUBLISHED, counters.DEAD, counters.IMMEDIATE, counters.RELEASED, counters.SWEPT),
+    *(counters.HANDLED, counters.FAILED),
+)
 #: Samples: of several processes, and of several minutes, the highest counts.
 SAMPLED = (counters.READY, counters.HELD, counters.OLDEST)
 #: Samples of which the jobs staged are estimated.
@@ -44,9 +47,13 @@ class Series:
 
     #: Beginning of each step, in UTC.
     starts: list[datetime]
-    #: Per minute: jobs that left, died; events handled, attempts failed.
+    #: Per minute: jobs that left, died, went through immediate delivery; events handled, attempts
+    #: failed.
     published: list[float]
     dead: list[float]
+    immediate: list[float]
+    released: list[float]
+    swept: list[float]
     handled: list[float]
     failed: list[float]
     #: Per minute, an estimate; None before the first sample.

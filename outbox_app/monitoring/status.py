@@ -47,6 +47,10 @@ class PerMinute:
     staged: float | None = None
     published: float = 0.0
     dead: float = 0.0
+    #: Published right after their commit; released to the drain then; whose hold ran out.
+    immediate: float = 0.0
+    released: float = 0.0
+    swept: float = 0.0
     handled: float = 0.0
     failed: float = 0.0
 
@@ -232,6 +236,9 @@ def _per_minute(jobs: str, logs: str) -> PerMinute:
         staged=left.staged[-2],
         published=left.published[-2],
         dead=left.dead[-2],
+        immediate=left.immediate[-2],
+        released=left.released[-2],
+        swept=left.swept[-2],
         handled=events.handled[-2],
         failed=events.failed[-2],
     )

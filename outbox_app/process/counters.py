@@ -39,6 +39,9 @@ from .lock_wait import atomic_with_lock_wait
 
 #: Jobs of a minute: taken by the broker, moved to the dead.
 PUBLISHED, DEAD = "published", "dead"
+#: Jobs that left immediately after their commit, those that were released then to the drain, and
+#: those whose hold ran out.
+IMMEDIATE, RELEASED, SWEPT = "immediate", "released", "swept"
 #: Jobs of a minute by their delay, from staged (held ones: from the end of that) to taken by the
 #: broker. Each job is in one bucket; the label is the upper bound of the bucket in seconds.
 DELAY, LE = "delay", "le"
@@ -65,7 +68,7 @@ PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
-    *(PUBLISHED, DEAD, DELAY, READ_ID, READY, HELD, OLDEST),
+    *(PUBLISHED, DEAD, IMMEDIATE, RELEASED, SWEPT, DELAY, READ_ID, READY, HELD, OLDEST),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
     *OF_ENTITIES,
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),

@@ -179,7 +179,7 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                 StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
                 forget_staged(job.task_id, using=using)
                 done.append(job)
-                with force_staging(using=using, ordering_key=""):
+                with force_staging(using=using, ordering_key="", immediate=False):
                     retry = job.execute()
                 retries += [retry] if retry else []
     finally:  # what a worker sends is no call of the code under test

@@ -53,6 +53,8 @@ class Row(NamedTuple):
     envelope: str
     #: Seconds for which it had been ready when it was read: since it was staged, or held until.
     waited: float = 0.0
+    #: Its own process was to publish it: see ``jobs.immediate``.
+    is_immediate: bool | None = None
 
     def __str__(self) -> str:
         return f"{self.task}[{self.task_id}]"
@@ -151,10 +153,22 @@ def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
     commits and TRUNCATE … RESTART IDENTITY give ids out again. Under one id *and* one task id only
     the same task can be staged again, by a caller that chooses its task ids: its message was sent.
     """
+    _each(published, "DELETE {j} FROM {rows} WHERE {found}", using=using)
+
+
+def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
+    """Make rows ready that are held for immediate delivery, unless a drainer has done so."""
+    sql = (
+        "UPDATE {rows} SET available_at = NULL, is_immediate = NULL WHERE {found} AND is_immediate"
+    )
+    _each(held, sql, using=using)
+
+
+def _each(rows: Sequence[tuple[int, str]], statement: str, *, using: str) -> None:
     connection: Any = connections[using]
     table = connection.ops.quote_name(StagedJob._meta.db_table)
-    for start in range(0, len(published), DELETED_AT_ONCE):
-        some = published[start : start + DELETED_AT_ONCE]
+    for start in range(0, len(rows), DELETED_AT_ONCE):
+        some = rows[start : start + DELETED_AT_ONCE]
         # Integers of our own are written out, for one look-up each; no engine's limit on parameters
         # applies: MySQL's driver writes them out, too, and the others get one.
         if connection.vendor == "mysql":
@@ -162,11 +176,12 @@ def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
             # ids are most of the table, or many. A forced join in this order looks up each.
             listed = " UNION ALL SELECT ".join(f"{id:d} AS id, %s AS task_id" for id, _ in some)
             compared = COLLATIONS[connection.mysql_is_mariadb]
-            sql = (
-                f"DELETE j FROM (SELECT {listed}) AS d "
+            joined = (
+                f"(SELECT {listed}) AS d "
                 f"STRAIGHT_JOIN {table} AS j FORCE INDEX (PRIMARY) ON j.id = d.id "
                 f"AND j.task_id = CONVERT(d.task_id USING utf8mb4) COLLATE {compared}"
             )
+            sql = statement.format(j="j", rows=joined, found="TRUE")
             params: list[Any] = [task_id for _, task_id in some]
         else:
             pairs = [f"{id:d}:{task_id}" for id, task_id in some]
@@ -175,7 +190,8 @@ def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
             is_sqlite = connection.vendor == "sqlite"
             is_listed = f"IN ({ids})" if is_sqlite else f"= ANY('{{{ids}}}'::bigint[])"
             one_of = "IN (SELECT value FROM json_each(%s))" if is_sqlite else "= ANY(%s::text[])"
-            sql = f"DELETE FROM {table} WHERE id {is_listed} AND id || ':' || task_id {one_of}"
+            found = f"id {is_listed} AND id || ':' || task_id {one_of}"
+            sql = statement.format(j="", rows=table, found=found)
             params = [json.dumps(pairs) if is_sqlite else _array(pairs)]
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
@@ -200,7 +216,8 @@ def _sql(
     since = "staged_at" if condition.endswith("IS NULL") else "available_at"
     waited = _SECONDS[connection.vendor].format(now=_now(connection.alias), then=since)
     is_postgresql = connection.vendor == "postgresql"
-    columns = f"{_FAST_COLUMNS if is_postgresql else _COLUMNS}, {waited} AS waited"
+    columns = _FAST_COLUMNS if is_postgresql else _COLUMNS
+    columns = f"{columns}, {waited} AS waited, is_immediate"
     if is_postgresql:
         # LATERAL is one index scan a shard. The order names the whole index: no other index gives
         # it.

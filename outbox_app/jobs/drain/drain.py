@@ -37,7 +37,7 @@ from ..staging.sending import staging_apps
 from .app_drain import AppDrain
 from .batch import apps_with_rows
 from .drain_counters import DrainCounters
-from .incidents import Unsettled, dead_letter_blocked, move_to_dead, record_takeover
+from .incidents import Unsettled, dead_letter_blocked, move_to_dead, record_run_out, record_takeover
 from .outcome import PublishResult
 from .tracing import trace_batch
 
@@ -53,6 +53,8 @@ class DrainStats:
 
     published: int = 0
     dead: int = 0
+    #: Those of them that another process was to publish: see ``jobs.immediate``.
+    swept: int = 0
 
     @property
     def done(self) -> int:
@@ -227,6 +229,9 @@ class Drain(ProcessLoop):
                     app.open()
             return False
         failpoint("claimed")
+        if run_out := [row for row in rows if row.is_immediate]:
+            record_run_out(run_out, using=self.using, by=str(self))
+            self.tally.swept += len(run_out)
         free = dead_letter_blocked(rows, using=self.using)
         self.tally.dead += len(rows) - len(free)
         if not free:

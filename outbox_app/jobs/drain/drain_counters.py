@@ -46,7 +46,7 @@ class DrainCounters:
         self._counters = Counters(using=self.using, clock=clock)
         self._backoff = Backoff(f"samples of {self.using}", logger)
         #: What of ``done`` is in the counters.
-        self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD), 0)
+        self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD, counters.SWEPT), 0)
         self._read_at = 0.0
         self._highest_id = 0
         self._sampled: datetime | None = None

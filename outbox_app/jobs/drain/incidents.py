@@ -23,7 +23,7 @@ from ...exceptions import KeyBlocked
 from ...models import DeadJob, Incident, StagedJob
 from ...signals import incident_recorded, job_dead
 from ...text import storable
-from .batch import Row, delete
+from .batch import Row, delete, release
 
 
 def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
@@ -81,6 +81,16 @@ def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> Non
         detail = f"Taken over by {by} after the lease of drainer {owner} had run out."
         kind = Incident.Kind.TAKEOVER
         record_incident(kind, shards=shards, ids=ids, drainer=owner, detail=detail, using=using)
+
+
+def record_run_out(rows: Sequence[Row], *, using: str, by: str) -> None:
+    """Write down that holds of immediate delivery ran out, before their rows are published."""
+    detail = f"Taken over by {by}: the process that committed did not say whether it sent them."
+    with transaction.atomic(using=using):
+        shards, ids = {row.shard for row in rows}, [row.id for row in rows]
+        record_incident(Incident.Kind.UNKNOWN, shards=shards, ids=ids, detail=detail, using=using)
+        # Once, however often they are tried.
+        release([(row.id, row.task_id) for row in rows], using=using)
 
 
 def record_requeue(

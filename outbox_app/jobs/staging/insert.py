@@ -115,15 +115,26 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
     limit = _chunk_bytes(jobs, using=using)
     table = StagedJob.objects.using(using)
     with transaction.atomic(using=using, savepoint=False):
+        batch = None
+        if any(job.is_immediate for job in jobs):
+            from ..immediate import hold, publish_after_commit
+
+            batch = hold(jobs, using=using)
         if len(jobs) == 1:  # the common case, in two thirds of the time; the row's id is not asked
             given = [
                 f for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")
             ]
-            table._insert(jobs, fields=given, using=using)  # type: ignore[attr-defined]
+            returned = [StagedJob._meta.pk] if batch else None
+            ids = table._insert(jobs, fields=given, using=using, returning_fields=returned)  # type: ignore[attr-defined]
+            if batch:
+                jobs[0].pk = ids[0][0]
         else:
             for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=lambda job: job.size):
                 table.bulk_create(chunk)
-        wake_after_commit(using, JOBS)
+        if batch:
+            publish_after_commit(batch, jobs)
+        if not all(job.is_immediate for job in jobs):
+            wake_after_commit(using, JOBS)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
 
 

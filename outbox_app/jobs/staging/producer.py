@@ -31,12 +31,15 @@ class StagingProducer(Producer):
 
     auto_declare = False
 
-    def __init__(self, app: Celery, *, using: str, ordering_key: str, hold: float) -> None:
+    def __init__(
+        self, app: Celery, *, using: str, ordering_key: str, hold: float, immediate: bool
+    ) -> None:
         super().__init__(None)  # type: ignore[arg-type]
         self.app = app
         self.using = using
         self.ordering_key = ordering_key
         self.hold = hold
+        self.immediate = immediate
         self.task = ""
         self.sent_event: dict[str, Any] | None = None
         #: Queues that the drain declares beside the job's own.
@@ -115,6 +118,8 @@ class StagingProducer(Producer):
         validation.check_eta(eta)
         if eta is not None and eta - timezone.now() > timedelta(seconds=self.hold):
             job.available_at = eta
+        if self.immediate and not self.ordering_key and eta is None:
+            job.is_immediate = True
         validation.check_job(job, message, self.app)
         job.shard = insert.shard_of(self.ordering_key, task_id)
         insert.add(job, using=self.using)

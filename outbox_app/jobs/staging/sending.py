@@ -76,7 +76,7 @@ _chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=Fals
 
 #: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
 _AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
-_OURS = ("ordering_key", "using")
+_OURS = ("ordering_key", "using", "immediate")
 
 
 class ForcedStaging(NamedTuple):
@@ -84,6 +84,7 @@ class ForcedStaging(NamedTuple):
 
     using: str
     ordering_key: str
+    immediate: bool | None
 
 
 _forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_forced", default=None)
@@ -91,10 +92,12 @@ _staging_now: ContextVar[bool] = ContextVar("outbox_app_staging_now", default=Fa
 
 
 @contextmanager
-def force_staging(*, using: str, ordering_key: str) -> Iterator[None]:
+def force_staging(
+    *, using: str, ordering_key: str, immediate: bool | None = None
+) -> Iterator[None]:
     """Stage everything that is sent inside, by whichever app, on the alias ``using``."""
     before = _forced.get()
-    _forced.set(ForcedStaging(using, ordering_key))
+    _forced.set(ForcedStaging(using, ordering_key, immediate))
     try:
         yield
     finally:
@@ -108,7 +111,7 @@ class StagingMixin:
     stages_by_itself = True
 
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:
-        """Stage or send one task; takes what ``Celery.send_task`` takes, and two options more.
+        """Stage or send one task; takes what ``Celery.send_task`` takes, and three options more.
 
         What the caller passed is passed on, the arguments after the first two by name: a class
         between this one and Celery may take fewer by position.
@@ -117,6 +120,8 @@ class StagingMixin:
             ordering_key: Jobs with one key leave in the order in which they were staged. Default:
                 no order.
             using: Database alias to stage on. Default: the outbox's.
+            immediate: Publish it right after the commit. Default: what the task's attribute
+                ``immediate`` says, else OUTBOX["IMMEDIATE"].
 
         Returns:
             An ``AsyncResult``, as from Celery.
@@ -154,6 +159,7 @@ class StagingMixin:
             using=alias,
             ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
             hold=self._hold_horizon() if options.get("eta") or options.get("countdown") else 0,
+            immediate=self._is_immediate(name, ours.get("immediate")),
         )
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
@@ -221,6 +227,13 @@ class StagingMixin:
                 f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
             )
         return sent if outside == "send" else alias
+
+    def _is_immediate(self, name: str, asked: bool | None) -> bool:
+        explicit = _forced.get()
+        task = self._tasks.get(name)  # type: ignore[attr-defined]
+        said = (asked, explicit and explicit.immediate, getattr(task, "immediate", None))
+        default = outbox_settings().IMMEDIATE
+        return next((each for each in said if each is not None), default)
 
     def _follows_a_task(self, options: dict[str, Any]) -> bool:
         worker = self.current_worker_task  # type: ignore[attr-defined]

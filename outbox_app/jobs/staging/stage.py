@@ -28,6 +28,7 @@ def stage(
     *,
     using: str | None = None,
     ordering_key: str = "",
+    immediate: bool | None = None,
     app: Celery | None = None,
     **options: Any,
 ) -> Any:
@@ -40,6 +41,8 @@ def stage(
         using: Database alias. Default: the outbox's.
         ordering_key: Jobs with one key leave in the order in which they were staged. Default: no
             order.
+        immediate: Publish it right after the commit. Default: what the task or the setting
+            IMMEDIATE says.
         app: Celery app for a task name. Default: the current app.
         **options: What ``apply_async`` takes.
 
@@ -52,7 +55,8 @@ def stage(
     """
     using = using or outbox_alias()
     require_atomic("stage()", using=using)
-    with force_staging(using=using, ordering_key=ordering_key), batching():
+    forced = force_staging(using=using, ordering_key=ordering_key, immediate=immediate)
+    with forced, batching():
         if isinstance(task, str):
             sender: Any = _unproxied(app or current_app)
             make_stageable(sender)

@@ -121,6 +121,11 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
     )
     staged = "?" if rate.staged is None else f"{rate.staged:.0f}"
     yield f"per minute  {staged} staged, {rate.published:.0f} published, {rate.dead:.0f} dead"
+    if rate.immediate or rate.released or rate.swept:
+        yield (
+            f"            {rate.immediate:.0f} of these immediate; {rate.released:.0f} released, "
+            f"{rate.swept:.0f} swept"
+        )
     if delay.p50 is not None:
         parts = {"p50": delay.p50, "p95": delay.p95, "p99": delay.p99}
         shown = (f"{name} {duration(value or 0, fine=True)}" for name, value in parts.items())

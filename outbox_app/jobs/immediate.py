@@ -1,0 +1,270 @@
+"""Immediate delivery: the process that committed publishes its jobs right after the commit.
+
+::
+
+    staged, held -> commit -> publish -> delete
+                       |         |-> not taken: release the hold, wake the drain
+                       |         '-> unknown: the hold runs out
+                       '-> killed: the hold runs out -> the drain: incident, then publish
+
+The row is staged as held for IMMEDIATE_HOLD seconds by the database's clock, so no drainer reads it
+meanwhile. The process that staged it counts the same seconds on its monotonic clock, from before
+the INSERT, and publishes nothing that another one could have read by the time it has ended. So a
+job is published twice only where a hold ran out, and the drain has written an incident for those
+before it publishes. The messages are in memory: nothing is read. All jobs of one commit leave as
+one batch of each Celery app, within IMMEDIATE_TIMEOUT. After a failure no commit waits for that
+broker until a pause is over, and then one at a time. No error reaches the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import wait
+from threading import Lock
+from typing import Any
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ..conf import outbox_settings
+from ..exceptions import BrokerUnavailable
+from ..failpoints import failpoint
+from ..models import DatabaseNow, StagedJob
+from ..process import counters
+from ..process.backoff import Backoff
+from ..process.wakeup import JOBS, wake
+from ..signals import jobs_published
+from ..text import get_logger
+from .drain.batch import SMALL_BYTES, Row, delete, release
+from .drain.outcome import PublishResult
+from .drain.publisher import Publisher
+from .drain.tracing import trace_batch
+from .staging.sending import celery_app
+
+logger = get_logger("outbox_app.immediate")
+
+#: Jobs of one transaction that leave immediately, at most: a drainer is faster with more.
+MOST = 500
+
+
+class Overdue(BrokerUnavailable):
+    """The rest of a commit's jobs is left to the drain, because the time is over."""
+
+
+class Broker:
+    """The broker of one Celery app, as one process reaches it: connections, and a circuit."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.circuit = Backoff(f"broker of Celery app {name!r}, immediate delivery", logger)
+        self._idle: list[Publisher] = []
+        self._trying = Lock()
+
+    def publish(self, rows: Sequence[Row], *, deadline: float) -> PublishResult:
+        app = celery_app(self.name)
+        if app is None or self.circuit.remaining:
+            return PublishResult()
+        is_trial = bool(self.circuit.failures)
+        if is_trial and not self._trying.acquire(blocking=False):
+            return PublishResult()
+        try:
+            return self._publish(self._publisher(app), rows, deadline=deadline)
+        finally:
+            if is_trial:
+                self._trying.release()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _publisher(self, app: Any) -> Publisher:
+        try:
+            publisher = self._idle.pop()  # by one thread only
+        except IndexError:
+            return Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
+        # A broker that speaks unasked is about to close the connection, or has closed it. Redis'
+        # client looks for that itself.
+        connection = publisher.connection
+        socket = getattr(connection.connection, "sock", None) if is_connected(connection) else None
+        if socket is not None and wait([socket], timeout=0):
+            publisher.close()
+        return publisher
+
+    def _publish(
+        self, publisher: Publisher, rows: Sequence[Row], *, deadline: float
+    ) -> PublishResult:
+        def may_send(seconds: float = 0.0) -> float:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise Overdue(f"The broker of Celery app {self.name!r} takes too long.")
+            return left
+
+        try:
+            result = publisher.publish(rows, now=timezone.now(), may_send=may_send)
+        except BaseException:  # a time-out of gevent, say
+            publisher.close()
+            raise
+        error = result.error
+        if error is None or (isinstance(error, Overdue) and result.accepted):
+            self.circuit.succeeded()
+            if len(self._idle) < (publisher.app.conf.broker_pool_limit or 0):
+                self._idle.append(publisher)
+            else:
+                publisher.close()
+        else:
+            self.circuit.failed(error)
+            self.close()
+            # It asks the broker whether it takes messages before it sends one.
+            self._idle.append(publisher)
+        return result
+
+
+_brokers: dict[tuple[int, str], Broker] = {}
+
+
+def broker_of(app: str) -> Broker:
+    """Return an app's broker. A child neither uses nor closes the connections of its parent."""
+    key = os.getpid(), app
+    return _brokers.get(key) or _brokers.setdefault(key, Broker(app))
+
+
+def is_connected(connection: Any) -> bool:
+    return connection is not None and bool(connection.connected)
+
+
+class CommitBatch:
+    """The jobs of one transaction that leave right after its commit."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        #: Those whose savepoints were not rolled back, as far as the commit's callbacks have run.
+        self.jobs: list[StagedJob] = []
+        #: How many were staged.
+        self.count = 0
+        #: When the first was staged and its hold may run out, on the monotonic clock.
+        self.began = time.monotonic()
+        self.until = self.began + outbox_settings().IMMEDIATE_HOLD
+
+    def publish(self) -> None:
+        try:
+            if self.jobs:
+                self._publish()
+        except Exception:  # all is committed, and what is not settled stays held
+            logger.exception("Immediate delivery failed database=%s", self.using)
+
+    def _publish(self) -> None:
+        failpoint("immediate_claimed")
+        by_app: dict[str, list[Row]] = {}
+        for job in self.jobs:
+            by_app.setdefault(job.app, []).append(_row(job))
+        results = [self._publish_app(app, rows) for app, rows in by_app.items()]
+        accepted = [row for result in results for row in result.accepted]
+        unsure = {row.id for result in results for row in (*result.accepted, *result.unknown)}
+        left = [(job.pk, job.task_id) for job in self.jobs if job.pk not in unsure]
+        failpoint("immediate_published")
+        delete([(row.id, row.task_id) for row in accepted], using=self.using)
+        failpoint("immediate_deleted")
+        if left:
+            release(left, using=self.using)
+            wake(self.using, JOBS)
+        self._count(accepted, released=len(left))
+        for result in results:
+            trace_batch(result)
+
+    def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
+        timeout = outbox_settings().IMMEDIATE_TIMEOUT
+        began = time.monotonic()
+        # A send that begins in time ends a time-out later, at most.
+        if began + 2 * timeout > self.until:
+            return PublishResult()
+        result = broker_of(app).publish(rows, deadline=began + timeout)
+        if jobs := result.accepted:
+            jobs_published.send_robust(
+                StagedJob,
+                using=self.using,
+                count=len(jobs),
+                seconds=time.monotonic() - began,
+                jobs=jobs,
+            )
+        return result
+
+    def _count(self, accepted: list[Row], *, released: int) -> None:
+        # Minutes by the host's clock: the database's would cost a statement.
+        with counters.counting(timezone.now(), using=self.using) as minute:
+            for name in (counters.PUBLISHED, counters.IMMEDIATE):
+                minute.add(name, len(accepted))
+            minute.add(counters.RELEASED, released)
+            for _ in accepted:
+                minute.observe(counters.DELAY, time.monotonic() - self.began)
+            if accepted:
+                minute.put(counters.READ_ID, max(row.id for row in accepted))
+        counters.write_shared(self.using)
+
+
+class Staged:
+    """Jobs of a batch that were staged in the same savepoints."""
+
+    def __init__(self, batch: CommitBatch, jobs: list[StagedJob]) -> None:
+        self.batch = batch
+        self.jobs = jobs
+
+    def committed(self) -> None:
+        self.batch.jobs += self.jobs
+
+
+def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
+    """Hold those jobs that are to leave immediately; the others lose the mark.
+
+    Returns the batch to give them to, once they are written: see ``publish_after_commit``.
+    """
+    connection: Any = connections[using]
+    wanted = [job for job in jobs if job.is_immediate]
+    batch = _open_batch(connection) or CommitBatch(using)
+    # A test's own transaction never commits. With autocommit off Django calls nothing at a commit.
+    # MySQL does not say which ids several rows have got.
+    possible = (
+        connection.commit_on_exit
+        and not any(block._from_testcase for block in connection.atomic_blocks)
+        and (len(jobs) == 1 or connection.features.can_return_rows_from_bulk_insert)
+        and batch.count + len(wanted) <= MOST
+    )
+    until = DatabaseNow() + timedelta(seconds=outbox_settings().IMMEDIATE_HOLD)
+    for job in wanted:
+        if possible and job.size <= SMALL_BYTES and not broker_of(job.app).circuit.remaining:
+            job.available_at = until
+        else:
+            job.is_immediate = None
+    return batch if any(job.is_immediate for job in wanted) else None
+
+
+def publish_after_commit(batch: CommitBatch, jobs: Sequence[StagedJob]) -> None:
+    """Publish these jobs, once written, after the commit, unless their savepoint is rolled back."""
+    connection = connections[batch.using]
+    held = [job for job in jobs if job.is_immediate]
+    batch.count += len(held)
+    for job in held:
+        job.available_at = None  # in memory it was an expression
+    pending: list[Any] = connection.run_on_commit
+    before = pending[-2] if len(pending) > 1 and pending[-1][1] == batch.publish else None
+    staged = getattr(before[1], "__self__", None) if before else None
+    if before and isinstance(staged, Staged) and before[0] == set(connection.savepoint_ids):
+        staged.jobs += held
+        return
+    # The last callback of all, whichever savepoints are rolled back.
+    pending[:] = [each for each in pending if each[1] != batch.publish]
+    transaction.on_commit(Staged(batch, held).committed, using=batch.using, robust=True)
+    pending.append((set(), batch.publish, True))
+
+
+def _open_batch(connection: Any) -> CommitBatch | None:
+    owners = (getattr(func, "__self__", None) for _, func, _ in reversed(connection.run_on_commit))
+    return next((owner for owner in owners if isinstance(owner, CommitBatch)), None)
+
+
+def _row(job: StagedJob) -> Row:
+    return Row(
+        *(job.pk, job.shard, "", job.app, job.task, job.task_id, job.queue),
+        *(bytes(job.body), job.envelope),
+    )

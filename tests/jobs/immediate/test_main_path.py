@@ -1,0 +1,144 @@
+"""A job is staged in the transaction, published right after it, and deleted at once."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app import stage, stage_many
+from outbox_app.jobs import immediate
+from outbox_app.jobs.drain.publisher import Publisher
+from outbox_app.models import StagedJob
+from tests.jobs.staging.transactions import rolled_back
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """How many jobs each publish was given."""
+    sizes = []
+    publish = Publisher.publish
+
+    def counted(self, rows, **options):
+        sizes.append(len(rows))
+        return publish(self, rows, **options)
+
+    monkeypatch.setattr(Publisher, "publish", counted)
+    return sizes
+
+
+def test_staged_published_and_deleted(alias, broker_url, make_named_app, book, states):
+    app, jobs = make_named_app(broker_url), book(alias)
+    with transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 1)
+        jobs.note()
+        assert states() == ["held"]
+    assert jobs.receive(app) == list(jobs.jobs)
+    jobs.stage(app, 20)
+    jobs.receive(app)
+    jobs.assert_exact()
+
+
+def test_a_rollback_publishes_nothing(alias, app, batches):
+    with rolled_back(alias):
+        app.tasks["note"].delay("", 1)
+    assert batches == []
+
+
+def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_back(
+    alias, app, batches, book
+):
+    jobs, note = book(alias), app.tasks["note"]
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+        with transaction.atomic(using=alias):
+            note.delay("", 2)
+            stage_many([note.s("", 3), note.s("", 4)], using=alias)
+        with rolled_back(alias):
+            note.delay("", 5)
+        transaction.on_commit(lambda: None, using=alias)
+        for i in (6, 7):
+            note.delay("", i)
+        jobs.note()
+    assert batches == [6]
+    jobs.receive(app)
+    assert sorted(body[1] for body in jobs.bodies) == [1, 2, 3, 4, 6, 7]
+    jobs.assert_exact()
+
+
+def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queries):
+    count = django_assert_num_queries(4, connection=connections[alias])  # with BEGIN and COMMIT
+    with count, transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 1)
+
+
+@pytest.mark.parametrize("option", [{"ordering_key": "k"}, {"countdown": 60}, {"immediate": False}])
+def test_what_is_left_to_the_drain(alias, app, batches, states, option):
+    with transaction.atomic(using=alias):
+        app.tasks["note"].apply_async(("", 1), **option)
+    assert states() == ["ready"]
+    assert batches == []
+
+
+def test_large_jobs_and_those_beyond_a_number_are_left_to_the_drain(
+    alias, app, batches, states, monkeypatch
+):
+    monkeypatch.setattr(immediate, "MOST", 3)
+    with transaction.atomic(using=alias):
+        app.tasks["note"].delay("x" * 100_000, 1)
+        for i in range(4):
+            app.tasks["note"].delay("", i)
+    assert batches == [3]
+    assert states() == ["ready", "ready"]
+
+
+def test_for_one_call_or_one_task(alias, app, batches, on):
+    on(IMMEDIATE=False)
+    note = app.tasks["note"]
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+        note.apply_async(("", 2), immediate=True)
+        stage(note, ("", 3), immediate=True, using=alias)
+        stage_many([note.s("", 4)], immediate=True, using=alias)
+        note.immediate = True
+        note.delay("", 5)
+        note.apply_async(("", 6), immediate=False)
+    assert batches == [4]
+    assert StagedJob.objects.using(alias).count() == 2
+
+
+def test_a_call_outside_a_transaction_is_sent_as_ever(alias, app, batches, states):
+    app.tasks["note"].apply_async(("", 1), immediate=True)
+    assert batches == []
+    assert states() == []
+
+
+def test_in_a_transaction_of_their_own(alias, app, batches, on):
+    on(OUTSIDE="stage")
+    app.tasks["note"].delay("", 1)
+    assert batches == [1]
+
+
+def test_with_autocommit_off_the_drain_takes_them(alias, app, batches, states, on):
+    on(OUTSIDE="stage")
+    transaction.set_autocommit(False, using=alias)
+    try:
+        app.tasks["note"].delay("", 1)
+        transaction.commit(using=alias)
+        assert states() == ["ready"]
+        transaction.commit(using=alias)
+    finally:
+        transaction.set_autocommit(True, using=alias)
+    assert batches == []
+
+
+@pytest.mark.django_db
+def test_in_a_test_whose_transaction_never_commits(
+    alias, app, states, django_capture_on_commit_callbacks
+):
+    capture = django_capture_on_commit_callbacks(using=alias, execute=True)
+    with capture as callbacks, transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 1)
+    assert states() == ["ready"]
+    assert callbacks == []

@@ -1,0 +1,233 @@
+"""What could not be published, or not for certain, is left to the drain, and accounted for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+
+from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs import immediate
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.drain.publisher import Publisher
+from outbox_app.models import DatabaseNow, Incident, StagedJob, Statistic
+from outbox_app.process import counters
+from tests.faults.tools import drain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+AWAY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def at():
+    """``at(failpoint, action)`` for the time of the test."""
+    names = []
+
+    def put(name, action):
+        names.append(name)
+        set_failpoint(name, action)
+
+    yield put
+    for name in names:
+        set_failpoint(name, None)
+
+
+@pytest.fixture
+def run_out(alias):
+    """``run_out()``: the time of every hold is over."""
+    past = DatabaseNow() - timedelta(seconds=1)
+    rows = StagedJob.objects.using(alias).filter(is_immediate=True)
+    return lambda: rows.all().update(available_at=past)
+
+
+def _call(app, alias, *numbers):
+    with transaction.atomic(using=alias):
+        for i in numbers:
+            app.tasks["note"].delay("", i)
+
+
+def test_a_broker_that_is_away_is_waited_for_by_one_commit_and_named_once(
+    alias, app, redis_url, states, book, caplog, monkeypatch, on
+):
+    app.conf.broker_url = AWAY
+    jobs = book(alias)
+    opened = []
+    open_ = Publisher.open
+    monkeypatch.setattr(Publisher, "open", lambda *args: (opened.append(1), open_(*args)))
+    on(MAX_BACKOFF=600)
+    with caplog.at_level(logging.WARNING, logger="outbox_app.immediate"):
+        _call(app, alias, 1, 2)
+        assert states() == ["ready", "ready"]
+        circuit = immediate.broker_of(app.main).circuit
+        circuit._until += 600  # a long pause
+        _call(app, alias, 3)
+        assert len(opened) == 1
+        circuit._until = 0
+        _call(app, alias, 4)
+        assert len(opened) == 2
+        assert states() == ["ready"] * 4
+        app.conf.broker_url = redis_url
+        immediate.broker_of(app.main)._idle.clear()
+        circuit._until = 0
+        _call(app, alias, 5)
+    assert states() == ["ready"] * 4
+    assert [record.msg.split()[0] for record in caplog.records] == ["Unavailable", "Recovered"]
+    jobs.note()
+    assert drain(alias).published == 4
+    jobs.receive(app)
+    assert not jobs.twice
+    assert not Incident.objects.using(alias).exists()
+
+
+def test_while_one_commit_tries_the_broker_again_no_other_does(
+    alias, app, redis_url, states, at, caplog
+):
+    broker = immediate.broker_of(app.main)
+    broker.circuit.failed(OSError("away"))
+    broker.circuit._until = 0
+    with broker._trying:
+        _call(app, alias, 1)
+    assert states() == ["ready"]
+    _call(app, alias, 2)
+    assert states() == ["ready"]
+    assert not broker.circuit.failures
+
+
+def test_a_hold_that_ran_out_before_the_commit_is_released(alias, app, states, on):
+    on(IMMEDIATE_HOLD=1, IMMEDIATE_TIMEOUT=0.6)
+    _call(app, alias, 1)
+    assert states() == ["ready"]
+
+
+def test_what_a_broker_refuses_is_dead_by_the_drain_with_its_reason(
+    alias, app, rabbitmq_url, states
+):
+    app.conf.broker_url = rabbitmq_url
+    with transaction.atomic(using=alias):
+        app.tasks["note"].apply_async(("", 1), exchange="nowhere", routing_key="k")
+        app.tasks["note"].delay("", 2)
+    assert states() == ["ready"]
+    assert drain(alias).dead == 1
+
+
+@pytest.mark.parametrize("point", ["immediate_claimed", "immediate_published"])
+def test_a_process_that_ends_in_between(alias, app, at, states, run_out, book, point):
+    """The sweep writes the incident, with the ids, before it publishes."""
+    jobs = book(alias)
+
+    def end():
+        raise SystemExit
+
+    def check():
+        [incident] = Incident.objects.using(alias).all()
+        assert incident.kind == "unknown"
+        [(id, shard)] = jobs.jobs.values()
+        assert (incident.first_id, incident.last_id, incident.shards) == (id, id, [shard])
+
+    at(point, end)
+    with pytest.raises(SystemExit):
+        _call(app, alias, 1)
+    jobs.note()
+    assert drain(alias).published == 0
+    assert states() == ["held"]
+
+    run_out()
+    at("checked", check)
+    assert drain(alias).swept == 1
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert len(jobs.twice) == (point == "immediate_published")
+
+
+def test_an_incident_is_written_once_while_the_broker_is_away(alias, app, at, run_out, states):
+    at("immediate_claimed", lambda: 1 / 0)
+    _call(app, alias, 1)  # an error does not reach the caller
+    run_out()
+    app.conf.broker_url = AWAY
+    drainer = Drain(using=alias)
+    drainer.run_once()
+    for each in drainer._apps.values():
+        each.backoff.succeeded()
+    drainer.run_once()
+    drainer._leave()
+    assert Incident.objects.using(alias).count() == 1
+    assert states() == ["ready"]
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_an_outcome_that_is_not_known_stays_held(
+    alias, broker_url, proxy, make_named_app, book, states, run_out, on
+):
+    on(IMMEDIATE_TIMEOUT=1)
+    link, url = proxy(broker_url)
+    app, jobs = make_named_app(url), book(alias)
+    _call(app, alias, 1)
+    jobs.receive(app, url=broker_url)
+    link.mode = "drop_reply"
+    with transaction.atomic(using=alias):
+        app.tasks["note"].delay("", 2)
+        jobs.note()
+    assert states() == ["held"]
+    link.mode = "pass"
+    run_out()
+    assert drain(alias).swept == 1
+    jobs.receive(app, url=broker_url)
+    assert [body[1] for body in jobs.bodies] == [1, 2, 2]
+    assert Incident.objects.using(alias).get().kind == "unknown"
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_connection_that_the_broker_has_closed_is_replaced(
+    alias, broker_url, proxy, make_named_app, book, states
+):
+    link, url = proxy(broker_url)
+    app, jobs = make_named_app(url), book(alias)
+    for i in range(2):
+        _call(app, alias, i)
+        link.cut()
+    assert states() == []
+    assert len(jobs.receive(app, url=broker_url)) == 2
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_threads_have_connections_of_their_own(alias, broker_url, make_named_app, book):
+    app, jobs = make_named_app(broker_url), book(alias)
+
+    def work(number):
+        try:
+            for i in range(10):
+                _call(app, alias, number * 100 + i)
+        finally:
+            connections[alias].close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    jobs.receive(app)
+    assert len({body[1] for body in jobs.bodies}) == len(jobs.sent) == 40
+    assert not StagedJob.objects.using(alias).exists()
+
+
+def test_figures(alias, app, at, run_out):
+    at("immediate_claimed", lambda: 1 / 0)
+    _call(app, alias, 1)
+    run_out()
+    drain(alias)
+    set_failpoint("immediate_claimed", None)
+    _call(app, alias, 2, 3)
+    counters._shared[alias, None]._tried_at = float("-inf")  # the next one writes
+    immediate.broker_of(app.main).circuit.failed(OSError("away"))
+    immediate.broker_of(app.main).circuit._until = 0
+    immediate.broker_of(app.main).close()
+    app.conf.broker_url = AWAY
+    _call(app, alias, 4)
+
+    totals = dict.fromkeys(("immediate", "released", "swept", "published"), 0)
+    for row in Statistic.objects.using(alias).filter(name__in=totals):
+        totals[row.name] += row.value
+    assert totals == {"immediate": 2, "released": 1, "swept": 1, "published": 3}
