@@ -66,11 +66,16 @@ def reached(value: float, asked: str) -> bool:
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return for each ratio its name, itself, what is asked, and a mark where that is missed."""
-    asked = {name: result["asked"].get(name, "") for name in result["ratios"]}
-    return [
-        (name, f"{value:.4g}", asked[name], "" if reached(value, asked[name]) else "not reached")
-        for name, value in result["ratios"].items()
-    ]
+    asked = dict.fromkeys(result["ratios"], "") | result["asked"]
+    found = []
+    for name, limit in asked.items():
+        value = result["ratios"].get(name)
+        if value is None:
+            found.append((name, "", limit, "not measured"))
+        else:
+            mark = "" if reached(value, limit) else "not reached"
+            found.append((name, f"{value:.4g}", limit, mark))
+    return found
 
 
 def write(folder: Path, names: list[str]) -> None:
