@@ -145,7 +145,7 @@ def run_all(folder: Path, *, quick: bool) -> int:
             failed += subprocess.run(command).returncode != 0
             files.append(file)
     report.write(folder, files)
-    print("\n" + (folder / "measured.md").read_text())
+    print("\n" + (folder / report.TABLE).read_text())
     return failed
 
 

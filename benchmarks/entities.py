@@ -41,7 +41,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
 
     Args:
         quick: Fewer and shorter rounds.
-        scale: Part of the time, of the entities, and of the long one's versions.
+        scale: Part of the time, in one round, of the entities, and of the long one's versions.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: commands per second of each
@@ -49,6 +49,8 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """
     django.setup()
     seconds, rounds, versions = (2.0, 3, 100_000) if quick else (5.0, 7, 1_000_000)
+    if scale < 1:
+        rounds = 1
     found = []
     with scratch_database():
         prepare(int(versions * scale), max(1, int(ENTITIES * scale)))

@@ -17,6 +17,8 @@ from .peers import PACKAGES
 RESULTS = Path(__file__).parent / "results"
 #: Distributions whose versions say what was measured, where they are installed.
 MEASURED = ("Django", "celery", "kombu", "redis", "amqp", "psycopg", "mysqlclient")
+#: What `write` writes.
+TABLE = "measured.md"
 PEERS = (
     "django-celery-outbox",
     "django-jaiminho",
@@ -85,7 +87,7 @@ def write(folder: Path, names: list[str]) -> None:
         file = folder / f"{name}.json"
         if file.exists():
             text += _section(name, json.loads(file.read_text()))
-    (folder / "measured.md").write_text("\n".join(text))
+    (folder / TABLE).write_text("\n".join(text))
 
 
 def table(heads: list[str], lines: list[Any]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import forking
 from tests.faults.tools import ROOT, on
 from tests.patience import patience
 
@@ -17,7 +17,7 @@ NOTHING = {"lost": 0, "tails": 0, "duplicated": 0, "inverted": 0, "phantoms": 0}
 
 
 def run(*arguments: str, environment: dict[str, str]) -> str:
-    done = subprocess.run(
+    done = forking.run(
         [sys.executable, "-m", *arguments],
         cwd=ROOT,
         env=environment,
