@@ -116,7 +116,7 @@ def test_connection_killed_while_one_by_one(
             kill_connections()
             drainer.holder._beaten_at -= QUICK["LEASE_SECONDS"] / 2  # a heartbeat is due
 
-    jobs.stage(app, 100)
+    jobs.stage(app, 100, key="one after the other")
     with draining(private_alias) as drainer:
         set_failpoint("checked", between_two_messages)
         eventually(lambda: not StagedJob.objects.using(private_alias).exists(), "drained")

@@ -75,11 +75,11 @@ def test_its_shards_are_taken_over_by_one_that_runs(
 def test_killed_between_two_confirms(
     alias, rabbitmq_url, proxy, make_named_app, start_drainer, book, quick
 ):
-    """RabbitMQ confirms one by one, so the kill comes in the middle of what was read at once."""
+    """Jobs of one key go one by one, so the kill comes in the middle of what was read at once."""
     slow, url = proxy(rabbitmq_url)
     slow.mode, slow.delay = "delay", 0.01
     app, jobs = make_named_app(url), book(alias)
-    jobs.stage(app, 200)
+    jobs.stage(app, 200, key="one after the other")
     killed = start_drainer(alias, app)
     eventually(lambda: len(jobs.receive(app, url=rabbitmq_url)) > 5, "some were confirmed")
     killed.kill()

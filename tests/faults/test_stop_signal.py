@@ -115,7 +115,7 @@ def test_while_the_broker_is_slow(
     """One confirm after the other, a batch would take minutes: what is not sent yet is left."""
     slow, url = proxy(rabbitmq_url)
     app, jobs = make_named_app(url), book(alias)
-    jobs.stage(app, 500)
+    jobs.stage(app, 500, key="one after the other")
     slow.mode, slow.delay = "delay", 0.15
     drainer = start_drainer(alias, app, outbox=PATIENT)
     eventually(lambda: len(jobs.receive(app, url=rabbitmq_url)) > 3, "in the middle of a batch")

@@ -6,7 +6,7 @@ the database's clock: a wrong clock of the host shortens nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -124,6 +124,18 @@ def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> No
                 names = ("headers", "exchange", "routing_key")
                 sent = {name: getattr(item.message, name) for name in names}
                 after_task_publish.send(sender=task, body=_decoded(item), **sent)
+
+
+def sent_events(
+    prepared: Iterable[PreparedMessage], accepted: Iterable[Row]
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Yield the events of Celery's monitors for those that were accepted and want one."""
+    wanted = [item for item in prepared if item.message.sent_event]
+    taken = {row.id for row in accepted} if wanted else set()
+    for item in wanted:
+        if item.row.id in taken:
+            route = {name: getattr(item.message, name) for name in ("exchange", "routing_key")}
+            yield item.row, {**(item.message.sent_event or {}), "queue": item.row.queue, **route}
 
 
 def _check_types(message: Message) -> None:

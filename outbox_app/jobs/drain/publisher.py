@@ -4,8 +4,9 @@ A row is *accepted* when the broker said so: the reply to its command on Redis, 
 mandatory message on RabbitMQ, the return of ``publish`` on other transports. A row that fails by
 itself is *refused* with the exception. When the broker fails, the rows that may have gone are
 *unknown*, and the connection is dropped: a late confirm on it could be credited to another message.
-Nothing is retried here, and every wait is bounded. The lease is renewed between two sends, and on
-Redis no send may take longer than it lasts.
+Nothing is retried here, except where RabbitMQ closes the channel because of one message of a batch:
+those without a confirm are unknown, and go again one by one. Every wait is bounded. The lease is
+renewed between two sends, and no batch may take longer than it lasts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
+import amqp
 from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Producer
@@ -27,9 +29,10 @@ from ...exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
 from . import brokers
-from .batch import Row
+from .amqp_batch import AmqpBatch, Unconfirmed
+from .batch import SMALL_BYTES, Row
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
-from .outcome import PreparedMessage, PublishResult, announce, prepare
+from .outcome import PreparedMessage, PublishResult, announce, prepare, sent_events
 from .redis_batch import RedisBatch, Transactions
 from .wire import ATTEMPTS, Wire, rounds
 
@@ -56,6 +59,9 @@ class Publisher:
         self._returned: Exception | None = None
         #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
         self._broadcasts: set[str] = set()
+        self._has_confirms = False
+        #: Exchanges that have taken a message on this connection.
+        self._known_exchanges: set[str] = set()
         #: A send failed: see ``brokers.probe``.
         self._doubtful = False
         self._wire = Wire(timeout=timeout)
@@ -91,6 +97,7 @@ class Publisher:
             if unavailable or isinstance(error, WRONG_OPTION):
                 raise unreachable(app, error) from error
             raise
+        self._has_confirms = isinstance(channel, amqp.Channel)
         self._broadcasts = brokers.declare_broadcasts(app, channel)
         on_return = self._on_return if hasattr(channel, "events") else None
         self.producer = Producer(
@@ -103,6 +110,7 @@ class Publisher:
         """Drop the connection without a word to the broker."""
         connection, self.connection, self.producer = self.connection, None, None
         self._declared.clear()
+        self._known_exchanges.clear()
         if connection is not None:
             try:
                 connection.collect()
@@ -133,7 +141,7 @@ class Publisher:
             outcome.error = error
         outcome.ended = time.time_ns()
         announce(outcome.prepared, outcome.accepted)
-        self._send_events(outcome.prepared, outcome)
+        self._send_events(outcome)
         return outcome
 
     def _declare(
@@ -207,8 +215,14 @@ class Publisher:
 
     def _takes_batches(self) -> bool:
         # Other transports may take batches, but tell nothing of each message in one.
+        if self._has_confirms:
+            return hasattr(self.producer, "batch")  # since kombu 5.7
         is_redis = self.connection.transport.driver_type == "redis"
         return is_redis and bool(self.producer.supports_batch_publish)
+
+    def _goes_alone(self, item: PreparedMessage) -> bool:
+        """Say whether RabbitMQ is likely to close the channel because of a message."""
+        return item.message.exchange not in self._known_exchanges or item.size > SMALL_BYTES
 
     def _publish_batches(
         self, ready: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
@@ -217,12 +231,17 @@ class Publisher:
         keys = [item.row.ordering_key for item in ready if item.row.ordering_key]
         repeated = len(set(keys)) < len(keys)
         channel = self.producer.channel
-        atomic = repeated and self._transactions.are_taken(channel, seconds=self.timeout)
+        atomic = repeated and not self._has_confirms
+        atomic = atomic and self._transactions.are_taken(channel, seconds=self.timeout)
         if repeated and not (atomic and outbox_settings().DEAD_KEY == "pass"):
             dealt = rounds(ready, atomic=atomic)
+        alone = self._goes_alone if self._has_confirms else None
         for items in dealt:
-            for batch in self._wire.batches(items):
-                self._publish_batch(batch, outcome, may_send, atomic=atomic)
+            for batch in self._wire.batches(items, alone=alone):
+                if len(batch) == 1 and self._has_confirms:
+                    self._publish_singly(batch, outcome, may_send)
+                else:
+                    self._publish_batch(batch, outcome, may_send, atomic=atomic)
 
     def _publish_batch(
         self,
@@ -236,10 +255,15 @@ class Publisher:
         seconds = min(seconds, may_send(seconds))
         self.open(may_send)
         try:
-            batch = RedisBatch(self.producer.channel, seconds=seconds, atomic=atomic)
+            channel = self.producer.channel
+            batch: AmqpBatch | RedisBatch
+            if self._has_confirms:
+                batch = AmqpBatch(channel, seconds=seconds)
+            else:
+                batch = RedisBatch(channel, seconds=seconds, atomic=atomic)
         except Exception as error:  # it connects anew where the connection was lost
             self._fail(error, [])
-        self.producer.channel.create_publish_batch = lambda max_size: batch
+        channel.create_publish_batch = lambda max_size: batch
         sent: list[PreparedMessage] = []
         failure: Exception | None = None
         began = time.monotonic()
@@ -286,6 +310,12 @@ class Publisher:
             outcome.unknown += [item.row for item in sent[len(batch.answers) :]]
         if atomic and brokers.spans_slots(failure):
             self._transactions.were_refused(failure)
+        if self._has_confirms and batch.begun and self._is_row_error(failure):
+            # RabbitMQ closed the channel because of one message, and does not say of which.
+            self.close()
+            answered = zip(sent, batch.answers, strict=True)
+            again = [item for item, [*_, answer] in answered if isinstance(answer, Unconfirmed)]
+            return self._publish_singly(again, outcome, may_send)
         self._fail(failure, sent if batch.begun else [])
 
     def _publish_singly(
@@ -299,7 +329,7 @@ class Publisher:
             self._returned = None
             began = time.monotonic()
             try:
-                self._send(item, mandatory=item.message.exchange not in self._broadcasts)
+                self._send(item)
                 if self._returned is not None:
                     raise self._returned
             except Exception as error:
@@ -314,6 +344,7 @@ class Publisher:
                     outcome.unknown.append(item.row)
                 self._fail(error, [item])
             outcome.accepted.append(item.row)
+            self._known_exchanges.add(item.message.exchange)
             self._wire.has_taken([item], seconds=time.monotonic() - began)
 
     def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
@@ -324,29 +355,22 @@ class Publisher:
         self.close()
         raise self._unavailable(error) from error
 
-    def _send(self, item: PreparedMessage, **extra: Any) -> None:
+    def _send(self, item: PreparedMessage) -> None:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
-        self.producer.publish(item.row.body, **bounds, **item.options, **extra)
+        mandatory = item.message.exchange not in self._broadcasts
+        self.producer.publish(item.row.body, mandatory=mandatory, **bounds, **item.options)
 
-    def _send_events(self, prepared: Sequence[PreparedMessage], outcome: PublishResult) -> None:
-        wanted = [item for item in prepared if item.message.sent_event]
-        accepted = {row.id for row in outcome.accepted} if wanted else set()
-        for item in wanted:
-            if item.row.id not in accepted or self.producer is None:
-                continue
-            event = {
-                **(item.message.sent_event or {}),
-                "queue": item.row.queue,
-                "exchange": item.message.exchange,
-                "routing_key": item.message.routing_key,
-            }
+    def _send_events(self, outcome: PublishResult) -> None:
+        for row, event in sent_events(outcome.prepared, outcome.accepted):
+            if self.producer is None:
+                return
             try:
                 self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
                     "task-sent", event, self.producer, retry=False
                 )
             except Exception as error:  # an event is a courtesy; the job has left
                 logger.warning(
-                    "Event task-sent was not sent task_id=%s error=%r", item.row.task_id, error
+                    "Event task-sent was not sent task_id=%s error=%r", row.task_id, error
                 )
                 self.close()
 

@@ -9,7 +9,7 @@ delays them is not their size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
@@ -43,15 +43,20 @@ class Wire:
                 first.append(item)
         return first + last
 
-    def batches(self, items: Iterable[PreparedMessage]) -> Iterator[list[PreparedMessage]]:
+    def batches(
+        self,
+        items: Iterable[PreparedMessage],
+        *,
+        alone: Callable[[PreparedMessage], bool] | None = None,
+    ) -> Iterator[list[PreparedMessage]]:
         """Cut messages into batches, each as large as the ones before have shown."""
         batch: list[PreparedMessage] = []
         size = 0
         for item in items:
-            alone = self._failed and any(
-                each.row.task_id in self._failed for each in (item, *batch[:1])
-            )
-            if batch and (alone or size + item.size > self._limit):
+            either = (item, *batch[:1])
+            failed = self._failed and any(each.row.task_id in self._failed for each in either)
+            is_alone = failed or (alone and any(map(alone, either)))
+            if batch and (is_alone or size + item.size > self._limit):
                 yield batch
                 batch, size = [], 0
             batch.append(item)

@@ -1,8 +1,12 @@
-"""RabbitMQ goes away, stands still, or its confirms are lost; the same drainer goes on."""
+"""RabbitMQ goes away, stands still, or its confirms are lost; the same drainer goes on.
+
+Here it waits for each confirm, as it does where kombu has no batches.
+"""
 
 from __future__ import annotations
 
 import pytest
+from kombu import Producer
 
 from outbox_app.models import DeadJob, Incident, StagedJob
 from tests.faults.tools import draining, eventually, on
@@ -12,6 +16,11 @@ pytestmark = [
     on("default"),
     pytest.mark.usefixtures("quick"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_batches(monkeypatch):
+    monkeypatch.delattr(Producer, "batch")
 
 
 def left(alias):
