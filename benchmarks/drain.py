@@ -144,17 +144,20 @@ def counting_statements() -> Iterator[list[int]]:
 def together(count: int, jobs: int) -> float:
     """Return jobs per second of drainers that share the shards when the jobs are committed."""
     from django.db import connections
+    from django.test import override_settings
 
     fork = get_context("fork")
     stop = fork.Event()
     staged.redis().flushdb()
     staged.copy(0)
     connections.close_all()
-    drainers = [fork.Process(target=_drain_until, args=(stop,)) for _ in range(count)]
-    for drainer in drainers:
-        drainer.start()
+    # They share the shards anew five times a lease: with a short one a round begins soon.
+    with override_settings(OUTBOX={"LEASE_SECONDS": 1.5, "PUBLISH_TIMEOUT": 0.5}):
+        drainers = [fork.Process(target=until, args=(stop,)) for _ in range(count)]
+        for drainer in drainers:
+            drainer.start()
     try:
-        wait_for(lambda: _is_shared(count))
+        wait_for(lambda: is_shared(count))
         staged.copy(jobs, table=KEYED)
         return per_second(jobs, lambda: wait_for(lambda: not staged.count()))
     finally:
@@ -179,21 +182,19 @@ def faults(jobs: int) -> Round:
     return {"duplicates": len(arrived) - jobs, "out_of_order": out_of_order}
 
 
-def _drain_until(stop: Any) -> None:
+def until(stop: Any) -> None:
+    """Drain until an event is set: what a process is made for."""
     from threading import Thread
-
-    from django.test import override_settings
 
     from outbox_app.jobs.drain.drain import Drain
 
-    # They share the shards anew five times a lease: with a short one a round begins soon.
-    with override_settings(OUTBOX={"LEASE_SECONDS": 1.5, "PUBLISH_TIMEOUT": 0.5}):
-        drain = Drain()
-        Thread(target=lambda: (stop.wait(), drain.stop()), daemon=True).start()
-        drain.run()
+    drain = Drain()
+    Thread(target=lambda: (stop.wait(), drain.stop()), daemon=True).start()
+    drain.run()
 
 
-def _is_shared(count: int) -> bool:
+def is_shared(count: int) -> bool:
+    """Say whether every shard has an owner, and they are so many."""
     from outbox_app.models import Lease
 
     shares = Lease.objects.filter(resource="jobs").values_list("owner", flat=True)

@@ -76,13 +76,13 @@ def keep(app: Any, jobs: int, *, using: str, table: str = COPY) -> None:
     execute(f"DELETE FROM {_table()}", using=using)
 
 
-def copy(jobs: int, *, using: str = "default", table: str = COPY) -> None:
+def copy(jobs: int, *, using: str = "default", table: str = COPY, empty: bool = True) -> None:
     """Commit the first of the jobs that were kept."""
     from outbox_app.models import StagedJob
 
     names = [f.column for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")]
     columns = ", ".join(names)
-    if connection_of(using).vendor == "postgresql":
+    if empty and connection_of(using).vendor == "postgresql":
         execute(f"TRUNCATE {_table()}", using=using)
     rows = f"SELECT {columns} FROM {table} ORDER BY id LIMIT {jobs}"
     execute(f"INSERT INTO {_table()} ({columns}) {rows}", using=using)

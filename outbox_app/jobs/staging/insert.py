@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -113,29 +115,64 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
 
     require_table(StagedJob, "0001_initial", using=using)
     limit = _chunk_bytes(jobs, using=using)
-    table = StagedJob.objects.using(using)
     with transaction.atomic(using=using, savepoint=False):
         batch = None
         if any(job.is_immediate for job in jobs):
             from ..immediate import hold, publish_after_commit
 
             batch = hold(jobs, using=using)
-        if len(jobs) == 1:  # the common case, in two thirds of the time; the row's id is not asked
-            given = [
-                f for f in StagedJob._meta.concrete_fields if f.name not in ("id", "staged_at")
-            ]
-            returned = [StagedJob._meta.pk] if batch else None
-            ids = table._insert(jobs, fields=given, using=using, returning_fields=returned)  # type: ignore[attr-defined]
-            if batch:
-                jobs[0].pk = ids[0][0]
-        else:
-            for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=lambda job: job.size):
-                table.bulk_create(chunk)
+        for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=lambda job: job.size):
+            (_insert_with_ids if batch else _insert)(chunk, using=using)
         if batch:
             publish_after_commit(batch, jobs)
         if not all(job.is_immediate for job in jobs):
             wake_after_commit(using, JOBS)
     jobs_staged.send_robust(StagedJob, using=using, jobs=jobs)
+
+
+def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
+    rows = type(jobs[0])._default_manager.using(using)
+    if len(jobs) > 1:
+        rows.bulk_create(jobs)
+        return
+    fields = [f for f in jobs[0]._meta.concrete_fields if f.name not in ("id", "staged_at")]
+    asked = {"returning_fields": [jobs[0]._meta.pk]}
+    [[jobs[0].pk]] = rows._insert(jobs, fields=fields, using=using, **asked)  # type: ignore[attr-defined]
+
+
+def _insert(jobs: list[StagedJob], *, using: str) -> None:
+    """Insert rows without asking for their ids: in less than half of the time of a queryset."""
+    connection: Any = connections[using]
+    fields = jobs[0]._meta.concrete_fields[1:]
+    step = max(1, connection.ops.bulk_batch_size(fields, jobs))
+    begin, row = _statement(using)
+    available_at = jobs[0]._meta.get_field("available_at")
+    with connection.cursor() as cursor:
+        for start in range(0, len(jobs), step):
+            some, values = jobs[start : start + step], []
+            for job in some:
+                held = job.available_at and available_at.get_db_prep_save(
+                    job.available_at, connection
+                )
+                body = connection.Database.Binary(job.body)
+                values += [*_plain(job), body, held]
+            cursor.execute(begin + ", ".join([row] * len(some)), values)
+
+
+_PLAIN = ("shard", "ordering_key", "app", "task", "task_id", "queue", "envelope")
+_plain = attrgetter(*_PLAIN)
+
+
+@cache
+def _statement(using: str) -> tuple[str, str]:
+    """Return an INSERT up to its rows, and the placeholders of one."""
+    from ...models import StagedJob
+
+    ops: Any = connections[using].ops
+    names = ", ".join(map(ops.quote_name, (*_PLAIN, "body", "available_at")))
+    row = ["%s"] * len(_PLAIN) + [ops.binary_placeholder_sql(b""), "%s"]
+    table = ops.quote_name(StagedJob._meta.db_table)
+    return f"INSERT INTO {table} ({names}) VALUES ", f"({', '.join(row)})"
 
 
 def shard_of(ordering_key: str, task_id: str) -> int:

@@ -32,7 +32,7 @@ from ...conf import outbox_settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, lacks_autocommit, open_transactions
 from . import validation
-from .producer import LazyProducer, StagingProducer, or_staged
+from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 
 # Every hook on Celery, and why:
@@ -47,6 +47,7 @@ from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 #     _wait_for_pending               subscribes to what was deferred
 #     wait_for_pending, iter_native   refuse to wait for a job of the open transaction
 #   app.amqp.send_task_message        leaves ``task-sent`` events, and retries, to the drain
+#   app.amqp.create_task_message      shows plain arguments as Celery does, in less time
 #   app.amqp.outbox_configured_queues the queues that each process with this configuration has
 #   after_task_publish, task_sent     their class, so that some receivers hear them while staging,
 #                                     the others from the drain: see ``publish_signals``
@@ -164,6 +165,7 @@ class StagingMixin:
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
             amqp.send_task_message = or_staged(amqp.send_task_message)
+            amqp.create_task_message = with_quick_reprs(amqp)
         before = _staging_now.get()
         _staging_now.set(True)
         try:

@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 import kombu.serialization
 import pytest
 from celery import beat
+from celery.utils.saferepr import saferepr
 from django.utils import timezone
 
 from outbox_app.celery import OutboxCelery
+from outbox_app.jobs.staging.producer import quick_repr
 from tests.jobs.staging import tasks, twins
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
@@ -162,3 +164,17 @@ def test_beat_sends_with_a_producer_of_its_own(broker_url, inbox, settings):
     assert {message["headers"]["task"] for message in inbox.received()} == {"add"}
     scheduler.connection.release()
     twin.close()
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_arguments_are_shown_as_celery_shows_them(levels):
+    plain = [1, True, None, -0.5, float("inf"), 10**30, "it's", "a\nü\\", '"', [], {}, ()]
+    odd = [b"x", {1}, decimal.Decimal(1), object, {"a": {"b": {"c": {}}}}, ["x" * 2000], [0] * 60]
+    for values in (plain, [plain, plain], [tuple(plain)] * 2, odd, *([each] for each in plain)):
+        for value in (values, tuple(values), {f"k'{n}": each for n, each in enumerate(values)}):
+            expected = saferepr(value, 10_000, maxlevels=levels)
+            assert quick_repr(value, levels=levels) in (expected, "")
+    assert (
+        quick_repr({"a": [1, "it's"], None: (2,)}, levels=2) == "{'a': [1, 'it\\'s'], None: (2,)}"
+    )
+    assert not any(quick_repr([each], levels=levels) for each in odd)

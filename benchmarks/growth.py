@@ -1,0 +1,159 @@
+"""What the drain costs as things grow old or go wrong. PostgreSQL and Redis.
+
+- ``many``, ``few``: the first 10,000 jobs of five million, and the same where no more are waiting
+- ``held``, ``free``: 200,000 jobs at 2,000 a batch, while a snapshot is held open, and without one
+- ``recovery``: seconds from ``kill -9`` of one of two drainers until the jobs of its shards have
+  left, over the seconds of its lease
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+from . import drain, jobs
+from .jobs import COPY, Round, emptied, median, per_second, wait_for
+
+ASKED = {
+    "drain_5m_vs_10k": "at least 0.85",
+    "drain_held_snapshot_vs_none": "at least 0.85",
+    "recovery_vs_lease": "at most 1.3",
+}
+#: Jobs that are copied again and again.
+KEPT = 10_000
+BATCH = 2_000
+#: Where a table of jobs is while another one has its name.
+ASIDE = "benchmark_aside"
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Run the rounds.
+
+    Returns:
+        ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
+    """
+    waiting, churned, rounds = (200_000, 40_000, 5) if quick else (5_000_000, 200_000, 5)
+    lease = 4.0 if quick else 10.0
+    app = jobs.prepare("default")
+    jobs.keep(app, KEPT, using="default")
+    measured: list[Round] = [{} for _ in range(rounds)]
+    with aside_of(waiting):
+        depth(KEPT)  # warm
+        for each in measured:
+            each["few"] = depth(KEPT)
+            swap()
+            each["many"] = depth()
+            swap()
+            print(f"{waiting} waiting: {each['many'] / each['few']:.2f} x {KEPT}", flush=True)
+    for number, each in enumerate(measured):
+        for name in ("held", "free") if number % 2 else ("free", "held"):
+            each[name] = churn(churned, held=name == "held")
+        print(f"snapshot held: {each['held'] / each['free']:.2f} x free", flush=True)
+    for each in measured[: 3 if quick else None]:
+        each["recovery"], each["lease"] = recovery(lease), lease
+        print(f"recovered after {each['recovery'] / lease:.2f} x the lease", flush=True)
+    return {"ratios": _ratios(measured), "asked": ASKED, "rounds": measured, "waiting": waiting}
+
+
+def depth(rows: int = 0) -> float:
+    """Drain ``KEPT`` jobs: of a table with so many, or of one that is there. Returns the rate."""
+    from outbox_app.jobs.drain.drain import Drain
+
+    if rows:
+        jobs.copy(rows)
+    jobs.redis().flushdb()
+    return per_second(KEPT, Drain(max_jobs=KEPT).run)
+
+
+def churn(count: int, *, held: bool) -> float:
+    """Drain so many jobs at ``BATCH`` a batch, maybe beside a snapshot. Returns the rate."""
+    from outbox_app.jobs.drain.drain import Drain
+
+    jobs.copy(0)
+    fill(count)
+    with snapshot(held=held), emptied(expect=count):
+        return per_second(count, Drain(batch_size=BATCH, max_jobs=count).run)
+
+
+def recovery(lease: float) -> float:
+    """Return the seconds for which the jobs of a killed drainer's shards wait."""
+    from django.db import connections
+    from django.test import override_settings
+
+    fork = get_context("fork")
+    stop = fork.Event()
+    jobs.copy(0)
+    connections.close_all()
+    with override_settings(OUTBOX={"LEASE_SECONDS": lease, "PUBLISH_TIMEOUT": lease / 4}):
+        drainers = [fork.Process(target=drain.until, args=(stop,)) for _ in range(2)]
+        for each in drainers:
+            each.start()
+    try:
+        wait_for(lambda: drain.is_shared(2))
+        os.kill(drainers[0].pid or 0, signal.SIGKILL)
+        killed = time.perf_counter()
+        jobs.copy(KEPT)
+        wait_for(lambda: not jobs.count())
+        return time.perf_counter() - killed
+    finally:
+        stop.set()
+        for each in drainers:
+            each.join()
+
+
+def fill(count: int) -> None:
+    """Commit so many jobs, those that were kept again and again."""
+    for _ in range(count // KEPT):
+        jobs.copy(KEPT, empty=False)
+
+
+@contextmanager
+def aside_of(count: int) -> Iterator[None]:
+    """Keep a table of so many jobs aside: see ``swap``."""
+    fill(count)
+    jobs.execute(f"ALTER TABLE outbox_stagedjob RENAME TO {ASIDE}")
+    jobs.execute(f"CREATE TABLE outbox_stagedjob (LIKE {ASIDE} INCLUDING ALL)")
+    jobs.execute(f"VACUUM ANALYZE {ASIDE}")
+    try:
+        yield
+    finally:
+        jobs.execute("DROP TABLE outbox_stagedjob")
+        jobs.execute(f"ALTER TABLE {ASIDE} RENAME TO outbox_stagedjob")
+        jobs.copy(0)
+
+
+def swap() -> None:
+    """Let the two tables change their names."""
+    jobs.execute("ALTER TABLE outbox_stagedjob RENAME TO benchmark_swapped")
+    jobs.execute(f"ALTER TABLE {ASIDE} RENAME TO outbox_stagedjob")
+    jobs.execute(f"ALTER TABLE benchmark_swapped RENAME TO {ASIDE}")
+
+
+@contextmanager
+def snapshot(*, held: bool) -> Iterator[None]:
+    """Hold a snapshot open on a connection of its own."""
+    from django.db import connections
+
+    other = connections.create_connection("default")
+    try:
+        if held:
+            with other.cursor() as cursor:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute(f"SELECT count(*) FROM {COPY}")
+        yield
+    finally:
+        other.close()
+
+
+def _ratios(rounds: list[Round]) -> Round:
+    recovered = [each for each in rounds if "recovery" in each]
+    return {
+        "drain_5m_vs_10k": median(rounds, "many", "few"),
+        "drain_held_snapshot_vs_none": median(rounds, "held", "free"),
+        "recovery_vs_lease": median(recovered, "recovery", "lease"),
+    }
