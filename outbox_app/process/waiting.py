@@ -125,6 +125,7 @@ class NotifyWaiter(PollWaiter):
         self.close()
         self._test_at = time.monotonic() + RETRY_SECONDS
         connection = connections.create_connection(self.using)
+        connection.settings_dict = connections[self.using].settings_dict  # with its bounds
         self.watchdog.listener = connection
         connection.connect()
         with connection.cursor() as cursor:

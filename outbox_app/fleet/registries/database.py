@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, fields
 from datetime import datetime
 from uuid import UUID
@@ -18,10 +19,12 @@ from django.db.models import Q, QuerySet
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...models import DatabaseNow, Server
+from ...process.foreground import set_timeouts
 from ...process.lease import remove_silent
 from ...process.waiting import PollWaiter, StopFlag, waiter
 from ...process.wakeup import wake
 from ...process.watchdog import Watchdog
+from ...transactions import own_connection
 from ..registry import Member, Registry
 
 #: Channel of PostgreSQL.
@@ -63,14 +66,18 @@ class DatabaseRegistry(Registry):
 
     @contextmanager
     def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
-        watchdog = Watchdog(using=self.using, limit=outbox_settings().LEASE_SECONDS)
+        seconds = outbox_settings().LEASE_SECONDS
+        watchdog = Watchdog(using=self.using, limit=seconds)
         waiting = waiter(stop, using=self.using, watchdog=watchdog, channel=FLEET)
-        try:
-            with watchdog.watching():
-                yield waiting
-        finally:
-            waiting.close()
-            connections[self.using].close()
+        with own_connection(self.using, seconds=seconds):
+            own = connections[self.using]
+            own.settings_dict = deepcopy(own.settings_dict)
+            set_timeouts(self.using)  # of this connection only
+            try:
+                with watchdog.watching():
+                    yield waiting
+            finally:
+                waiting.close()
 
     def _rows(self) -> QuerySet[Server]:
         return Server.objects.using(self.using)

@@ -1,0 +1,172 @@
+"""Servers that are killed, stopped, broken and replaced, and a registry that is cut off.
+
+Each server is a fork of this process with a socket of its own. Every call has to be answered.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+from wsgiref.simple_server import make_server
+
+import pytest
+from django.contrib.auth.models import Group
+from django.core.handlers.wsgi import WSGIHandler
+
+from outbox_app.door.peers import peer_named
+from outbox_app.exceptions import PeerUnavailable
+from outbox_app.fleet import announcing, servers, service
+from outbox_app.models import PreparedEvent
+from outbox_app.prepared import prepared
+from tests.door.conftest import both, new_key, peers, ports  # noqa: F401
+from tests.door.test_messages import Handler, Server
+from tests.patience import eventually, patience
+from tests.prepared.conftest import sender  # noqa: F401
+from tests.prepared.test_faults import behind
+from tests.servers import Proxy, processes
+from tests.servers.ports import free_port
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
+    pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
+    pytest.mark.system,
+]
+
+
+def broken(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("500 Internal Server Error", [("Content-Type", "text/html")])
+    return [b"<h1>Server Error</h1>"]
+
+
+def url(port: int) -> str:
+    return f"http://127.0.0.1:{port}/outbox/"
+
+
+@pytest.fixture
+def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple[int, str]]]:  # noqa: F811
+    """``serve()``: pid and address of a new server of the shop."""
+    known = settings.OUTBOX["PEERS"]
+    shop = known["shop"] | {"address": "service:shop"}
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}
+    fleet(DEADLINE=patience(0.5))
+    started: list[int] = []
+
+    def work(port: int, application: Any) -> None:
+        fleet(ADDRESS=url(port))
+        with make_server("127.0.0.1", port, application, Server, Handler) as server:
+
+            def stop(*args: Any) -> None:
+                threading.Thread(target=server.shutdown).start()
+
+            signal.signal(signal.SIGTERM, stop)
+            announcing.join()
+            server.serve_forever(0.05)
+        announcing.leave()  # as at exit
+
+    def start(application: Any = None) -> tuple[int, str]:
+        port = free_port()
+        pid = os.fork()
+        if not pid:
+            try:
+                work(port, application or WSGIHandler())
+            finally:
+                os._exit(0)
+        processes.guard_process(pid)
+        started.append(pid)
+        return pid, url(port)
+
+    yield start
+    announcing.leave()
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        processes.forget_process(pid)
+
+
+def listed() -> dict[str, UUID]:
+    return {each.member.address: each.member.id for each in servers("shop")}
+
+
+@pytest.fixture
+def answered() -> Callable[[int], None]:
+    """``answered(n)``: calls are answered, each of them."""
+    shop: list[Any] = []
+
+    def call(count: int = 1) -> bool:
+        shop[:] = shop or [peer_named("shop", "keeper")]
+        for _ in range(count):
+            said = service("shop").call(shop[0], "GET", "prepared/open?skip=0")
+            assert said == (200, [])
+        return True
+
+    return call
+
+
+def test_servers_come_and_go(serve: Any, answered: Any, alias: str, sender: str) -> None:  # noqa: F811
+    (killed, one), (stopped, two), (third, three) = serve(), serve(), serve()
+    eventually(lambda: listed().keys() == {one, two, three})  # found, and called by nothing yet
+    with prepared("order-17", "order.paid", using=sender, to="shop", wait=True):
+        Group.objects.using(sender).create(name="paid")
+    assert PreparedEvent.objects.using(alias).get().state == "confirmed"
+    answered(10)
+
+    os.kill(killed, signal.SIGKILL)
+    answered(12)
+    eventually(lambda: answered() and listed().keys() == {two, three})
+
+    before = listed()[two]
+    processes.stop_tree(stopped)
+    try:
+        answered(12)
+        eventually(lambda: answered() and two not in listed())
+    finally:
+        processes.continue_tree(stopped)
+    eventually(lambda: answered() and listed().get(two, before) != before)
+
+    wrong, five_hundred = serve(broken)
+    eventually(lambda: five_hundred in listed())
+    eventually(lambda: answered() and any("500" in each.why for each in servers("shop")))
+
+    for old in (stopped, third, wrong):  # a rolling restart
+        _, new = serve()
+        eventually(lambda new=new: answered() and new in listed())
+        os.kill(old, signal.SIGTERM)
+        answered(10)
+    eventually(lambda: answered() and not {one, two, three, five_hundred} & listed().keys())
+    assert len(listed()) == 3
+
+
+def test_a_registry_that_is_cut_off(serve: Any, answered: Any, settings: Any, alias: str) -> None:
+    """Servers go on, and so do those who call them; what changed meanwhile is seen afterwards."""
+    there = settings.DATABASES[alias]
+    _, one = serve()
+    with (
+        Proxy(there["HOST"], int(there["PORT"])) as link,
+        behind(alias, link.port),
+    ):
+        eventually(lambda: listed().keys() == {one})
+        link.mode = "blackhole"
+        eventually(lambda: answered() and any(each.kept for each in servers("shop")))
+        answered(10)
+        assert listed().keys() == {one}
+        link.mode = "pass"
+        link.cut()
+        eventually(lambda: answered() and not any(each.kept for each in servers("shop")))
+        announcing.leave()
+
+
+def test_no_server_answers(serve: Any, answered: Any) -> None:
+    """An error, and it comes within the deadline."""
+    pid, one = serve()
+    eventually(lambda: listed().keys() == {one})
+    processes.stop_tree(pid)
+    try:
+        with pytest.raises(PeerUnavailable, match="gave no answer"):
+            answered()
+    finally:
+        processes.continue_tree(pid)
+    eventually(lambda: one in listed())
