@@ -35,11 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_stderr] = os.dup(2)  # before the output is captured
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[Any]:
     """What is collected stays: looking at it for garbage would take some per cent of a run."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
