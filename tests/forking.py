@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What most processes import, and what needs no settings.
 LIBRARIES = """
 asyncio celery.app.amqp celery.apps.worker celery.backends.redis celery.bin.celery celery.canvas
-celery.concurrency.prefork celery.concurrency.solo django.contrib.admin django.contrib.admin.sites
-django.core.handlers.wsgi django.core.management.commands.check django.core.mail django.db.models
+celery.concurrency.prefork celery.concurrency.solo celery.worker.components celery.worker.consumer
+celery.worker.strategy django.contrib.admin django.contrib.admin.sites django.contrib.auth.hashers
+django.core.handlers.wsgi django.core.mail django.core.management.commands.check
 django.db.backends.mysql.base django.db.backends.postgresql.base django.db.backends.sqlite3.base
-django.template.loader django.test.signals django.urls django.views kombu.transport.filesystem
+django.db.migrations.migration django.db.models django.template.loader django.test.signals
+django.urls django.views django.views.decorators.http gunicorn.app.wsgiapp
+gunicorn.workers.gthread http_message_signatures httpx2 kombu.transport.filesystem
 kombu.transport.memory kombu.transport.pyamqp kombu.transport.redis redis
 """
 #: What Python itself reads.
@@ -193,7 +197,17 @@ def _has_ended(selector: Any, key: Any) -> None:
         answers.sendall(status.to_bytes(4))
 
 
-def _become(told: dict[str, Any]) -> None:
+def _end(code: int) -> None:
+    """Do what Python does at its end, but for taking apart a thousand modules."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _become(told: dict[str, Any]) -> int:
+    """Run the command. Returns its exit code; what it raises ends Python as ever."""
     if told["new_session"]:
         os.setsid()
     os.chdir(told["folder"])
@@ -206,15 +220,21 @@ def _become(told: dict[str, Any]) -> None:
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
     ]
     kind, *arguments = told["arguments"]
-    if kind == "-m":
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *arguments[1:]]
-        exec(arguments[0], {"__name__": "__main__"})
-    else:
-        sys.argv = [kind, *arguments]
-        runpy.run_path(kind, run_name="__main__")
+    try:
+        if kind == "-m":
+            sys.argv = arguments
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            sys.argv = ["-c", *arguments[1:]]
+            exec(arguments[0], {"__name__": "__main__"})
+        else:
+            sys.argv = [kind, *arguments]
+            runpy.run_path(kind, run_name="__main__")
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            raise
+        return error.code or 0
+    return 0
 
 
 if __name__ == "__main__":
@@ -222,4 +242,4 @@ if __name__ == "__main__":
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
-    _become(_serve())
+    _end(_become(_serve()))

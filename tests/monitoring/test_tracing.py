@@ -6,11 +6,11 @@ What instruments a process is made for a whole process, so each test starts one.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from tests import forking
 from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,10 +23,10 @@ def traced(alias, environment):
     """``traced("scenario")``: runs it in a process of its own. Returns what it tells."""
 
     def run(scenario, **variables):
-        command = [sys.executable, "-W", "ignore", "-m", "tests.monitoring.traced", scenario]
-        done = subprocess.run(
+        command = [sys.executable, "-m", "tests.monitoring.traced", scenario]
+        done = forking.run(
             command,
-            env={**environment(alias), **variables},
+            env={**environment(alias), "PYTHONWARNINGS": "ignore", **variables},
             capture_output=True,
             text=True,
             timeout=patience(100),
