@@ -12,6 +12,7 @@ In turns, the same jobs:
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -35,7 +36,7 @@ ASKED = {
 BATCH = 500
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
@@ -43,12 +44,13 @@ def run(*, quick: bool) -> dict[str, Any]:
     """
     # Many short rounds: on a shared machine the median of few long ones is an accident.
     jobs, rounds = (8_000, 5) if quick else (20_000, 15)
+    jobs, rounds = staged.part(scale, jobs, rounds)
     app = staged.prepare(*ALIASES.values())
     for alias in ALIASES.values():
         staged.keep(app, jobs, using=alias)
     staged.keep(app, jobs, using="default", table=KEYED)
     measured = []
-    round_(app, 2_000)  # warm
+    round_(app, jobs // 4)  # warm
     for number in range(rounds):
         measured.append(round_(app, jobs))
         print(f"round {number + 1}/{rounds}: " + _line(measured[-1]), flush=True)
@@ -147,13 +149,12 @@ def together(count: int, jobs: int) -> float:
     from django.test import override_settings
 
     fork = get_context("fork")
-    stop = fork.Event()
     staged.redis().flushdb()
     staged.copy(0)
     connections.close_all()
     # They share the shards anew five times a lease: with a short one a round begins soon.
     with override_settings(OUTBOX={"LEASE_SECONDS": 1.5, "PUBLISH_TIMEOUT": 0.5}):
-        drainers = [fork.Process(target=until, args=(stop,)) for _ in range(count)]
+        drainers = [fork.Process(target=drain_until_terminated) for _ in range(count)]
         for drainer in drainers:
             drainer.start()
     try:
@@ -161,7 +162,8 @@ def together(count: int, jobs: int) -> float:
         staged.copy(jobs, table=KEYED)
         return per_second(jobs, lambda: wait_for(lambda: not staged.count()))
     finally:
-        stop.set()
+        for drainer in drainers:
+            drainer.terminate()
         for drainer in drainers:
             drainer.join()
 
@@ -182,14 +184,12 @@ def faults(jobs: int) -> Round:
     return {"duplicates": len(arrived) - jobs, "out_of_order": out_of_order}
 
 
-def until(stop: Any) -> None:
-    """Drain until an event is set: what a process is made for."""
-    from threading import Thread
-
+def drain_until_terminated() -> None:
+    """Drain until SIGTERM: what a process is made for."""
     from outbox_app.jobs.drain.drain import Drain
 
     drain = Drain()
-    Thread(target=lambda: (stop.wait(), drain.stop()), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: drain.stop())
     drain.run()
 
 

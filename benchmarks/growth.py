@@ -24,98 +24,97 @@ ASKED = {
     "drain_held_snapshot_vs_none": "at least 0.85",
     "recovery_vs_lease": "at most 1.3",
 }
-#: Jobs that are copied again and again.
-KEPT = 10_000
 BATCH = 2_000
 #: Where a table of jobs is while another one has its name.
 ASIDE = "benchmark_aside"
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
-    waiting, churned, rounds = (200_000, 40_000, 5) if quick else (5_000_000, 200_000, 5)
-    lease = 4.0 if quick else 10.0
+    kept, rounds = jobs.part(scale, 10_000, 5)
+    waiting, churned = (20 * kept, 4 * kept) if quick else (500 * kept, 20 * kept)
+    lease = 4.0 * max(scale, 0.25) if quick else 10.0
     app = jobs.prepare("default")
-    jobs.keep(app, KEPT, using="default")
+    jobs.keep(app, kept, using="default")
     measured: list[Round] = [{} for _ in range(rounds)]
-    with aside_of(waiting):
-        depth(KEPT)  # warm
+    with aside_of(waiting, of=kept):
+        depth(kept)  # warm
         for each in measured:
-            each["few"] = depth(KEPT)
+            each["few"] = depth(kept)
             swap()
-            each["many"] = depth()
+            each["many"] = depth(kept, fill=False)
             swap()
-            print(f"{waiting} waiting: {each['many'] / each['few']:.2f} x {KEPT}", flush=True)
+            print(f"{waiting} waiting: {each['many'] / each['few']:.2f} x {kept}", flush=True)
     for number, each in enumerate(measured):
         for name in ("held", "free") if number % 2 else ("free", "held"):
-            each[name] = churn(churned, held=name == "held")
+            each[name] = churn(churned, of=kept, held=name == "held")
         print(f"snapshot held: {each['held'] / each['free']:.2f} x free", flush=True)
     for each in measured[: 3 if quick else None]:
-        each["recovery"], each["lease"] = recovery(lease), lease
+        each["recovery"], each["lease"] = recovery(lease, of=kept), lease
         print(f"recovered after {each['recovery'] / lease:.2f} x the lease", flush=True)
     return {"ratios": _ratios(measured), "asked": ASKED, "rounds": measured, "waiting": waiting}
 
 
-def depth(rows: int = 0) -> float:
-    """Drain ``KEPT`` jobs: of a table with so many, or of one that is there. Returns the rate."""
+def depth(count: int, *, fill: bool = True) -> float:
+    """Drain so many jobs, of a table that is filled with them or not. Returns the rate."""
     from outbox_app.jobs.drain.drain import Drain
 
-    if rows:
-        jobs.copy(rows)
+    if fill:
+        jobs.copy(count)
     jobs.redis().flushdb()
-    return per_second(KEPT, Drain(max_jobs=KEPT).run)
+    return per_second(count, Drain(max_jobs=count).run)
 
 
-def churn(count: int, *, held: bool) -> float:
+def churn(count: int, *, of: int, held: bool) -> float:
     """Drain so many jobs at ``BATCH`` a batch, maybe beside a snapshot. Returns the rate."""
     from outbox_app.jobs.drain.drain import Drain
 
     jobs.copy(0)
-    fill(count)
+    fill(count, of=of)
     with snapshot(held=held), emptied(expect=count):
         return per_second(count, Drain(batch_size=BATCH, max_jobs=count).run)
 
 
-def recovery(lease: float) -> float:
+def recovery(lease: float, *, of: int) -> float:
     """Return the seconds for which the jobs of a killed drainer's shards wait."""
     from django.db import connections
     from django.test import override_settings
 
     fork = get_context("fork")
-    stop = fork.Event()
     jobs.copy(0)
     connections.close_all()
     with override_settings(OUTBOX={"LEASE_SECONDS": lease, "PUBLISH_TIMEOUT": lease / 4}):
-        drainers = [fork.Process(target=drain.until, args=(stop,)) for _ in range(2)]
+        drainers = [fork.Process(target=drain.drain_until_terminated) for _ in range(2)]
         for each in drainers:
             each.start()
     try:
         wait_for(lambda: drain.is_shared(2))
         os.kill(drainers[0].pid or 0, signal.SIGKILL)
         killed = time.perf_counter()
-        jobs.copy(KEPT)
+        jobs.copy(of)
         wait_for(lambda: not jobs.count())
         return time.perf_counter() - killed
     finally:
-        stop.set()
+        for each in drainers:
+            each.terminate()
         for each in drainers:
             each.join()
 
 
-def fill(count: int) -> None:
-    """Commit so many jobs, those that were kept again and again."""
-    for _ in range(count // KEPT):
-        jobs.copy(KEPT, empty=False)
+def fill(count: int, *, of: int) -> None:
+    """Commit so many jobs: those that were kept, again and again."""
+    for _ in range(count // of):
+        jobs.copy(of, empty=False)
 
 
 @contextmanager
-def aside_of(count: int) -> Iterator[None]:
+def aside_of(count: int, *, of: int) -> Iterator[None]:
     """Keep a table of so many jobs aside: see ``swap``."""
-    fill(count)
+    fill(count, of=of)
     jobs.execute(f"ALTER TABLE outbox_stagedjob RENAME TO {ASIDE}")
     jobs.execute(f"CREATE TABLE outbox_stagedjob (LIKE {ASIDE} INCLUDING ALL)")
     jobs.execute(f"VACUUM ANALYZE {ASIDE}")

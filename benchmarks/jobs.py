@@ -40,6 +40,11 @@ def prepare(*aliases: str) -> Any:
     return OutboxCelery("benchmark", broker=os.environ["REDIS_URL"], set_as_current=False)
 
 
+def part(scale: float, jobs: int, rounds: int) -> tuple[int, int]:
+    """Return hundreds of jobs, and rounds: one where a part is asked for."""
+    return max(200, int(jobs * scale) // 100 * 100), rounds if scale >= 1 else 1
+
+
 def task(app: Any) -> Any:
     """Return the task of the benchmarks."""
 

@@ -28,19 +28,19 @@ ASKED = {
 HUNDRED = 100
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
     # Many short rounds: on a shared machine the median of few long ones is an accident.
-    jobs, rounds = (1_500, 9) if quick else (3_000, 25)
+    jobs, rounds = staged.part(scale, *((1_000, 7) if quick else (3_000, 25)))
     app = staged.prepare("default")
     staged.execute("CREATE TABLE IF NOT EXISTS benchmark_orders (id serial, note text)")
     ways = contestants(app)
     measured = []
-    round_(ways, 200)  # warm
+    round_(ways, HUNDRED)  # warm
     for number in range(rounds):
         measured.append(round_(ways, jobs))
         print(f"round {number + 1}/{rounds}: " + _line(measured[-1]), flush=True)
