@@ -1,9 +1,11 @@
 """Named points at which tests stop or kill a drainer. Without tests they do nothing.
 
 The points, in the order of a batch: ``claimed`` (rows in hand), ``checked`` (the lease holds;
-before each send), ``published_not_deleted`` (the broker took them), ``deleted``. A process is told
-by its environment: ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass;
-``stop`` sends SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a
+before each send), ``published_not_deleted`` (the broker took them), ``deleted``. Those of immediate
+delivery: ``immediate_claimed`` (right after the commit), ``immediate_published``,
+``immediate_deleted``. A process is told by its environment:
+``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
+SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a
 callable.
 """
 

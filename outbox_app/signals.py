@@ -2,7 +2,8 @@
 
 A receiver that raises is logged by Django (``send_robust``) and disturbs nothing. Receivers run in
 the process in which the thing happened: ``jobs_staged`` in the caller's transaction, before its
-commit, all others in the drainer.
+commit; ``jobs_published`` also in the caller's process, with immediate delivery; all others in the
+drainer.
 """
 
 from __future__ import annotations

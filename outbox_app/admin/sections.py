@@ -127,7 +127,10 @@ def figures(
             "",
             "",
         )
-    yield _("Published per minute"), number(facts.published), _("last minute"), "process", ""
+    note = _("last minute")
+    if at_once := facts.per_minute.immediate:
+        note = _("last minute; %(jobs)s immediately") % {"jobs": number(at_once)}
+    yield _("Published per minute"), number(facts.published), note, "process", ""
     if "dead" in parts:
         yield _("Dead"), counting.shown_count(facts.dead.total), "", "deadjob", ""
     if "subscriptions" in parts:

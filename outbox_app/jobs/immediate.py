@@ -22,11 +22,12 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.utils import timezone
 
 from ..conf import outbox_settings
@@ -171,6 +172,11 @@ class CommitBatch:
             wake(self.using, JOBS)
         self._count(accepted, released=len(left))
         for result in results:
+            if jobs := result.accepted:
+                seconds = (result.ended - result.began) / 1e9
+                jobs_published.send_robust(
+                    StagedJob, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
+                )
             trace_batch(result)
 
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:
@@ -179,16 +185,7 @@ class CommitBatch:
         # A send that begins in time ends a time-out later, at most.
         if began + 2 * timeout > self.until:
             return PublishResult()
-        result = broker_of(app).publish(rows, deadline=began + timeout)
-        if jobs := result.accepted:
-            jobs_published.send_robust(
-                StagedJob,
-                using=self.using,
-                count=len(jobs),
-                seconds=time.monotonic() - began,
-                jobs=jobs,
-            )
-        return result
+        return broker_of(app).publish(rows, deadline=began + timeout)
 
     def _count(self, accepted: list[Row], *, released: int) -> None:
         # Minutes by the host's clock: the database's would cost a statement.
@@ -201,17 +198,6 @@ class CommitBatch:
             if accepted:
                 minute.put(counters.READ_ID, max(row.id for row in accepted))
         counters.write_shared(self.using)
-
-
-class Staged:
-    """Jobs of a batch that were staged in the same savepoints."""
-
-    def __init__(self, batch: CommitBatch, jobs: list[StagedJob]) -> None:
-        self.batch = batch
-        self.jobs = jobs
-
-    def committed(self) -> None:
-        self.batch.jobs += self.jobs
 
 
 def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
@@ -246,20 +232,22 @@ def publish_after_commit(batch: CommitBatch, jobs: Sequence[StagedJob]) -> None:
     batch.count += len(held)
     for job in held:
         job.available_at = None  # in memory it was an expression
+    # Before the callbacks of others, which may take their time, or raise and end it all. Django
+    # drops those of a savepoint that is rolled back; the batch has none, and comes after its jobs.
     pending: list[Any] = connection.run_on_commit
-    before = pending[-2] if len(pending) > 1 and pending[-1][1] == batch.publish else None
-    staged = getattr(before[1], "__self__", None) if before else None
-    if before and isinstance(staged, Staged) and before[0] == set(connection.savepoint_ids):
-        staged.jobs += held
-        return
-    # The last callback of all, whichever savepoints are rolled back.
-    pending[:] = [each for each in pending if each[1] != batch.publish]
-    transaction.on_commit(Staged(batch, held).committed, using=batch.using, robust=True)
-    pending.append((set(), batch.publish, True))
+    places = (n for n, (_, func, _) in enumerate(pending) if func == batch.publish)
+    if (place := next(places, None)) is None:
+        place = 0
+        pending.insert(0, (set(), batch.publish, True))
+    savepoints = set(connection.savepoint_ids)
+    if place and pending[place - 1][0] == savepoints:
+        pending[place - 1][1].args[0].extend(held)
+    else:
+        pending.insert(place, (savepoints, partial(batch.jobs.extend, held), True))
 
 
 def _open_batch(connection: Any) -> CommitBatch | None:
-    owners = (getattr(func, "__self__", None) for _, func, _ in reversed(connection.run_on_commit))
+    owners = (getattr(func, "__self__", None) for _, func, _ in connection.run_on_commit)
     return next((owner for owner in owners if isinstance(owner, CommitBatch)), None)
 
 

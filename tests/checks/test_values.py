@@ -125,6 +125,12 @@ def test_rule_of_the_lease_is_that_of_the_drain():
     assert not holder.holds(LEFT * 10)
 
 
+@pytest.mark.parametrize(("hold", "found"), [(0.8, []), (0.7, ["outbox.E047"])])
+def test_a_publish_right_after_the_commit_ends_well_before_its_hold(settings, hold, found):
+    settings.OUTBOX = {"IMMEDIATE_TIMEOUT": 0.2, "IMMEDIATE_HOLD": hold}
+    assert ids(check_settings()) == found
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [

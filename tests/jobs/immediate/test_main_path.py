@@ -67,6 +67,20 @@ def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_
     jobs.assert_exact()
 
 
+def test_published_before_the_callbacks_of_others_which_may_raise(alias, app, batches, states):
+    def fail():
+        assert batches == [1]
+        raise ZeroDivisionError
+
+    def work():
+        transaction.on_commit(fail, using=alias)
+        app.tasks["note"].delay("", 1)
+
+    with pytest.raises(ZeroDivisionError):
+        transaction.atomic(using=alias)(work)()
+    assert states() == []
+
+
 def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queries):
     count = django_assert_num_queries(4, connection=connections[alias])  # with BEGIN and COMMIT
     with count, transaction.atomic(using=alias):

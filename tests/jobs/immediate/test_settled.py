@@ -82,6 +82,18 @@ def test_a_broker_that_is_away_is_waited_for_by_one_commit_and_named_once(
     assert not Incident.objects.using(alias).exists()
 
 
+def test_while_a_broker_is_away_a_commit_costs_what_it_costs_without(
+    alias, app, states, django_assert_num_queries, on
+):
+    """P11."""
+    on(WAKE=False)
+    immediate.broker_of(app.main).circuit.failed(OSError("away"))
+    immediate.broker_of(app.main).circuit._until += 600
+    with django_assert_num_queries(3, connection=connections[alias]):  # BEGIN, INSERT, COMMIT
+        _call(app, alias, 1)
+    assert states() == ["ready"]
+
+
 def test_while_one_commit_tries_the_broker_again_no_other_does(
     alias, app, redis_url, states, at, caplog
 ):
