@@ -27,7 +27,7 @@ NOTE = "a customer's order of two lines, to be sent on Monday to the address of 
 Round = dict[str, float]
 
 
-def prepare(*aliases: str) -> Any:
+def prepare(*aliases: str, broker: str = "REDIS_URL") -> Any:
     """Make the tables of aliases. Returns a Celery app that stages."""
     django.setup()
     from django.core.management import call_command
@@ -37,7 +37,7 @@ def prepare(*aliases: str) -> Any:
     for alias in aliases:
         call_command("migrate", database=alias, verbosity=0)
         execute(f"DELETE FROM {_table()}", using=alias)
-    return OutboxCelery("benchmark", broker=os.environ["REDIS_URL"], set_as_current=False)
+    return OutboxCelery("benchmark", broker=os.environ[broker], set_as_current=False)
 
 
 def part(scale: float, jobs: int, rounds: int) -> tuple[int, int]:

@@ -144,14 +144,13 @@ def latencies(contender: Contender, jobs: int) -> dict[str, float]:
     committed: dict[str, float] = {}
     noted: list[float] = []
     with contender() as commit, arrivals() as arrived:
-        for _ in range(20):  # warm
-            commit(lambda: None)
         due = time.perf_counter()
-        for _ in range(jobs):
+        for number in range(RATE + jobs):
             due += random.expovariate(RATE)
             time.sleep(max(0.0, due - time.perf_counter()))
             id = commit(lambda: noted.append(time.time()))
-            committed[id] = noted[-1]
+            if number >= RATE:  # after a second of warming
+                committed[id] = noted[-1]
         until = time.monotonic() + 60
         while committed.keys() - arrived.keys():
             if time.monotonic() > until:
