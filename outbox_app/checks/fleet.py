@@ -65,6 +65,8 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         yield "REGISTRY", f"cannot be imported: {error}"
     if not isinstance(conf.REGISTRY_URL, str):
         yield "REGISTRY_URL", "is no text"
+    elif not conf.REGISTRY_URL and str(conf.REGISTRY).endswith("ToozRegistry"):
+        yield "REGISTRY_URL", "is no address of a registry, such as redis://host:6379/0"
     if not isinstance(conf.SERVERS, Mapping) or not all(map(is_name, conf.SERVERS)):
         yield "SERVERS", "is no dictionary of lists of addresses by service"
         return

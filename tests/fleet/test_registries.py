@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def member(port: int, **fields: Any) -> Member:
-    given = {"address": f"http://127.0.0.1:{port}/outbox/", "lease_seconds": LEASE}
+    given = {"address": f"http://127.0.0.1:{port}/outbox/", "lease_seconds": 600.0}
     return Member(**{"service": "shop", **given, **fields})
 
 
@@ -71,7 +71,7 @@ def test_registered_until_it_leaves(here: Registry) -> None:
 
 
 def test_removed_when_silent_for_its_lease(here: Registry) -> None:
-    silent, alive = member(1), member(2)
+    silent, alive = member(1, lease_seconds=LEASE), member(2)
     here.register(silent)
     here.register(alive)
     begun = time.monotonic()
@@ -92,15 +92,10 @@ def test_a_watch_sees_changes(here: Registry, watch: Callable[..., Watch]) -> No
     for each in (one, two, client):
         here.register(each)
 
-    def beat_and_see(*expected: Member) -> Any:
-        for each in (one, two):
-            here.beat(each)
-        return seen.listing().servers == expected
-
-    eventually(lambda: beat_and_see(one, two))
+    eventually(lambda: seen.listing().servers == (one, two))
     revision = seen.listing().revision
     here.leave(one)
-    eventually(lambda: beat_and_see(two))
+    eventually(lambda: seen.listing().servers == (two,))
     assert seen.listing().revision > revision
     assert not seen.listing().kept
 
@@ -114,7 +109,7 @@ def test_half_gone_at_once_is_kept(
 ) -> None:
     now = [100.0]
     seen = watch(clock=lambda: now[0])
-    three = [member(port, lease_seconds=600.0) for port in (1, 2, 3)]
+    three = [member(port) for port in (1, 2, 3)]
     for each in three:
         here.register(each)
     eventually(lambda: len(seen.listing().servers) == 3)
@@ -133,7 +128,7 @@ def test_the_last_list_stays_while_the_registry_is_away(
     here: Registry, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    one = member(1, lease_seconds=600.0)
+    one = member(1)
     here.register(one)
     seen = watch(clock=lambda: now[0])
     eventually(lambda: seen.listing().servers == (one,))
@@ -173,26 +168,34 @@ def test_a_notice_comes_before_the_next_pull(
     ones = iter(range(1, 1000))
 
     def is_seen() -> bool:  # again, as it may not listen yet
-        here.register(member(next(ones), lease_seconds=600.0))
+        here.register(member(next(ones)))
         return bool(seen.listing().servers)
 
     eventually(is_seen)
 
 
 def test_two_threads_that_register_at_once(registry: Callable[[], Registry]) -> None:
+    registered, seen = threading.Semaphore(0), threading.Event()
+
     def register(port: int) -> None:
         mine = registry()
         with mine.session(StopFlag()):
             mine.register(member(port))
+            registered.release()
+            seen.wait(patience())
 
     threads = [threading.Thread(target=register, args=[port]) for port in range(1, 5)]
     for each in threads:
         each.start()
-    for each in threads:
-        each.join()
     mine = registry()
-    with mine.session(StopFlag()):
-        assert len(mine.members("shop")) == 4
+    try:
+        assert all(registered.acquire(timeout=patience()) for _ in threads)
+        with mine.session(StopFlag()):
+            assert len(mine.members("shop")) == 4
+    finally:
+        seen.set()
+        for each in threads:
+            each.join()
 
 
 def test_a_static_list(fleet: Any) -> None:

@@ -1,6 +1,8 @@
 """The registries there are, by the names that ``OUTBOX["FLEET"]["REGISTRY"]`` takes."""
 
-from .database import DatabaseRegistry
-from .static import StaticRegistry
+from ...exports import lazy
 
-__all__ = ["DatabaseRegistry", "StaticRegistry"]
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {".database": ["DatabaseRegistry"], ".static": ["StaticRegistry"], ".tooz": ["ToozRegistry"]},
+)

@@ -1,0 +1,102 @@
+"""Servers in Redis, ZooKeeper, or what else tooz knows: for services without a common database.
+
+A service is a group of tooz, a process a member of it, with a coordinator of its own. Needs the
+extra ``coordination``. Changes are pulled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from typing import Any
+from uuid import UUID, uuid4
+
+from ...conf import fleet_settings, outbox_settings
+from ...process.waiting import PollWaiter, StopFlag
+from ..registry import Member, Registry
+
+try:
+    from tooz import ToozError, coordination
+except ImportError as error:
+    raise ImportError("tooz is missing: pip install 'outbox-app[coordination]'") from error
+
+
+class ToozRegistry(Registry):
+    """The groups at ``OUTBOX["FLEET"]["REGISTRY_URL"]``."""
+
+    def __init__(self) -> None:
+        #: By member; under a new id the one that looks.
+        self._coordinators: dict[UUID, Any] = {}
+        self._looks = uuid4()
+
+    def register(self, member: Member) -> None:
+        group = _group(member.service)
+        coordinator = self._coordinator(member.id, member.lease_seconds)
+        try:
+            with suppress(coordination.GroupAlreadyExist):
+                coordinator.create_group(group).get()
+            coordinator.join_group(group, asdict(member) | {"id": str(member.id)}).get()
+        except Exception:
+            self._stop(member.id)
+            raise
+
+    def beat(self, member: Member) -> bool:
+        if member.id not in self._coordinators:
+            return False
+        coordinator = self._coordinators[member.id]
+        coordinator.heartbeat()
+        with suppress(coordination.GroupNotCreated):  # what holds the groups has lost them
+            if str(member.id).encode() in coordinator.get_members(_group(member.service)).get():
+                return True
+        self._stop(member.id)
+        return False
+
+    def leave(self, member: Member) -> None:
+        if member.id in self._coordinators:
+            with suppress(coordination.MemberNotJoined, coordination.GroupNotCreated):
+                self._coordinators[member.id].leave_group(_group(member.service)).get()
+            self._stop(member.id)
+
+    def members(self, service: str) -> list[Member]:
+        group = _group(service)
+        looks = self._coordinator(self._looks, outbox_settings().LEASE_SECONDS)
+        names, found = {field.name for field in fields(Member)}, []
+        try:
+            ids = looks.get_members(group).get()
+        except coordination.GroupNotCreated:
+            return []
+        for id in ids:
+            with suppress(coordination.MemberNotJoined):  # meanwhile
+                said = looks.get_member_capabilities(group, id).get()
+                known = {name: said[name] for name in names & said.keys()}
+                found.append(Member(**known | {"id": UUID(said["id"])}))
+        return found
+
+    @contextmanager
+    def session(self, stop: StopFlag) -> Iterator[PollWaiter]:
+        try:
+            yield PollWaiter(stop)
+        finally:
+            for id in list(self._coordinators):
+                self._stop(id)
+
+    def _coordinator(self, id: UUID, seconds: float) -> Any:
+        if id not in self._coordinators:
+            coordinator = coordination.get_coordinator(
+                fleet_settings().REGISTRY_URL,
+                str(id).encode(),
+                timeout=str(max(1, int(seconds))),
+                membership_timeout=str(seconds),
+            )
+            coordinator.start()
+            self._coordinators[id] = coordinator
+        return self._coordinators[id]
+
+    def _stop(self, id: UUID) -> None:
+        with suppress(ToozError):
+            self._coordinators.pop(id).stop()
+
+
+def _group(service: str) -> bytes:
+    return f"outbox-{service}".encode()
