@@ -129,6 +129,8 @@ class _Server:
     """The process that forks, as its owner sees it. It ends when its owner does."""
 
     def __init__(self) -> None:
+        from tests.servers import processes  # not for those who are forked
+
         self.socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         environment = {**os.environ}
         environment.pop("DJANGO_SETTINGS_MODULE", None)  # a library that asks for settings fails
@@ -140,8 +142,10 @@ class _Server:
                 stdin=theirs,
                 start_new_session=True,
             )
+        processes.guard_process(self.process.pid)
 
     def end(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # whoever was forked from here has it, too
         self.socket.close()
         self.process.wait()
 
