@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests import forking
 from tests.servers import MariaDB, PostgreSQL, Proxy, RabbitMQ, Redis, processes
 
 from .consumer import TABLES, connect
@@ -77,6 +78,7 @@ class Program:
             folder=ROOT,
             environment=environment,
             user=None,
+            popen=forking.Popen,
         )
 
     def signal(self, number: int) -> None:
