@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from celery.signals import after_task_publish
 from django.db import connections, transaction
 
 from outbox_app import stage, stage_many
 from outbox_app.jobs import immediate
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import StagedJob
+from outbox_app.signals import jobs_published
 from tests.jobs.staging.transactions import rolled_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,6 +81,40 @@ def test_published_before_the_callbacks_of_others_which_may_raise(alias, app, ba
     with pytest.raises(ZeroDivisionError):
         transaction.atomic(using=alias)(work)()
     assert states() == []
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+def test_two_aliases_in_one_another(alias, app, batches, states):
+    note = app.tasks["note"]
+    with transaction.atomic(using="default"), transaction.atomic(using="postgres"):
+        stage(note, ("", 1), using="default")
+        stage(note, ("", 2), using="postgres")
+        stage(note, ("", 3), using="default")
+    assert batches == [1, 2]
+    assert states() == []
+    assert not StagedJob.objects.using("default").exists()
+
+
+def test_signals_are_sent_as_by_a_drainer(alias, app):
+    heard = []
+
+    def published(using, count, jobs, **kwargs):
+        heard.append((using, count, [job.task for job in jobs]))
+
+    def sent(sender, body, **kwargs):
+        heard.append((sender, body[0]))
+
+    jobs_published.connect(published)
+    after_task_publish.connect(sent)
+    try:
+        with transaction.atomic(using=alias):
+            app.tasks["note"].delay("", 1)
+            assert heard == []
+    finally:
+        jobs_published.disconnect(published)
+        after_task_publish.disconnect(sent)
+    assert heard == [("note", ("", 1)), (alias, 1, ["note"])]
 
 
 def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queries):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import connections, transaction
@@ -108,6 +109,24 @@ def test_while_one_commit_tries_the_broker_again_no_other_does(
     assert not broker.circuit.failures
 
 
+def test_what_the_time_does_not_suffice_for_is_released_and_opens_no_circuit(
+    alias, app, states, monkeypatch
+):
+    """The broker answers: it is only slow for so many."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    send = Publisher._send
+
+    def slowly(*args, **options):
+        clock.now += 15
+        send(*args, **options)
+
+    monkeypatch.setattr(immediate, "time", clock)
+    monkeypatch.setattr(Publisher, "_send", slowly)
+    _call(app, alias, 1, 2, 3)  # within 20 seconds a second one begins
+    assert states() == ["ready"]
+    assert not immediate.broker_of(app.main).circuit.failures
+
+
 def test_a_hold_that_ran_out_before_the_commit_is_released(alias, app, states, on):
     on(IMMEDIATE_HOLD=1, IMMEDIATE_TIMEOUT=0.6)
     _call(app, alias, 1)
@@ -204,7 +223,7 @@ def test_a_connection_that_the_broker_has_closed_is_replaced(
     assert len(jobs.receive(app, url=broker_url)) == 2
 
 
-@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 def test_threads_have_connections_of_their_own(alias, broker_url, make_named_app, book):
     app, jobs = make_named_app(broker_url), book(alias)
 
