@@ -89,7 +89,8 @@ class Broker:
         # A broker that speaks unasked is about to close the connection, or has closed it. Redis'
         # client looks for that itself.
         connection = publisher.connection
-        socket = getattr(connection.connection, "sock", None) if is_connected(connection) else None
+        is_connected = connection is not None and connection.connected
+        socket = getattr(connection.connection, "sock", None) if is_connected else None
         if socket is not None and wait([socket], timeout=0):
             publisher.close()
         return publisher
@@ -131,10 +132,6 @@ def broker_of(app: str) -> Broker:
     return _brokers.get(key) or _brokers.setdefault(key, Broker(app))
 
 
-def is_connected(connection: Any) -> bool:
-    return connection is not None and bool(connection.connected)
-
-
 class CommitBatch:
     """The jobs of one transaction that leave right after its commit."""
 
@@ -161,9 +158,11 @@ class CommitBatch:
         for job in self.jobs:
             by_app.setdefault(job.app, []).append(_row(job))
         results = [self._publish_app(app, rows) for app, rows in by_app.items()]
-        accepted = [row for result in results for row in result.accepted]
-        unsure = {row.id for result in results for row in (*result.accepted, *result.unknown)}
-        left = [(job.pk, job.task_id) for job in self.jobs if job.pk not in unsure]
+        # One that was sent a second time, and was accepted then, needs its incident, too.
+        kept = {row.id for result in results for row in result.unknown}
+        accepted = [row for result in results for row in result.accepted if row.id not in kept]
+        kept.update(row.id for row in accepted)
+        left = [(job.pk, job.task_id) for job in self.jobs if job.pk not in kept]
         failpoint("immediate_published")
         delete([(row.id, row.task_id) for row in accepted], using=self.using)
         failpoint("immediate_deleted")

@@ -210,6 +210,27 @@ def test_an_outcome_that_is_not_known_stays_held(
     assert Incident.objects.using(alias).get().kind == "unknown"
 
 
+def test_a_job_that_was_sent_twice_has_its_incident(alias, app, states, book, run_out, monkeypatch):
+    """A batch whose outcome was unknown went again, one by one, and was accepted."""
+    publish, jobs = Publisher.publish, book(alias)
+
+    def again(*args, **options):
+        result = publish(*args, **options)
+        result.unknown += result.accepted
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Publisher, "publish", again)
+        _call(app, alias, 1)
+    assert states() == ["held"]
+    jobs.note()
+    run_out()
+    drain(alias)
+    jobs.receive(app)
+    assert jobs.twice
+    jobs.assert_complete()
+
+
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 def test_a_connection_that_the_broker_has_closed_is_replaced(
     alias, broker_url, proxy, make_named_app, book, states
