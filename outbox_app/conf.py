@@ -143,6 +143,8 @@ class FleetSettings:
     CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
     #: Seconds for all attempts of a call together.
     DEADLINE: float = 5.0
+    #: Number of the datacentre, 0 to 7, with whose 32 nodes ids are made. None: with any of 256.
+    DATACENTRE: int | None = None
 
 
 NAMES = tuple(each.name for each in fields(OutboxSettings))

@@ -45,6 +45,7 @@
     ├── PeerError               another service cannot be talked to
     │   ├── InvalidPeer         it is not registered, or not in a way that can work
     │   └── PeerUnavailable     it gave no answer that can be believed
+    ├── NoNode                  no id can be made: no time is reserved, and none can be
     ├── InvalidSubscriber       a subscription is declared in a way that cannot work
     ├── UnknownSubscription     no subscription has this name             (also a LookupError)
     ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
@@ -280,6 +281,10 @@ class PeerUnavailable(PeerError):
     def __init__(self, message: str = "", *, sent: bool = True) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class NoNode(OutboxError):
+    """No id can be made: every node is taken, or the database that reserves time is away."""
 
 
 class InvalidSubscriber(OutboxError):

@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 from ..conf import FleetSettings, fleet_settings, outbox_settings
 from ..door.peers import address_fault, is_name
 from ..fleet.registry import Registry
+from ..models.node import DATACENTRES
 
 HINT = "docs/reference/settings.md has the keys of FLEET."
 
@@ -54,6 +55,10 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         yield "WEIGHT", "is no integer from 0 to 100"
     if type(conf.DEADLINE) not in (int, float) or not 0 < conf.DEADLINE < math.inf:
         yield "DEADLINE", "is no number of seconds above 0"
+    if conf.DATACENTRE is not None and not (
+        type(conf.DATACENTRE) is int and 0 <= conf.DATACENTRE < DATACENTRES
+    ):
+        yield "DATACENTRE", f"is no integer from 0 to {DATACENTRES - 1}, and not None"
     hints = get_type_hints(FleetSettings)
     for name in ("BALANCE", "CLUSTER"):
         if getattr(conf, name) not in get_args(hints[name]):

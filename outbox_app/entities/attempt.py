@@ -22,7 +22,6 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
-from ..enclosure import SwallowedError
 from ..eventlog.heads import add_versions, bump_versions, current_version
 from ..exceptions import (
     CommandIdConflict,
@@ -34,6 +33,7 @@ from ..exceptions import (
 )
 from ..failpoints import failpoint
 from ..models import StreamHead
+from ..process.enclosure import SwallowedError
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected
 from .handling import Gifts, Handled, Mark, handle, spec_of, stored_rejection, violated

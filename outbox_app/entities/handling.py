@@ -20,12 +20,12 @@ from django.db import connections, transaction
 from django.db.models import CheckConstraint, Field, QuerySet
 
 from ..aliases import log_alias
-from ..enclosure import enclosed
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
 from ..eventlog.publish import publish_checked, require_log
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused, TransactionEnded
 from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EntityRow, EventLog
+from ..process.enclosure import enclosed
 from .declaration import CommandSpec, Rejected, commands_of, rules_of
 from .request import Caller, Rejection
 

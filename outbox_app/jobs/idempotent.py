@@ -26,8 +26,8 @@ from django.db import OperationalError, connections, transaction
 from kombu.utils import json
 
 from ..aliases import inbox_alias
-from ..enclosure import SwallowedError, enclosed
 from ..exceptions import InboxError, TransactionEnded
+from ..process.enclosure import SwallowedError, enclosed
 from ..text import get_logger
 
 logger = get_logger("outbox_app.inbox")

@@ -6,6 +6,7 @@ from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
 from .job import DeadJob, InboxEntry, Incident, StagedJob
+from .node import Node
 from .peer import Peer
 from .prepared import Fence, PreparedEvent
 from .process import Lease, Process
@@ -31,6 +32,7 @@ __all__ = [
     "InboxEntry",
     "Incident",
     "Lease",
+    "Node",
     "ParkedStream",
     "Peer",
     "PreparedEvent",

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError, connections, models, transaction
 
-from ..enclosure import refusing
 from ..eventlog.record import RecordedEvent
 from ..exceptions import InvalidSubscriber
 from ..failpoints import failpoint
 from ..models.upsert import upsert
+from ..process.enclosure import refusing
 
 if TYPE_CHECKING:
     from .projection import Projection

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from ..enclosure import SwallowedError, enclosed
 from ..eventlog.completeness import Checked
 from ..eventlog.record import RecordedEvent
 from ..eventlog.window import Page
 from ..exceptions import OutboxError, TransactionEnded
 from ..failpoints import failpoint
+from ..process.enclosure import SwallowedError, enclosed
 from ..process.tracing import inside, start_span
 from .subscriber import Subscriber
 

@@ -28,6 +28,8 @@ def found(settings: Any, **given: Any) -> list[tuple[str | None, str]]:
         {"REGISTRY": STATIC, "SERVERS": {"shop": [URL], "bank": ()}},
         {"REGISTRY": STATIC, "SERVERS": {"shop": [URL]}, "SERVICE": "shop", "ADDRESS": URL},
         {"BALANCE": "round_robin", "CLUSTER": "fail_fast"},
+        {"DATACENTRE": 0},
+        {"DATACENTRE": 7},
     ],
     ids=repr,
 )
@@ -40,6 +42,7 @@ WRONG = {
     "ADDRESS": [None, 7, "shop.example", "http://shop.example/", "https://a:b@c/", "ftp://x/"],
     "WEIGHT": [-1, 101, "x", 1.5, True, None],
     "DEADLINE": [0, -1, "5", True, float("inf"), float("nan"), None],
+    "DATACENTRE": [-1, 8, "3", 1.0, True],
     "BALANCE": ["fair", None, 1],
     "CLUSTER": ["fail_later", None],
     "REGISTRY": ["nowhere.Registry", "", None, "outbox_app.models.Server", "json.loads"],

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outbox_app.enclosure import ending
+from outbox_app.process.enclosure import ending
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from django.db import connections
 
 from outbox_app import subscriber
-from outbox_app.enclosure import SwallowedError
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, InboxEntry, Incident, Process, Subscription
+from outbox_app.process.enclosure import SwallowedError
 from outbox_app.subscriptions.cursors import CursorConflict
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner

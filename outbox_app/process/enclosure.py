@@ -17,7 +17,7 @@ from typing import Any
 import django.db
 from django.db import connections
 
-from .exceptions import OutboxError, StatementRefused, TransactionEnded
+from ..exceptions import OutboxError, StatementRefused, TransactionEnded
 
 _COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
 #: Quoted texts, in which a semicolon ends no statement.

@@ -1,0 +1,38 @@
+"""Makers of ids, each as another process has one, on the table as the migration leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outbox_app.ids import Snowflakes
+from outbox_app.models import Node
+from outbox_app.models.node import DATACENTRES, NODES
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def nodes(alias: str) -> None:
+    Node.objects.using(alias).all().delete()
+    new = [Node(datacentre=d, node=n) for d in range(DATACENTRES) for n in range(NODES)]
+    Node.objects.using(alias).bulk_create(new)
+
+
+@pytest.fixture
+def process(nodes: None, clock: Clock) -> Callable[[], Snowflakes]:
+    """``process()``: what a further process makes ids with."""
+    return lambda: Snowflakes(clock=clock)
