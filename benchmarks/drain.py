@@ -3,6 +3,7 @@
 In turns, the same jobs:
 
 - ``delay``: a loop of plain Celery's ``.delay()``, as a web process would do it
+- ``peer``: django-celery-outbox's relay, at its best settings
 - ``ceiling``: the same finished messages through kombu's batch, with no database at all
 - ``postgres``, ``mariadb``, ``sqlite``: staged rows, read, published and deleted by one drainer
 - ``one``, ``two``, ``four``: so many drainers on PostgreSQL, each a process, of jobs with ordering
@@ -14,16 +15,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from typing import Any
 
 from . import jobs as staged
+from . import peers
 from .jobs import ALIASES, KEYED, Round, emptied, median, per_second, task, wait_for
 
 ASKED = {
     "drain_vs_delay": "at least 8.5",
     "drain_vs_ceiling": "at least 0.65",
+    "drain_vs_peer": "at least 20",
     "mariadb_vs_postgres": "at least 0.6",
     "sqlite_vs_postgres": "at least 0.6",
     "two_drainers_vs_one": "at least 1.1",
@@ -50,10 +53,16 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         staged.keep(app, jobs, using=alias)
     staged.keep(app, jobs, using="default", table=KEYED)
     measured = []
-    round_(app, jobs // 4)  # warm
-    for number in range(rounds):
-        measured.append(round_(app, jobs))
-        print(f"round {number + 1}/{rounds}: " + _line(measured[-1]), flush=True)
+    with ExitStack() as stack:
+        if scale >= 1:
+            peers.install()
+            peer = stack.enter_context(peers.Peer("django-celery-outbox"))
+        round_(app, jobs // 4)  # warm
+        for number in range(rounds):
+            measured.append(round_(app, jobs))
+            if scale >= 1:
+                measured[-1]["peer"] = peer.move(jobs // 20)
+            print(f"round {number + 1}/{rounds}: " + _line(measured[-1]), flush=True)
     return {"ratios": _ratios(measured), "asked": ASKED, "rounds": measured}
 
 
@@ -202,7 +211,8 @@ def is_shared(count: int) -> bool:
 
 
 def _ratios(rounds: list[Round]) -> Round:
-    return {
+    peer = {"drain_vs_peer": median(rounds, "postgres", "peer")} if "peer" in rounds[0] else {}
+    return peer | {
         "drain_vs_delay": median(rounds, "postgres", "delay"),
         "drain_vs_ceiling": median(rounds, "postgres", "ceiling"),
         "mariadb_vs_postgres": median(rounds, "mariadb", "postgres"),

@@ -44,8 +44,12 @@ Commit = Callable[[Callable[[], None]], str]
 Contender = Callable[[], AbstractContextManager[Commit]]
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
+
+    Args:
+        quick: Fewer and smaller rounds.
+        scale: Part of the jobs, in one round.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds``: p50, p95 and p99 of each
@@ -53,6 +57,8 @@ def run(*, quick: bool) -> dict[str, Any]:
     """
     django.setup()
     jobs, rounds = (500, 5) if quick else (2_000, 9)
+    if scale < 1:
+        jobs, rounds = max(10, int(jobs * scale)), 1
     measured = []
     with scratch_database("default"):
         for number in range(rounds):

@@ -23,6 +23,8 @@ SMALL = [
     and find_spec(f"benchmarks.{name}")
     and "scale" in inspect.signature(importlib.import_module(f"benchmarks.{name}").run).parameters
 ]
+#: Its peer is in an environment that only ``make bench`` makes.
+BESIDE_A_PEER = {"drain_vs_peer"}
 
 
 @on("postgres")
@@ -35,7 +37,7 @@ def test_runs_in_its_smallest_size(
     output = run("benchmarks", name, *arguments, environment=environment(alias))
     result: dict[str, Any] = json.loads(file.read_text())
     assert result["rounds"]
-    assert set(result["ratios"]) >= set(result["asked"])
+    assert set(result["asked"]) - set(result["ratios"]) <= BESIDE_A_PEER
     assert {"cores", "memory_gb", "cpu", "load"} <= set(result["machine"])
     assert {"Django", "celery", "PostgreSQL"} <= set(result["versions"])
     report.write(tmp_path, [name])
