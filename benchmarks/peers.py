@@ -77,7 +77,7 @@ def install() -> None:
     ours = sysconfig.get_path("purelib")
     (PACKAGES / "outbox_app.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     pip = [sys.executable, "-m", "pip", "--python", str(FOLDER / "bin" / "python")]
-    options = ["--quiet", "--disable-pip-version-check", "--requirement", str(HERE / "peers.txt")]
+    options = ["-qq", "--disable-pip-version-check", "--requirement", str(HERE / "peers.txt")]
     subprocess.run([*pip, "install", *options], check=True)
     done.write_text(wanted)
 
