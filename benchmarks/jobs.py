@@ -89,6 +89,8 @@ def copy(jobs: int, *, using: str = "default", table: str = COPY, empty: bool = 
     columns = ", ".join(names)
     if empty and connection_of(using).vendor == "postgresql":
         execute(f"TRUNCATE {_table()}", using=using)
+    if not jobs:  # where none were kept
+        return
     rows = f"SELECT {columns} FROM {table} ORDER BY id LIMIT {jobs}"
     execute(f"INSERT INTO {_table()} ({columns}) {rows}", using=using)
 

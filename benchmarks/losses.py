@@ -111,11 +111,14 @@ def contest(
 
 @contextmanager
 def scratch_database(alias: str = "default") -> Iterator[None]:
-    """Work in a database of our own, made anew."""
+    """Work in a database of our own, made anew; in that of the block around it, if that has one."""
     from django.db import connections
 
     connection = connections[alias]
     name = connection.settings_dict["NAME"]
+    if name == connection.creation._get_test_db_name():
+        yield
+        return
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
     try:
         yield
