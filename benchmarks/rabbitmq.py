@@ -22,17 +22,17 @@ from .jobs import Round, median, per_second
 ASKED = {"rabbitmq_vs_single_confirm": "at least 8"}
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` (jobs per second each).
     """
     app = staged.prepare("default", broker="RABBITMQ_URL")
-    jobs, rounds = (5_000, 7) if quick else (20_000, 9)
+    jobs, rounds = staged.part(scale, *((5_000, 7) if quick else (20_000, 9)))
     staged.keep(app, jobs, using="default")
     measured = []
-    round_(app, 500)  # warm
+    round_(app, min(jobs, 500))  # warm
     for number in range(rounds):
         measured.append(found := round_(app, jobs))
         line = ", ".join(f"{name} {rate:.0f}/s" for name, rate in found.items())
