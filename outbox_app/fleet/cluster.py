@@ -101,9 +101,12 @@ class Service:
         known = _known_of(self.name)
         until = time.monotonic() + min(self.deadline, seconds or self.deadline)
         known.budget.called()
-        servers = known.watch.listing(self.deadline).servers
-        failure = PeerUnavailable(f"No server of the service {self.name!r} takes calls.")
-        for server, is_last in known.balance.attempts(servers, self.balance):
+        listing = known.watch.listing(until - time.monotonic())
+        failure = PeerUnavailable(
+            f"No server of the service {self.name!r} takes calls. {listing.trouble}".rstrip(),
+            sent=False,
+        )
+        for server, is_last in known.balance.attempts(listing.servers, self.balance):
             left = until - time.monotonic()
             if left <= 0:
                 break

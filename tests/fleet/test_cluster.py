@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,9 @@ from outbox_app.door import client
 from outbox_app.exceptions import InvalidPeer, PeerUnavailable
 from outbox_app.fleet import cluster, servers, service
 from outbox_app.fleet.cluster import LEAST, Budget
+from outbox_app.fleet.registries import StaticRegistry
 from outbox_app.models import Peer
-from tests.patience import eventually
+from tests.patience import eventually, patience
 
 SHOP = Peer(name="shop", address="service:shop")
 URLS = [f"http://127.0.0.1:{port}/outbox/" for port in (1, 2, 3, 4)]
@@ -162,8 +164,28 @@ def test_what_is_known_of_the_servers(calls: Any) -> None:
 
 def test_no_server(calls: Any, fleet: Any) -> None:
     calls((200, "never"))
-    with pytest.raises(PeerUnavailable, match="No server of the service 'bank'"):
+    with pytest.raises(PeerUnavailable, match="No server of the service 'bank'") as failure:
         service("bank").call(SHOP, "POST", "check")
+    assert not failure.value.sent
+
+
+def test_a_registry_that_is_away_from_the_beginning(calls: Any, monkeypatch: Any) -> None:
+    """It is said, and a registry that does not answer is not waited for beyond the deadline."""
+
+    def fail(*args: Any) -> Any:
+        raise OSError("cut off")
+
+    calls((200, "never"))
+    monkeypatch.setattr(StaticRegistry, "members", fail)
+    with pytest.raises(PeerUnavailable, match=r"takes calls\. OSError: cut off"):
+        service("shop").call(SHOP, "POST", "check")
+    ends = threading.Event()
+    monkeypatch.setattr(StaticRegistry, "members", lambda *args: ends.wait(patience()) and [])
+    begun = time.monotonic()
+    with pytest.raises(PeerUnavailable, match="No server"):
+        service("bank").call(SHOP, "POST", "check", seconds=0.2)
+    assert time.monotonic() - begun < patience(2.0)
+    ends.set()
 
 
 def test_a_peer_with_an_address_is_called_there(calls: Any, monkeypatch: Any) -> None:

@@ -52,7 +52,7 @@ def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple
     known = settings.OUTBOX["PEERS"]
     shop = known["shop"] | {"address": "service:shop"}
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": shop}}
-    fleet(DEADLINE=patience(0.5))
+    fleet(DEADLINE=patience(1.0))
     started: list[int] = []
 
     def work(port: int, application: Any) -> None:

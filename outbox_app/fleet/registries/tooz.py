@@ -86,6 +86,7 @@ class ToozRegistry(Registry):
             coordinator = coordination.get_coordinator(
                 fleet_settings().REGISTRY_URL,
                 str(id).encode(),
+                executor="synchronous",
                 timeout=str(max(1, int(seconds))),
                 membership_timeout=str(seconds),
             )
