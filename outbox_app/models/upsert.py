@@ -7,11 +7,22 @@ is too long in silence: check lengths before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
-from django.db import connections
+from django.db import connections, models
 from django.db.models import Model, QuerySet
 from django.db.models.constants import OnConflict
+
+#: Fields whose values of these types are stored as they are.
+PLAIN: dict[Any, type] = {
+    models.CharField: str,
+    models.TextField: str,
+    models.SmallIntegerField: int,
+    models.IntegerField: int,
+    models.BigIntegerField: int,
+    models.BooleanField: bool,
+}
 
 
 def upsert(
@@ -23,6 +34,8 @@ def upsert(
     batch_size: int | None = None,
 ) -> None:
     """Insert rows; of those that are there already, by the ``unique`` fields, ``update`` some."""
+    if batch_size is None and _upsert_plain(table, rows, update, unique):
+        return
     named = connections[table.db].features.supports_update_conflicts_with_target
     table.bulk_create(
         rows,
@@ -31,6 +44,53 @@ def upsert(
         update_fields=update,
         unique_fields=unique if named else None,
     )
+
+
+def _upsert_plain(
+    table: QuerySet[Any], rows: Sequence[Model], update: Sequence[str], unique: Sequence[str]
+) -> bool:
+    """Do the same by one statement, if that takes all rows as they are; say whether it does.
+
+    Django prepares each value by itself, on which a page of rows spends most of its time.
+    """
+    connection, meta = connections[table.db], table.model._meta
+    fields = [field for field in meta.concrete_fields if not field.generated]
+    columns: list[list[Any]] = []
+    for field in fields:
+        values = [getattr(row, field.attname) for row in rows]
+        kind = PLAIN.get(type(field))
+        if kind is None or not set(map(type, values)) <= {kind, NoneType}:
+            return False
+        columns.append(values)
+    quote = connection.ops.quote_name
+    names = [quote(str(field.column)) for field in fields]
+    changed = [quote(str(meta.get_field(name).column)) for name in update]
+    if connection.vendor == "postgresql":
+        keys = ", ".join(quote(str(meta.get_field(name).column)) for name in unique)
+        arrays = ", ".join(f"%s::{array_type(field, table.db)}" for field in fields)
+        source, params = f"SELECT * FROM UNNEST({arrays})", columns
+        on = f"ON CONFLICT ({keys}) DO UPDATE SET "
+        on += ", ".join(f"{name} = EXCLUDED.{name}" for name in changed)
+    elif connection.vendor == "mysql":
+        row = f"({', '.join(['%s'] * len(fields))})"
+        source = f"VALUES {', '.join([row] * len(rows))}"
+        params = [value for values in zip(*columns, strict=True) for value in values]
+        on = "ON DUPLICATE KEY UPDATE "
+        on += ", ".join(f"{name} = VALUES({name})" for name in changed)
+    else:
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {quote(meta.db_table)} ({', '.join(names)}) {source} {on}", params
+        )
+    return True
+
+
+def array_type(field: Any, using: str) -> str:
+    """Return PostgreSQL's type of arrays of a field in ``PLAIN``; nothing for others."""
+    if connections[using].vendor != "postgresql" or type(field) not in PLAIN:
+        return ""
+    return f"{field.db_type(connections[using]).split('(')[0]}[]"
 
 
 def insert_if_missing(model: type[Model], values: dict[str, Any], *, using: str) -> bool:
