@@ -103,6 +103,17 @@ class Book:
             "gaps": gaps(reader),
         }
 
+    def lags(self, reader: str) -> list[tuple[float, float]]:
+        """Return when each row was committed, and how many seconds later it was delivered."""
+        from .models import Delivery
+
+        pages = Delivery.objects.filter(reader=reader).values_list("at", "positions")
+        return [
+            (self.committed_at[id], max(0.0, at - self.committed_at[id]))
+            for at, packed in pages.iterator()
+            for id in array("q", bytes(packed))
+        ]
+
 
 def delivered(reader: str) -> int:
     """Return how many positions a reader was given."""

@@ -34,7 +34,8 @@ PHASES = ((6_000, 100), (16_000, 100))
 PARTITIONS = 32
 #: A reader that was given nothing for so many seconds after the last commit is done: longer than
 #: completeness waits between two looks. The naive one looks for nothing.
-QUIET = {"naive": 4.0, "completeness": 20.0, "window": 20.0}
+QUIET = {"naive": 4.0}
+QUIET_SECONDS = 20.0
 
 
 def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def subscription(name: str, **options: Any) -> Callable[[Any], None]:
 
         from .models import TimedEvent
 
-        @subscriber(name, logs=[TimedEvent], partitions=PARTITIONS, **options)
+        @subscriber(name, **{"logs": [TimedEvent], "partitions": PARTITIONS, **options})
         def handle(events: list[Any]) -> None:
             note(name, [event.id for event in events])
 
@@ -179,6 +180,6 @@ def wait_until_done(readers: list[str], committed: int) -> None:
             now = delivered(name)
             if now != before.get(name):
                 before[name], moved[name] = now, time.monotonic()
-        if all(time.monotonic() - moved[name] > QUIET[name] for name in open_):
+        if all(time.monotonic() - moved[n] > QUIET.get(n, QUIET_SECONDS) for n in open_):
             break
         time.sleep(1)

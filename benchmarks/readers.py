@@ -3,6 +3,7 @@
 - ``keyset``: what a loop of ``id > cursor`` costs that decodes the JSON of the same columns and
   stores its position once a page, in a transaction; it would lose rows of a log that is written to
 - ``subscription``: the product, into a handler that does nothing; with 4 and 32 partitions too
+- ``looking``: the same with a handler that looks at data, metadata and time of each event
 - ``projection``: the product, into a view with a row for each stream
 - ``eventsourcing``: see ``rival``
 """
@@ -59,12 +60,18 @@ def keyset(page: int) -> int:
             place.save(update_fields=["position"])
 
 
-def subscription(partitions: int) -> int:
-    """Run a new subscription into a handler that does nothing."""
+def subscription(partitions: int, *, looks: bool = False) -> int:
+    """Run a new subscription into a handler that does nothing, or looks at what it is given."""
     from outbox_app.subscriptions.subscriber import subscriber
 
     name = f"nothing-{next(_numbers)}"
-    subscriber(name, partitions=partitions)(lambda events: None)
+
+    def handle(events: list[Any]) -> None:
+        if looks:
+            for event in events:
+                _ = event.data, event.metadata, event.recorded_at
+
+    subscriber(name, partitions=partitions)(handle)
     return run(name)
 
 
