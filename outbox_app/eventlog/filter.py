@@ -16,16 +16,20 @@ class EventFilter:
     topics: Sequence[str] | None = None
     #: Exact names, or prefixes that end in ``*``; None: all.
     types: Sequence[str] | None = None
-    #: One part of the streams: those whose slice modulo ``parts`` is ``part``.
+    #: One part of the streams, or some: those whose slice modulo ``parts`` is ``part``.
     parts: int = 1
-    part: int = 0
+    part: int | tuple[int, ...] = 0
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return the condition (empty: all rows) and its parameters, ``%s`` each."""
         conditions: list[str] = []
         params: list[Any] = []
-        if self.parts > 1:
-            conditions.append(f"slice %% {int(self.parts)} = {int(self.part)}")
+        if isinstance(self.part, int):
+            if self.parts > 1:
+                conditions.append(f"slice %% {int(self.parts)} = {int(self.part)}")
+        elif len(self.part) < self.parts:
+            numbers = ", ".join(str(int(part)) for part in self.part)
+            conditions.append(f"slice %% {int(self.parts)} IN ({numbers})")
         if self.topics is not None:
             conditions.append(_one_of("topic", len(self.topics)))
             params += self.topics

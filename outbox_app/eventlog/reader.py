@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import connections
 from django.db.models import JSONField
@@ -21,7 +22,7 @@ from ..exceptions import ForeignCursor
 from ..models import EventLog
 from .filter import EventFilter
 from .insert import own_values
-from .record import COLUMNS, RecordedEvent, columns_of
+from .record import COLUMNS, NO_ANSWER, RecordedEvent, columns_of, lazy_record
 from .requirements import require_exact
 from .state import WindowState
 from .window import TOMBSTONE, Page, Window
@@ -40,6 +41,8 @@ TIME_WINDOWS = {
 }
 
 _TYPE = COLUMNS.index("type")
+#: Of PostgreSQL's types.
+_TEXT, _TIMESTAMPTZ, _UUID = 25, 1184, 2950
 _raw_decode = json.JSONDecoder().raw_decode
 
 
@@ -75,11 +78,17 @@ class LogReader:
         #: What ``records`` takes.
         self.columns = columns_of(log)
         self._dirty: Any = None
+        self._load_time: Any = None
         #: A row that was there, by position and message id: a log that is emptied has it no more.
         self._known: tuple[Any, ...] | None = None
         #: The state for which the log was found to have been emptied.
         self._foreign: WindowState | None = None
-        self._decode = _decoder(log, using)
+        decoders = _decoders(log, using)
+        if connections[using].vendor == "postgresql":
+            decoders |= {"message_id": _uuid, "recorded_at": self._time}
+        self._record = lazy_record(decoders)
+        #: What follows the columns in a record.
+        self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = outbox_settings()
         vendor = connections[using].vendor
         windows = TIME_WINDOWS if by_time else {**WINDOWS, **conf.WINDOWS}
@@ -110,14 +119,28 @@ class LogReader:
 
     def read(self, state: WindowState, limit: int) -> Events:
         """Return at most about ``limit`` events that come next. Raises ``ReadRefused``."""
-        page = self.window.read(state, columns=self.columns, limit=limit, only=self.only)
-        self._require_known(state)
+        page = self.page(state, limit, columns=self.columns, only=self.only)
         return Events(self.records(page.rows), page)
+
+    def page(
+        self, state: WindowState, limit: int, *, columns: Sequence[str], only: EventFilter
+    ) -> Page[Any]:
+        """Return the same as rows, of other columns and parts. Raises ``ReadRefused``."""
+        page = self.window.read(state, columns=columns, limit=limit, only=only)
+        self._require_known(state)
+        return page
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[RecordedEvent]:
         """Return rows of ``columns`` as records, without tombstones."""
-        decode = self._decode
-        return [decode(row) for row in rows if row[_TYPE] != TOMBSTONE]
+        make, record, n, rest = tuple.__new__, self._record, len(COLUMNS), self._rest
+        records: list[Any] = [
+            make(record, (*row[:n], *rest, *row[n:])) for row in rows if row[_TYPE] != TOMBSTONE
+        ]
+        if connections[self.using].vendor != "postgresql":
+            # There a row that was edited by hand may hold what is no JSON: not a handler's fault.
+            for each in records:
+                _ = each.data, each.metadata, each.response, each.state
+        return records
 
     def _require_known(self, state: WindowState) -> None:
         """Check that the log was not emptied since, and its positions given out again.
@@ -164,8 +187,23 @@ class LogReader:
 
     def run(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         with connections[self.using].cursor() as cursor:
+            self._leave_text(cursor)
             cursor.execute(sql, params)
             return list(cursor.fetchall()) if cursor.description else []
+
+    def _leave_text(self, cursor: Any) -> None:
+        """Have psycopg return ids and times as text; its loader knows the session's time zone."""
+        adapters = getattr(cursor, "adapters", None)
+        if adapters is None:  # another driver
+            return
+        loader = adapters.get_loader(_TIMESTAMPTZ, 0)
+        self._load_time = loader(_TIMESTAMPTZ, cursor.connection).load
+        text = adapters.get_loader(_TEXT, 0)
+        adapters.register_loader(_TIMESTAMPTZ, text)
+        adapters.register_loader(_UUID, text)
+
+    def _time(self, text: Any) -> Any:
+        return self._load_time(text.encode()) if isinstance(text, str) else text
 
     def _run_dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Kept once it reads dirty, and not before: one that was left at another isolation would
@@ -184,38 +222,33 @@ class LogReader:
             raise
 
 
-def _decoder(log: type[EventLog], using: str) -> Callable[[tuple[Any, ...]], RecordedEvent]:
-    """Return what makes a record of a row, with the converters of Django for this database."""
+def _decoders(log: type[EventLog], using: str) -> dict[str, Callable[[Any], Any]]:
+    """Return what decodes columns, with the converters of Django for this database."""
     connection, table = connections[using], log._meta.db_table
-    steps: list[tuple[int, Callable[..., Any], Col]] = []
-    for index, name in enumerate(columns_of(log)):
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name in columns_of(log):
         field = log._meta.get_field(name)
-        if isinstance(field, JSONField):
-            continue
         column = Col(table, field)  # type: ignore[arg-type]
-        for convert in connection.ops.get_db_converters(column):
-            steps.append((index, convert, column))
-
-    def decode(row: Sequence[Any]) -> RecordedEvent:
-        if steps:
-            row = list(row)
-            for index, convert, column in steps:
-                row[index] = convert(row[index], column, connection)
-        id, topic, stream, version, type, data, metadata, message_id, at, *answer = row
-        data, metadata = _json(data), _json(metadata)
-        if answer:
-            answer[2:] = [text and _json(text) for text in answer[2:]]  # NULL stays None
-        return RecordedEvent(
-            id, topic, stream, version, type, data, metadata, message_id, at, table, *answer
-        )
-
-    return decode
+        if isinstance(field, JSONField):
+            found[name] = _json
+        elif converters := connection.ops.get_db_converters(column):
+            found[name] = partial(_converted, converters, column, connection)
+    return found
 
 
-def _json(text: str) -> Any:
-    """Decode JSON, on which a page spends most of its time."""
-    if text == "{}":
-        return {}
+def _converted(converters: Any, column: Any, connection: Any, value: Any) -> Any:
+    for convert in converters:
+        value = convert(value, column, connection)
+    return value
+
+
+def _uuid(text: Any) -> Any:
+    return UUID(text) if isinstance(text, str) else text
+
+
+def _json(text: str | None) -> Any:
+    if not text:
+        return text  # NULL stays None
     try:
         return _raw_decode(text)[0]  # the column holds valid JSON: nothing but space follows it
     except ValueError:

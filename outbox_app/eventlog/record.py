@@ -1,13 +1,15 @@
 """What readers of a log get: one immutable record for each event.
 
 Making a model instance costs several times as much as making a tuple, and could be saved, though
-events do not change. The order of ``COLUMNS`` is the order of the record's fields.
+events do not change. The order of ``COLUMNS`` is the order of the record's fields. Decoding costs a
+reader more than reading: JSON, ids and times are decoded when a handler first looks at them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -28,6 +30,7 @@ COLUMNS = (
 )
 #: What the log of an entity type has as well: the last fields of the record.
 ANSWER = ("command_id", "rejected", "response", "state")
+NO_ANSWER = (None, False, None, None)
 
 
 class RecordedEvent(NamedTuple):
@@ -68,6 +71,47 @@ class RecordedEvent(NamedTuple):
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
         return cloudevent(self, log=self.log, source=source)
+
+
+class LazyRecord(RecordedEvent):
+    """A record that holds what the database gave, and is equal to the record that it decodes to."""
+
+    # A namedtuple copies by its class, which would decode twice.
+    _make = RecordedEvent._make  # type: ignore[assignment]
+
+    @cached_property
+    def _decoded(self) -> RecordedEvent:
+        return RecordedEvent(*(getattr(self, name) for name in self._fields))
+
+    def __reduce__(self) -> Any:
+        return RecordedEvent, tuple(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._decoded)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def method(self: LazyRecord, *args: Any) -> Any:
+        return getattr(self._decoded, name)(*args)
+
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "getitem", "contains", "repr", "add"):
+    setattr(LazyRecord, f"__{_name}__", _forwarded(f"__{_name}__"))
+for _name in ("index", "count"):
+    setattr(LazyRecord, _name, _forwarded(_name))
+
+
+def lazy_record(decode: Mapping[str, Callable[[Any], Any]]) -> type[RecordedEvent]:
+    """Return a class of records, given what the database gave; some columns are to be decoded."""
+
+    def column(name: str) -> Any:
+        index, convert = RecordedEvent._fields.index(name), decode[name]
+        return cached_property(lambda self: convert(tuple.__getitem__(self, index)))
+
+    columns = {name: column(name) for name in decode}
+    return type("RecordedEvent", (LazyRecord,), columns)
 
 
 def recorded(event: EventLog) -> RecordedEvent:

@@ -2,32 +2,51 @@
 
 ``store_position`` runs first inside the transaction of the effects: it locks the row, so another
 process that holds the same page waits, and then finds that the page is no longer its own.
+
+Nothing indexes the slices of a log, so a partition that reads alone walks the rows of all. Those of
+one process that are at the same state read one page of all their rows (``SharedPages``), for one
+turn. The state after it is that of each, as it says which rows were passed, of any partition; each
+stores it with its own effects. One that is elsewhere, as after a failure, reads alone until it
+meets the others. Where the page has no row of it, a partition is moved in memory only, once another
+one has stored that state; after a crash it reads from before the page, where nothing waits for it.
 """
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import django.db
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
-from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.record import RecordedEvent
+from ..eventlog.reader import Events, LogReader, reads_by_time
+from ..eventlog.record import COLUMNS, RecordedEvent
 from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
+from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..models import Cursor, DatabaseNow, Subscription
 from ..process.backoff import described
 from ..text import storable
 from .subscriber import Subscriber
 
+if TYPE_CHECKING:
+    from .partition import Partition
+
 #: Characters of a traceback that are kept: its end.
 TRACEBACK = 8000
+#: Rows of one page, and characters of JSON in it, above which the next one is shorter.
+MAX_ROWS, MAX_SIZE = 20_000, 16 * 1024 * 1024
+#: States that were stored, of which it is known.
+KEPT = 64
+
+_DATA, _METADATA = COLUMNS.index("data"), COLUMNS.index("metadata")
 
 
 class PartitionsDiffer(ReadRefused):
@@ -58,6 +77,8 @@ class LogCursor:
     cursor: Cursor
     state: WindowState
     stored_at: float
+    #: The state after pages without events of its own (``SharedPages``).
+    passed: WindowState | None = None
 
     def store_position(
         self,
@@ -85,7 +106,7 @@ class LogCursor:
         self, state: WindowState, *, position: int = 0, failed_event: dict[str, Any] | None = None
     ) -> None:
         """Set in memory what ``store_position`` wrote, once it is committed."""
-        row, self.state = self.cursor, state
+        row, self.state, self.passed = self.cursor, state, None
         row.state = state.dump()
         row.position = max(row.position, position)
         row.revision += 1
@@ -207,3 +228,67 @@ def evidence(event: RecordedEvent, error: BaseException) -> dict[str, Any]:
         "stream": event.stream,
         "traceback": text[-TRACEBACK:],
     }
+
+
+class SharedPage(NamedTuple):
+    table: str
+    #: What it was read from.
+    state: WindowState
+    page: Page[Any]
+    #: By partition; taken out by it.
+    rows: dict[int, list[tuple[Any, ...]]]
+
+
+class SharedPages:
+    def __init__(self, partitions: Mapping[int, Partition]) -> None:
+        self.partitions = partitions
+        self._pages: list[SharedPage] = []
+        #: Rows of the next page, by table.
+        self._limits: dict[str, int] = {}
+        #: What was committed lately: table and state.
+        self._stored: deque[tuple[str, WindowState]] = deque(maxlen=KEPT)
+
+    def begin_turn(self) -> None:
+        """Drop what was read, and move partitions over pages without events of their own."""
+        self._pages = []
+        for partition in self.partitions.values():
+            partition.catch_up(self._stored)
+
+    def read(self, part: int, at: LogCursor, limit: int) -> Events | None:
+        """Return a partition's events of a shared page; None: it has to read alone."""
+        for shared in self._pages:
+            if shared.table == at.reader.table and shared.state == at.state and part in shared.rows:
+                break
+        else:
+            parts = [n for n, each in self.partitions.items() if n == part or each.shares(at)]
+            if len(parts) == 1:
+                return None
+            shared = self._read(at, parts, limit)
+            self._pages.append(shared)
+        return Events(at.reader.records(shared.rows.pop(part)), shared.page)
+
+    def note_stored(self, at: LogCursor) -> None:
+        if (stored := (at.reader.table, at.state)) not in self._stored:
+            self._stored.append(stored)
+
+    def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
+        """Read a page of which no partition has more than ``limit`` rows."""
+        reader = at.reader
+        only = replace(reader.only, part=tuple(parts))
+        most = max(limit, self._limits.get(reader.table, 0) or limit * len(parts) * 3 // 4)
+        while True:
+            most = min(most, max(limit, MAX_ROWS))
+            page = reader.page(at.state, most, only=only, columns=(*reader.columns, "slice"))
+            rows: dict[int, list[tuple[Any, ...]]] = {n: [] for n in parts}
+            for row in page.rows:
+                rows[row[-1] % only.parts].append(row[:-1])
+            longest = max(map(len, rows.values()))
+            fitting = (
+                most * limit * 9 // (max(longest, limit // 2, 1) * 10)
+            )  # at most twice as many
+            if longest <= limit or most <= limit:
+                break
+            most = max(limit, fitting)
+        size = sum(len(row[_DATA]) + len(row[_METADATA]) for row in page.rows)
+        self._limits[reader.table] = most // 2 if size > MAX_SIZE else max(limit, fitting)
+        return SharedPage(reader.table, at.state, page, rows)

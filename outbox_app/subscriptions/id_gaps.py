@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from django.db import connections
 from django.db.models import Q
 
 from ..conf import outbox_settings
@@ -47,6 +48,8 @@ class IdGaps:
 
     def load(self) -> None:
         self._open = {}
+        if connections[self.using].vendor != "mysql":
+            return
         mine = Q(partition=self.part)
         if self.part == 0:  # with those of partitions that are no more
             mine |= Q(partition__gte=self.partitions)

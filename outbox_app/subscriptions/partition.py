@@ -14,7 +14,7 @@ may be checked for missing versions first (``subscriptions.version_gaps``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,25 @@ from django.db import close_old_connections, transaction
 from django.dispatch import Signal
 
 from ..conf import outbox_settings
+from ..eventlog.reader import Events
 from ..eventlog.record import RecordedEvent
 from ..eventlog.state import WindowState
+from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import page_failed, page_handled
-from .cursors import CursorConflict, LogCursor, cursor_of, evidence, fail, is_locked, is_stopped
+from .cursors import (
+    CursorConflict,
+    LogCursor,
+    SharedPages,
+    cursor_of,
+    evidence,
+    fail,
+    is_locked,
+    is_stopped,
+)
 from .handling import Attempt, CheckedPage, call_handler, narrowed
 from .id_gaps import IdGaps
 from .parking import Parking
@@ -55,8 +66,10 @@ class Partition:
         *,
         batch_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        shared: SharedPages | None = None,
     ) -> None:
         self.subscriber = subscriber
+        self.shared = shared
         self.part = part
         self.using = subscriber.using
         self.batch_size = batch_size or subscriber.batch_size or outbox_settings().PAGE_SIZE
@@ -91,12 +104,32 @@ class Partition:
         """Of the cursors it holds, by id."""
         return {each.cursor.pk: each.cursor.revision for each in self._cursors}
 
+    def shares(self, at: LogCursor) -> bool:
+        """Say whether it can read a page together with another partition."""
+        return not self.resting and any(
+            each.reader.table == at.reader.table
+            and each.state == at.state
+            and not (each.cursor.failures or each.cursor.failed_event)
+            for each in self._cursors
+        )
+
+    def catch_up(self, stored: Container[tuple[str, WindowState]]) -> None:
+        """Move, in memory, over pages without events of its own, once that is safe."""
+        for at in self._cursors:
+            if at.passed and (at.reader.table, at.passed) in stored:
+                at.state = at.passed
+            at.passed = None
+
+    def prepare(self) -> None:
+        """Read the cursors where it has none, unless it rests."""
+        if not (self._cursors or self.resting):
+            self._load()
+
     def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
+        self.prepare()
         if self.resting:
             return False
-        if not self._cursors:
-            self._load()
         try:
             more = self._process_due()
             for at in list(self._cursors):
@@ -179,7 +212,8 @@ class Partition:
     def _try_page(self, at: LogCursor, limit: int, parks: bool) -> Attempt:
         """Handle a page of at most so many rows. What it fails with is returned."""
         try:
-            events, page = at.reader.read(at.state, limit)
+            shared = self._read_shared(at, limit)
+            events, page = shared or at.reader.read(at.state, limit)
             failpoint("page_read")
             checked = self.gaps.check(at.reader, at.state, events)
         except DATABASE_UNAVAILABLE:
@@ -193,11 +227,13 @@ class Partition:
             before = page.more and page.position < failed["position"]  # others committed late
             found = found._replace(events=kept, keeps=failed if before else None)
         seen = events if self.gaps.active else found.events
-        if not seen and not page.more and not self._is_stale(at, page.state):
+        if not seen and (not page.more or (shared and page.rows)) and not self._is_stale(at, page):
+            if shared and page.rows:
+                at.passed = page.state
             # The state is not moved in memory either. A server that crashes may give out again
             # the ids of transactions that wrote nothing down: a snapshot is worth something from
             # the moment on at which a later transaction, the cursor's own, is on disk.
-            return Attempt()
+            return Attempt(more=page.more)
         started = self.clock()
         try:
             with transaction.atomic(using=self.using):
@@ -222,20 +258,28 @@ class Partition:
         self._committed(at, found, self.clock() - started)
         return Attempt(len(events), page.more)
 
+    def _read_shared(self, at: LogCursor, limit: int) -> Events | None:
+        fails = at.cursor.failures or at.cursor.failed_event
+        if self.shared is None or fails or limit < self.batch_size:
+            return None
+        return self.shared.read(self.part, at, limit)
+
     def _committed(self, at: LogCursor, found: CheckedPage, seconds: float) -> None:
         failpoint("committed")
         page = found.page
         at.apply_position(page.state, position=page.position, failed_event=found.keeps)
         at.stored_at = self.clock()
+        if self.shared is not None:
+            self.shared.note_stored(at)
         self.handled += len(found.events)
         self.error = ""
         if found.events:
             self._send(page_handled, at.reader.table, count=len(found.events), seconds=seconds)
 
-    def _is_stale(self, at: LogCursor, state: WindowState) -> bool:
+    def _is_stale(self, at: LogCursor, page: Page[Any]) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
         return bool(at.cursor.failures or at.cursor.failed_event) or (
-            state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
+            page.state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
         )
 
     def _process_due(self) -> bool:

@@ -25,7 +25,7 @@ from ..process.lease import BEATS, LeaseHolder
 from ..process.loop import ProcessLoop
 from ..process.wakeup import EVENTS
 from ..text import get_logger
-from .cursors import Paused
+from .cursors import Paused, SharedPages
 from .partition import Partition
 from .repartition import adopt_partitions
 from .subscriber import Subscriber
@@ -67,6 +67,7 @@ class SubscriptionWorker:
         #: The minute of the last sample.
         self._sampled: datetime | None = None
         self.partitions: dict[int, Partition] = {}
+        self._shared = None if subscriber.by_time else SharedPages(self.partitions)
         self.handled = 0
         #: Why its partitions cannot be run at all; empty when all is well.
         self.error = ""
@@ -94,6 +95,13 @@ class SubscriptionWorker:
         """Run every partition once. Returns whether there may be more at once."""
         self.beat()
         more = False
+        if self._shared and len(self.partitions) > 1 and not (self.paused or self.error):
+            try:
+                for partition in self.partitions.values():
+                    partition.prepare()
+            except Paused:
+                self.paused = True
+            self._shared.begin_turn()
         for part, partition in list(self.partitions.items()):
             if self.paused or self.error:
                 return False
@@ -159,7 +167,9 @@ class SubscriptionWorker:
         self._drop([part for part in self.partitions if part not in owned])
         self._drop(self._moved_by_hand())
         for part in sorted(owned.difference(self.partitions)):
-            self.partitions[part] = Partition(self.subscriber, part, batch_size=self.batch_size)
+            self.partitions[part] = Partition(
+                self.subscriber, part, batch_size=self.batch_size, shared=self._shared
+            )
 
     def _release(self, why: str) -> None:
         """Leave the partitions to processes that can run them, such as those of newer code."""

@@ -1,0 +1,58 @@
+"""Records decode what is looked at, and are in every respect what they decode to."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from django.db import connections
+
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.eventlog.record import RecordedEvent, recorded
+from outbox_app.models import Event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_record_is_what_it_decodes_to(alias, published):
+    data = {"text": "ä%s", "items": [1, 2.5, None, {"a": True}]}
+    published("a", data=data)
+    reader = LogReader(Event, using=alias)
+    [event], _ = reader.read(reader.window.start(0), 10)
+    wanted = recorded(Event.objects.using(alias).get())
+    assert type(wanted) is RecordedEvent
+    assert isinstance(event, RecordedEvent)
+    assert [getattr(event, name) for name in event._fields] == list(wanted)
+    assert [type(value) for value in event] == [type(value) for value in wanted]
+    assert event.recorded_at.utcoffset() == wanted.recorded_at.utcoffset()
+    assert event == wanted
+    assert wanted == event
+    assert (event != wanted) is False
+    assert tuple(event) == tuple(wanted)
+    assert event[5] == data
+    assert event[:9] == wanted[:9]
+    assert data in event
+    assert event.index(data) == 5
+    assert (lambda *fields: fields)(*event) == tuple(wanted)
+    assert repr(event) == repr(wanted)
+    assert event.to_dict() == wanted.to_dict()
+    assert event.to_cloudevent() == wanted.to_cloudevent()
+    assert event._asdict() == wanted._asdict()
+    assert event._replace(version=7) == wanted._replace(version=7)
+    for same in (pickle.loads(pickle.dumps(event)), copy.copy(event), copy.deepcopy(event)):
+        assert same == wanted
+    reader.close()
+
+
+def test_what_nobody_looks_at_is_not_decoded(alias, published):
+    published("a", data={"text": "x"})
+    reader = LogReader(Event, using=alias)
+    [event], _ = reader.read(reader.window.start(0), 10)
+    kept = vars(event)
+    assert "message_id" not in kept
+    assert "recorded_at" not in kept
+    # Only PostgreSQL's type holds nothing that is no JSON.
+    assert ("data" in kept) == (connections[alias].vendor != "postgresql")
+    assert event.data is event.data
+    reader.close()

@@ -1,0 +1,403 @@
+"""Partitions of one process that read a page together: each event once, in order, whoever is late.
+
+Each test counts what was committed by the handlers, so an effect that is lost, or there twice,
+shows. They run against each database.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count, islice
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from outbox_app import subscriber
+from outbox_app.eventlog.newevent import slice_of
+from outbox_app.eventlog.reader import LogReader
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import Cursor, Event, Incident, ParkedStream, Subscription
+from outbox_app.subscriptions import control
+from outbox_app.subscriptions.cursors import SharedPages
+from outbox_app.subscriptions.partition import Partition
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.eventlog.sessions import Session
+from tests.faults.tools import on
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
+
+PARTS = 4
+
+
+def part_of(stream: str, parts: int = PARTS) -> int:
+    return slice_of(stream) % parts
+
+
+def streams(part: int, wanted: int = 1) -> list[str]:
+    """Streams of one partition of four."""
+    ours = (f"s{n}" for n in count() if part_of(f"s{n}") == part)
+    return list(islice(ours, wanted))
+
+
+ALL = [stream for part in range(PARTS) for stream in streams(part, 2)]
+
+
+class Handled:
+    """A subscription with four partitions, whose handler writes down what it is given."""
+
+    def __init__(self, alias: str, **options: Any) -> None:
+        self.alias = alias
+        self.pages: list[list[str]] = []
+        #: Called with each page, by the stream of its first event; may raise.
+        self.before: dict[str, Callable[[], None]] = {}
+        options = {"partitions": PARTS, **options}
+        subscriber("shared", **options)(self.handle)
+        self.runner = Runner([subscriber_named("shared")], lease_seconds=600.0)
+        self.worker = self.runner.workers[0]
+
+    def handle(self, events: list[Any]) -> None:
+        rows = [
+            Incident(kind="unknown", detail=e.stream, first_id=e.version, last_id=e.id)
+            for e in events
+        ]
+        Incident.objects.using(self.alias).bulk_create(rows)
+        for stream in dict.fromkeys(event.stream for event in events):
+            if step := self.before.get(stream):
+                step()
+        self.pages.append([event.stream for event in events])
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.runner.run_once()
+
+    def drop(self, part: int) -> None:
+        self.worker._drop([part])
+
+    def take(self, part: int) -> None:
+        self.worker.partitions[part] = Partition(
+            self.worker.subscriber,
+            part,
+            batch_size=self.worker.batch_size,
+            shared=self.worker._shared,
+        )
+
+    def wait(self) -> None:
+        """Nobody rests any longer."""
+        for partition in self.worker.partitions.values():
+            partition._rest_until = float("-inf")
+
+    def finish(self) -> None:
+        while self.runner.run_once():
+            pass
+
+    def assert_exact(self) -> None:
+        """Every committed event has its effect once, in the order of its stream."""
+        rows = Incident.objects.using(self.alias).order_by("id").values_list("detail", "first_id")
+        wanted = Event.objects.using(self.alias).values_list("stream", "version")
+        assert Counter(rows) == Counter(wanted)
+        latest: dict[str, int] = {}
+        for stream, version in rows:
+            assert version > latest.get(stream, 0), (stream, version)
+            latest[stream] = version
+
+
+@pytest.fixture
+def handled(alias, request):
+    made: list[Handled] = []
+
+    def make(**options: Any) -> Handled:
+        made.append(Handled(alias, **options))
+        return made[-1]
+
+    yield make
+    set_failpoint("committed", None)
+    for each in made:
+        each.runner._leave()
+
+
+@pytest.fixture
+def pages_read(monkeypatch):
+    """How many pages were read from a log, by the partitions that they were for."""
+    read: list[Any] = []
+    page = LogReader.page
+
+    def counting(self, state, limit, *, columns, only):
+        read.append(only.part)
+        return page(self, state, limit, columns=columns, only=only)
+
+    monkeypatch.setattr(LogReader, "page", counting)
+    return read
+
+
+def test_one_page_is_read_for_all(handled, published, pages_read):
+    shared = handled()
+    published(*ALL)
+    shared.turn()
+    assert pages_read == [tuple(range(PARTS))]
+    published(*ALL, *ALL)
+    shared.turn()
+    assert len(pages_read) == 2
+    shared.assert_exact()
+
+
+def test_no_page_is_longer_than_asked_for(handled, published, pages_read):
+    """Nearly all events are of one partition: the shared page is shortened."""
+    shared = handled(batch_size=5)
+    published(*streams(1) * 23, *ALL)
+    shared.finish()
+    assert max(map(len, shared.pages)) == 5
+    shared.assert_exact()
+
+
+def test_one_is_behind(handled, published, pages_read):
+    """Its handler fails: the others continue, together; then it reads what they have passed."""
+    shared, [slow] = handled(), streams(2)
+    shared.before[slow] = lambda: (_ for _ in ()).throw(ValueError("not now"))
+    published(*ALL)
+    shared.turn()
+    shared.worker.partitions[2]._rest_until = float("inf")
+    pages_read.clear()
+    published(*ALL)
+    shared.turn(2)
+    done = set(Incident.objects.using(shared.alias).values_list("detail", "first_id"))
+    assert done == {(s, v) for s in ALL for v in (1, 2) if part_of(s) != 2}
+    assert set(pages_read) == {(0, 1, 3)}
+    shared.before.clear()
+    shared.wait()
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_has_a_parked_stream(handled, published):
+    shared, [bad] = handled(on_error="park"), streams(3)
+
+    def fail() -> None:
+        raise ValueError("bad")
+
+    shared.before[bad] = fail
+    published(*ALL)
+    for _ in range(5):
+        shared.wait()
+        shared.turn()
+    parked = ParkedStream.objects.using(shared.alias).get()
+    assert (parked.stream, parked.version) == (bad, 1)
+    published(*ALL)
+    shared.turn(2)
+    assert Incident.objects.using(shared.alias).count() == 2 * (len(ALL) - 1)
+    shared.before.clear()
+    control.release(parked.subscription, [parked.stream], using=shared.alias)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_is_taken_by_another_process_in_the_middle(handled, published):
+    """Partition 3 lost its lease while the handler of partition 0 ran; it comes back later."""
+    shared = handled()
+
+    def lose() -> None:
+        set_failpoint("committed", None)
+        shared.drop(3)
+        other = Partition(shared.worker.subscriber, 3)
+        other.run_once()
+        other.close()
+
+    set_failpoint("committed", lose)
+    published(*ALL)
+    shared.turn()
+    shared.assert_exact()
+    published(*ALL)
+    shared.take(3)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_is_handled_by_two(handled, published):
+    """The lease has failed, and nothing says so: the cursor does, and the page is dropped."""
+    shared = handled()
+
+    def overtake() -> None:
+        set_failpoint("committed", None)
+        other = Partition(shared.worker.subscriber, 3)
+        other.run_once()
+        other.close()
+
+    set_failpoint("committed", overtake)
+    published(*ALL)
+    shared.turn()
+    shared.assert_exact()
+    published(*ALL)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_is_new_and_one_comes_back_in_the_same_turn(handled, published):
+    shared, [first] = handled(), streams(0)
+    published(*ALL)
+    shared.turn()
+
+    def restart() -> None:
+        shared.before.clear()
+        for part in (1, 2):
+            shared.drop(part)
+            shared.take(part)
+
+    shared.before[first] = restart
+    published(*ALL)
+    shared.turn()
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_without_events_is_not_written_and_loses_none(handled, published, pages_read):
+    """It moves with the others in memory, and reads together with them."""
+    shared, ours = handled(), [s for s in ALL if part_of(s) != 1]
+    shared.turn()
+    published(*ALL)
+    shared.turn()
+    cursors = Cursor.objects.using(shared.alias)
+    before = cursors.get(partition=1).revision
+    for _ in range(3):
+        published(*ours)
+        shared.turn()
+    assert cursors.get(partition=1).revision == before
+    pages_read.clear()
+    published(*ALL)
+    shared.turn()
+    assert pages_read == [tuple(range(PARTS))]
+    shared.assert_exact()
+    published(*ALL)
+    for part in range(PARTS):  # as after a crash: from the rows
+        shared.drop(part)
+    for part in range(PARTS):
+        shared.take(part)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_one_without_events_waits_where_nothing_was_stored(handled, published):
+    """The only one with events fails: the state after its page is on no disk."""
+    shared, [only] = handled(), streams(0)
+    published(*ALL)
+    shared.turn()
+    before = {part: each._cursors[0].state for part, each in shared.worker.partitions.items()}
+    shared.before[only] = lambda: (_ for _ in ()).throw(ValueError("not now"))
+    published(only)
+    shared.turn(2)
+    others = {part: shared.worker.partitions[part]._cursors[0].state for part in (1, 2, 3)}
+    assert all(others[part] == before[part] for part in others)
+    shared.before.clear()
+    shared.wait()
+    published(*ALL)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_a_filter_that_drops_all_is_passed(handled, published, alias, monkeypatch):
+    """Nobody has an event in a page that has more after it: all are moved, and written."""
+    for name in ("sqlite.MAX_POSITIONS", "postgres.MAX_POSITIONS", "mysql.MAX_ROWS"):
+        monkeypatch.setattr(f"outbox_app.eventlog.windows.{name}", 10)
+    shared = handled(types=["wanted"], batch_size=1)
+    published(*ALL * 10)
+    published(*ALL, type="wanted")
+    shared.turn(40)
+    assert Incident.objects.using(alias).count() == len(ALL)
+
+
+def test_those_beside_a_busy_one_are_not_written(handled, published, alias, pages_read):
+    shared = handled(batch_size=5)
+    published(*streams(1) * 23)
+    shared.turn(4)
+    revisions = dict(Cursor.objects.using(alias).values_list("partition", "revision"))
+    assert revisions == {0: 0, 1: 4, 2: 0, 3: 0}
+    assert set(pages_read) == {tuple(range(PARTS))}
+    shared.finish()
+    shared.assert_exact()
+
+
+@on("postgres", "mariadb")
+def test_late_commits(handled, published, alias):
+    """Positions commit out of order, and some never: of several partitions, in one transaction."""
+    shared = handled()
+    published(*ALL)
+    shared.turn()
+    with Session(alias) as late, Session(alias) as never:
+        late.begin()
+        never.begin()
+        for part in range(PARTS):
+            late.publish(f"late{part}")
+            never.publish(f"never{part}")
+        published(*ALL)
+        shared.turn(2)
+        published(*streams(1))
+        shared.turn(2)
+        never.rollback()
+        published(*streams(2))
+        shared.turn(2)
+        late.commit()
+    published(*ALL)
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_repartition(handled, published, alias):
+    shared = handled()
+    published(*ALL)
+    shared.turn()
+    published(*ALL)
+    shared.worker.leave()
+    eight = Handled(alias, partitions=2 * PARTS)
+    control.repartition("shared", using=alias)
+    eight.finish()
+    eight.assert_exact()
+    published(*ALL)
+    eight.finish()
+    eight.assert_exact()
+    eight.runner._leave()
+
+
+def test_an_ended_transaction_stops_its_own_partition(handled, published, alias):
+    shared, [ending] = handled(), streams(1)
+    shared.before[ending] = lambda: connections[alias].connection.commit()
+    if alias == "default":
+        shared.before[ending] = lambda: connections[alias].connection.execute("COMMIT")
+    published(*ALL)
+    shared.turn(2)
+    published(*ALL)
+    shared.turn(2)
+    stopped = Cursor.objects.using(alias).get(partition=1)
+    assert stopped.error.startswith("TransactionEnded")
+    rows = Incident.objects.using(alias).values_list("detail", "first_id")
+    others = [(s, v) for s in ALL for v in (1, 2) if part_of(s) != 1]
+    assert Counter(row for row in rows if part_of(row[0]) != 1) == Counter(others)
+
+
+def test_a_pause_in_the_middle_of_a_turn(handled, published, alias):
+    shared = handled()
+    published(*ALL)
+    set_failpoint(
+        "committed",
+        lambda: (set_failpoint("committed", None), control.pause("shared", using=alias)),
+    )
+    shared.turn()
+    assert Subscription.objects.using(alias).get().paused
+    assert len({part_of(s) for page in shared.pages for s in page}) == 1
+    control.resume("shared", using=alias)
+    shared.worker.paused = False
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_a_large_page_makes_the_next_one_shorter(handled, published, monkeypatch):
+    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 100)
+    shared = handled(batch_size=4)
+    published(*ALL * 8, data={"text": "x" * 200})
+    shared.turn()
+    held: SharedPages = shared.worker._shared
+    first = held._limits["outbox_event"]
+    shared.turn()
+    assert held._limits["outbox_event"] < first
+    shared.finish()
+    shared.assert_exact()
