@@ -6,6 +6,7 @@ the database's clock: a wrong clock of the host shortens nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,9 +27,14 @@ _TYPES: dict[str, type] = {
     **{"headers": dict, "properties": dict, "declare": list},
 }
 _typed = attrgetter(*_TYPES)
+_behind = attrgetter(*Message.__slots__[4:])
 _OPTIONS = (
     *("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding"),
 )
+#: As ``Message.dumps`` writes them; and what kombu marks values with that it decodes by itself.
+_HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
+#: Runs of a batch: where there are more, too little is alike.
+MAX_RUNS = 100
 #: kombu decodes them to plain data.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
@@ -71,6 +77,9 @@ class PreparedMessage:
     size: int
     #: Seconds until it expires; None: it does not, or has done so.
     expiration: float | None = None
+    #: The JSON of its headers, and a message that is like it but for headers, body and id.
+    headers: str = ""
+    alike: Message | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -86,15 +95,16 @@ def prepare(
     """Make rows ready; those that are damaged go into ``outcome``."""
     prepared = []
     declared: dict[str, dict[str, Declaration]] = {}
+    runs: dict[str, Message | None] = {}
     for row in rows:
         try:
-            message = Message.loads(row.envelope)
+            message, headers, alike = _loaded(row, runs)
             _check_types(message)
             # Of each list of declarations a batch has one.
             if (name := str(message.declare)) not in declared:
                 declared[name] = {repr(each): each for each in message.declare}
             size = len(row.body) + len(row.envelope)
-            item = PreparedMessage(row, message, declared[name], size)
+            item = PreparedMessage(row, message, declared[name], size, None, headers, alike)
             if message.expires is not None:
                 item.expiration = _seconds_left(message, app, now)
         except Exception as error:  # a damaged row may fail in any way
@@ -102,6 +112,38 @@ def prepare(
         else:
             prepared.append(item)
     return prepared
+
+
+def _loaded(row: Row, runs: dict[str, Message | None]) -> tuple[Message, str, Message | None]:
+    """Decode an envelope: of those that are alike but for the headers and the id, once.
+
+    Returns the message, the JSON of its headers, and one that it is like; or nothing of the two.
+    """
+    before, _, rest = row.envelope.partition(_HEADERS)
+    headers, is_found, after = rest.rpartition(_PROPERTIES)
+    if is_found and _MARKED not in row.envelope:
+        common = f"{before}{_HEADERS}{{}}{_PROPERTIES}{after}"
+        # NUL is in no JSON: where these are equal, the id stands at the same place.
+        run = common.replace(row.task_id, "\0")
+        try:
+            if run not in runs and len(runs) < MAX_RUNS:
+                runs[run] = _common(common, row.task_id)
+            if alike := runs.get(run):
+                properties = {**alike.properties, "correlation_id": row.task_id}
+                route = alike.exchange, alike.routing_key
+                message = Message(*route, json.loads(headers), properties, *_behind(alike))
+                return message, headers, alike
+        except (TypeError, ValueError, AttributeError):
+            pass  # the envelope was cut at a wrong place, or is damaged: the whole says it
+    return Message.loads(row.envelope), "", None
+
+
+def _common(envelope: str, task_id: str) -> Message | None:
+    """Decode what is common to a run; None if more than one id makes the difference."""
+    message = Message.loads(envelope)
+    is_whole = json.loads(envelope).get("headers") == {}
+    is_own = message.properties.get("correlation_id") == task_id
+    return message if is_whole and is_own and envelope.count(task_id) == 1 else None
 
 
 def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:

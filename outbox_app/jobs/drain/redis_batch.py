@@ -11,11 +11,14 @@ The whole batch, its answers included, has one bound in time. Nothing is sent a 
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
 from ...exceptions import Unroutable
 from ...text import get_logger
+from ..message import Message
 from .outcome import PreparedMessage
 
 logger = get_logger("outbox_app.drain")
@@ -73,6 +76,10 @@ class RedisBatch:
         #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
         self._deliveries: list[list[int]] = []
         self._collected: list[tuple[str, bytes]] = []
+        #: The same commands, as kombu gave them.
+        self._made: list[tuple[str, Any]] = []
+        #: By message that others are alike, their command: see ``_form``.
+        self._forms: dict[int, tuple[bytes, list[str]]] = {}
 
     def takes(self, item: PreparedMessage) -> bool:
         """Collect a message of which all is known that kombu's producer would work out."""
@@ -84,17 +91,53 @@ class RedisBatch:
             and message.content_encoding
             and item.expiration is None
         )
-        if is_finished:
-            prepared = self.channel.prepare_message(
-                item.row.body,
-                message.priority,
-                message.content_type,
-                message.content_encoding,
-                message.headers,
-                {**properties},
-            )
-            self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
+        if is_finished and not self._is_filled_in(item):
+            self._publish(message, item.row.body, message.headers, {**properties})
         return bool(is_finished)
+
+    def _publish(self, message: Message, body: bytes, headers: Any, properties: Any) -> None:
+        kinds = message.priority, message.content_type, message.content_encoding
+        prepared = self.channel.prepare_message(body, *kinds, headers, properties)
+        self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
+
+    def _is_filled_in(self, item: PreparedMessage) -> bool:
+        """Collect a message by filling in what kombu has made of one that is alike."""
+        if item.alike is None:
+            return False
+        if id(item.alike) not in self._forms:
+            self._forms[id(item.alike)] = self._form(item.alike)
+        head, parts = self._forms[id(item.alike)]
+        if not parts:
+            return False
+        body = b64encode(item.row.body).decode()
+        filled = (body, item.headers, item.row.task_id, self.channel._next_delivery_tag(), "")
+        value = "".join([text for pair in zip(parts, filled, strict=True) for text in pair])
+        self._deliveries.append([len(self._packed)])
+        self._packed.append(_command(head, value.encode()))
+        return True
+
+    def _form(self, alike: Message) -> tuple[bytes, list[str]]:
+        """Return the command for messages like this one, in the parts between what differs.
+
+        Nothing, where kombu makes anything else of them than one LPUSH.
+        """
+        mark = uuid4().hex
+        properties = {**alike.properties, "correlation_id": mark}
+        kept = self._packed, self._deliveries
+        self._packed, self._deliveries = [], []
+        try:
+            self._publish(alike, mark.encode(), {mark: 0}, properties)
+            [(name, (queue, text))] = self._made
+        except (Unroutable, ValueError):  # several commands; what is wrong is said of each message
+            return b"", []
+        finally:
+            self._packed, self._deliveries = kept
+        body, tag = b64encode(mark.encode()).decode(), properties.get("delivery_tag")
+        parts = []
+        for each in (body, f'{{"{mark}": 0}}', mark, str(tag)):
+            part, _, text = text.partition(each)
+            parts.append(part)
+        return self._heads.get(queue, b""), [*parts, text] if name == "lpush" and text else []
 
     def publish(self, message: Any, **options: Any) -> Any:
         """Collect what a message needs; nothing of one that cannot be routed or encoded."""
@@ -109,6 +152,7 @@ class RedisBatch:
 
     def add(self, name: str, *args: Any) -> None:
         """Collect one command; kombu's channel calls it."""
+        self._made = [*self._made, (name, args)] if self._collected else [(name, args)]
         if name != "lpush":
             self._collected.append((name, self._pack(name, *args)))
             return
@@ -117,7 +161,7 @@ class RedisBatch:
             # Of a queue's commands all is alike but the message, which comes last.
             head = self._heads[queue] = self._pack(name, queue, b"").removesuffix(b"$0\r\n\r\n")
         value = self._client.connection.encoder.encode(message)
-        self._collected.append((name, b"%b$%d\r\n%b\r\n" % (head, len(value), value)))
+        self._collected.append((name, _command(head, value)))
 
     def _pack(self, name: str, *args: Any) -> bytes:
         getattr(self._pipeline, name)(*args)
@@ -170,6 +214,10 @@ class RedisBatch:
             if places[-1] >= len(answers):
                 break
             self.answers.append([answers[place] for place in places])
+
+
+def _command(head: bytes, value: bytes) -> bytes:
+    return b"%b$%d\r\n%b\r\n" % (head, len(value), value)
 
 
 def _read(connection: Any, deadline: float) -> Any:

@@ -112,9 +112,12 @@ def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app,
     note = app.tasks["note"]
     options = [{}, {"priority": 5}, {"expires": 3600}, {"compression": "gzip"}, {"user_id": "u"}]
     with transaction.atomic(using=alias):
-        for number, given in enumerate([*options, {"headers": {"x-ü": [{}, '\\"']}}, {}]):
+        options += [{"headers": {"x-ü": [{}, '\\"'], "properties": {"properties": 1}}}, {}]
+        for number, given in enumerate(options):
             note.apply_async(("k", number), **given)
-    rows = BatchReader(using=alias, app=app.main, batch_size=100).read(range(128))
+        for task_id in ("\\", 'a"b', "ü", "note", "0", "utf-8", app.main, ', "properties": {}'):
+            note.apply_async(("k", 0), task_id=task_id)
+    rows = BatchReader(using=alias, app=app.main, batch_size=10_000).read(range(128))
     prepared = prepare(rows, app, now=timezone.now(), outcome=PublishResult())
     queues = [app.main, f"{app.main}\x06\x163", f"{app.main}\x06\x166"]
 
@@ -129,8 +132,9 @@ def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app,
         producer = Producer(connection.channel(), auto_declare=False)
         for item in prepared:
             producer.publish(item.row.body, **item.options)
+    assert sum(item.alike is prepared[0].alike for item in prepared) >= 3
     expected = arrived()
-    assert len(expected) == len(rows) == 7
+    assert len(expected) == len(rows) == 15
 
     drain(alias)
 
