@@ -143,8 +143,7 @@ def _insert_with_ids(jobs: list[StagedJob], *, using: str) -> None:
 def _insert(jobs: list[StagedJob], *, using: str) -> None:
     """Insert rows without asking for their ids: in less than half of the time of a queryset."""
     connection: Any = connections[using]
-    fields = jobs[0]._meta.concrete_fields[1:]
-    step = max(1, connection.ops.bulk_batch_size(fields, jobs))
+    step = max(1, connection.ops.bulk_batch_size(_WRITTEN, jobs))
     begin, row = _statement(using)
     available_at = jobs[0]._meta.get_field("available_at")
     with connection.cursor() as cursor:
@@ -160,6 +159,7 @@ def _insert(jobs: list[StagedJob], *, using: str) -> None:
 
 
 _PLAIN = ("shard", "ordering_key", "app", "task", "task_id", "queue", "envelope")
+_WRITTEN = (*_PLAIN, "body", "available_at")
 _plain = attrgetter(*_PLAIN)
 
 
@@ -169,7 +169,7 @@ def _statement(using: str) -> tuple[str, str]:
     from ...models import StagedJob
 
     ops: Any = connections[using].ops
-    names = ", ".join(map(ops.quote_name, (*_PLAIN, "body", "available_at")))
+    names = ", ".join(map(ops.quote_name, _WRITTEN))
     row = ["%s"] * len(_PLAIN) + [ops.binary_placeholder_sql(b""), "%s"]
     table = ops.quote_name(StagedJob._meta.db_table)
     return f"INSERT INTO {table} ({names}) VALUES ", f"({', '.join(row)})"
