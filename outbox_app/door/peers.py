@@ -99,7 +99,7 @@ def base_url(peer: Peer, address: str | None = None) -> str:
 
 def service_of(peer: Peer) -> str:
     """Return the service that an address names in the place of a URL; empty where it names none."""
-    kind, _, name = peer.address.partition(":")
+    kind, _, name = str(peer.address).partition(":")
     return name if kind == SERVICE and is_name(name) else ""
 
 

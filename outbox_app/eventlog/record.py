@@ -92,7 +92,8 @@ class LazyRecord(RecordedEvent):
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: LazyRecord, *args: Any) -> Any:
-        return getattr(self._decoded, name)(*args)
+        others = [each._decoded if isinstance(each, LazyRecord) else each for each in args]
+        return getattr(self._decoded, name)(*others)
 
     return method
 
