@@ -302,7 +302,7 @@ def test_a_filter_that_drops_all_is_passed(handled, published, alias, monkeypatc
     shared = handled(types=["wanted"], batch_size=1)
     published(*ALL * 10)
     published(*ALL, type="wanted")
-    shared.turn(40)
+    shared.finish()
     assert Incident.objects.using(alias).count() == len(ALL)
 
 

@@ -45,11 +45,15 @@ def _insert(connection):
     return f"INSERT INTO {connection.ops.quote_name('outbox_stagedjob')} "
 
 
+#: What an INSERT leaves to the database.
+GIVEN = ("id", "staged_at", "is_immediate")
+
+
 @pytest.mark.parametrize("count", [2, 1001])
 def test_staging_many_is_an_insert_a_thousand(count, alias, add):
     connection = connections[alias]
     # SQLite takes fewer parameters in one statement.
-    fields = StagedJob._meta.concrete_fields[1:]
+    fields = [f for f in StagedJob._meta.concrete_fields if f.name not in GIVEN]
     rows = min(CHUNK_ROWS, connection.ops.bulk_batch_size(fields, range(CHUNK_ROWS)))
     full, rest = divmod(count, CHUNK_ROWS)
     expected = full * ceil(CHUNK_ROWS / rows) + ceil(rest / rows)
