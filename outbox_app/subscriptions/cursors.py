@@ -275,17 +275,17 @@ class SharedPages:
         """Read a page of which no partition has more than ``limit`` rows."""
         reader = at.reader
         only = replace(reader.only, part=tuple(parts))
-        most = max(limit, self._limits.get(reader.table, 0) or limit * len(parts) * 3 // 4)
+        most = min(max(limit, self._limits.get(reader.table, 0)), max(limit, MAX_ROWS))
         while True:
-            most = min(most, max(limit, MAX_ROWS))
             page = reader.page(at.state, most, only=only, columns=(*reader.columns, "slice"))
             rows: dict[int, list[tuple[Any, ...]]] = {n: [] for n in parts}
             for row in page.rows:
                 rows[row[-1] % only.parts].append(row[:-1])
             longest = max(map(len, rows.values()))
-            fitting = (
-                most * limit * 9 // (max(longest, limit // 2, 1) * 10)
-            )  # at most twice as many
+            # At most twice as many, after a full page: the first large events do not fill memory.
+            fitting = most * limit * 9 // (max(longest, limit // 2, 1) * 10)
+            if longest <= limit and len(page.rows) < most:
+                fitting = most
             if longest <= limit or most <= limit:
                 break
             most = max(limit, fitting)

@@ -390,14 +390,19 @@ def test_a_pause_in_the_middle_of_a_turn(handled, published, alias):
     shared.assert_exact()
 
 
-def test_a_large_page_makes_the_next_one_shorter(handled, published, monkeypatch):
-    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 100)
+def test_pages_grow_while_they_are_full_and_small(handled, published, monkeypatch):
+    """Large events that begin after a restart, or after an idle time, do not fill the memory."""
     shared = handled(batch_size=4)
-    published(*ALL * 8, data={"text": "x" * 200})
-    shared.turn()
     held: SharedPages = shared.worker._shared
-    first = held._limits["outbox_event"]
+    published(*ALL)
+    shared.finish()
+    assert held._limits["outbox_event"] <= 2 * 4
+    published(*ALL * 8, data={"text": "x" * 200})
+    shared.turn(3)
+    grown = held._limits["outbox_event"]
+    assert grown > 2 * 4
+    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 100)
     shared.turn()
-    assert held._limits["outbox_event"] < first
+    assert held._limits["outbox_event"] < grown
     shared.finish()
     shared.assert_exact()
