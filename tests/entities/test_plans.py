@@ -23,6 +23,8 @@ def statistics(request, alias, ask):
     analyze = {"postgresql": "ANALYZE", "mysql": "ANALYZE TABLE"}[connections[alias].vendor]
     tables = ("account", "account_version", "outbox_stream")
     with connections[alias].cursor() as cursor:
+        if analyze == "ANALYZE":  # no autovacuum comes between
+            cursor.execute(f"LOCK {', '.join(tables)} IN SHARE UPDATE EXCLUSIVE MODE")
         if request.param == "empty" and analyze == "ANALYZE":
             for table in tables:
                 cursor.execute(f"{analyze} {table}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_app.fleet import announcing, cluster
+from tests.patience import patience
 
 LEASE = 1.0
 
@@ -25,11 +26,12 @@ def process_begins_and_ends() -> Iterator[None]:
 
 @pytest.fixture
 def fleet(settings: Any) -> Callable[..., None]:
-    """``fleet(**changes)``: this process is of the service "shop", with a lease of a second."""
+    """``fleet(**changes)``: this process is of the service "shop", with a lease of a second or more."""
 
     def change(**changes: Any) -> None:
         given = {"SERVICE": "shop", **settings.OUTBOX.get("FLEET", {}), **changes}
-        lease = {"LEASE_SECONDS": LEASE, "PUBLISH_TIMEOUT": LEASE / 2}
+        seconds = patience(LEASE)
+        lease = {"LEASE_SECONDS": seconds, "PUBLISH_TIMEOUT": seconds / 2}
         settings.OUTBOX = {**settings.OUTBOX, **lease, "FLEET": given}
 
     change()

@@ -50,7 +50,9 @@ def test_a_batch_is_confirmed_as_a_whole(alias, rabbitmq, make_named_app, book, 
 
     jobs.receive(app)
     jobs.assert_exact()
-    assert flushed == [299]  # the first one alone: a new connection may be refused the exchange
+    # The first one alone, as a new connection may be refused the exchange; on a slow one some more.
+    [together] = flushed
+    assert together > 290
 
 
 def test_one_key_never_twice_in_a_batch(alias, rabbitmq, make_named_app, book, flushed):
