@@ -26,7 +26,7 @@ def process_begins_and_ends() -> Iterator[None]:
 
 @pytest.fixture
 def fleet(settings: Any) -> Callable[..., None]:
-    """``fleet(**changes)``: this process is of the service "shop", with a lease of a second or more."""
+    """``fleet(**changes)``: this process is of the service "shop", with a lease of a second."""
 
     def change(**changes: Any) -> None:
         given = {"SERVICE": "shop", **settings.OUTBOX.get("FLEET", {}), **changes}
