@@ -282,8 +282,8 @@ class SharedPages:
             for row in page.rows:
                 rows[row[-1] % only.parts].append(row[:-1])
             longest = max(map(len, rows.values()))
-            # At most twice as many, after a full page: the first large events do not fill memory.
-            fitting = most * limit * 9 // (max(longest, limit // 2, 1) * 10)
+            # At most four times, after a full page: the first large events do not fill the memory.
+            fitting = most * limit * 9 // (max(longest, limit // 4, 1) * 10)
             if longest <= limit and len(page.rows) < most:
                 fitting = most
             if longest <= limit or most <= limit:
