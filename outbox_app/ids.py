@@ -147,7 +147,7 @@ class Snowflakes:
     def __init__(self, *, clock: Callable[[], float] = elapsed) -> None:
         self._clock = clock
         self._draw = Random().getrandbits
-        #: The last millisecond that was used, with whatever node: no id goes back below it.
+        #: The last millisecond that was used, with any node: no id goes back below it.
         self._last = -1
         self.begin()
 
@@ -282,7 +282,7 @@ class Snowflakes:
             rows = {(d, n): row for d, n, *row in columns.all()}
             answered = self._clock()
             if missing := pairs - rows.keys():
-                # Above what owners of rows that somebody deleted may still use.
+                # Above what owners of deleted rows may still use.
                 reserved_ms: Any = Milliseconds() + RESERVED + EARLY
                 new = [Node(datacentre=d, node=n, reserved_ms=reserved_ms) for d, n in missing]
                 nodes.bulk_create(new, ignore_conflicts=True)

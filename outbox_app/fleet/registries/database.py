@@ -1,7 +1,7 @@
 """Servers as rows of the database of the outbox, judged by its clock.
 
 Every statement is a transaction of its own, on the connection of a thread that only does this.
-Who changes a list sends a NOTIFY on PostgreSQL. Whoever looks removes what is silent.
+A change of a list sends a NOTIFY on PostgreSQL. Each look at a list removes silent servers.
 """
 
 from __future__ import annotations
