@@ -3,10 +3,9 @@
 The points, in the order of a batch: ``claimed`` (rows in hand), ``checked`` (the lease holds;
 before each send), ``published_not_deleted`` (the broker took them), ``deleted``. Those of immediate
 delivery: ``immediate_claimed`` (right after the commit), ``immediate_published``,
-``immediate_deleted``. A process is told by its environment:
+``immediate_deleted``. The environment of a process sets its action:
 ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
-SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a
-callable.
+SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a callable.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ def test_a_record_is_what_it_decodes_to(alias, published):
     assert event == wanted
     assert wanted == event
     assert (event != wanted) is False
+    [again], _ = reader.read(reader.window.start(0), 10)
+    [other], _ = reader.read(reader.window.start(0), 10)
+    assert again == other  # neither of them is decoded yet
     assert tuple(event) == tuple(wanted)
     assert event[5] == data
     assert event[:9] == wanted[:9]

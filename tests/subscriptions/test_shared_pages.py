@@ -390,6 +390,17 @@ def test_a_pause_in_the_middle_of_a_turn(handled, published, alias):
     shared.assert_exact()
 
 
+def test_a_page_is_kept_for_one_turn(handled, published):
+    """One that left meanwhile never takes its events; they must not stay in memory."""
+    shared = handled()
+    held: SharedPages = shared.worker._shared
+    for _ in range(5):
+        published(*ALL)
+        shared.turn()
+        assert len(held._pages) == 1
+    shared.assert_exact()
+
+
 def test_pages_grow_while_they_are_full_and_small(handled, published, monkeypatch):
     """Large events that begin after a restart, or after an idle time, do not fill the memory."""
     shared = handled(batch_size=4)
