@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
-from wsgiref.simple_server import make_server
+from wsgiref.simple_server import WSGIServer, make_server
 
 import pytest
 from django.contrib.auth.models import Group
@@ -55,29 +56,33 @@ def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple
     fleet(DEADLINE=patience(1.0))
     started: list[int] = []
 
-    def work(port: int, application: Any) -> None:
-        fleet(ADDRESS=url(port))
-        with make_server("127.0.0.1", port, application, Server, Handler) as server:
+    def work(server: WSGIServer) -> None:
+        def stop(*args: Any) -> None:
+            threading.Thread(target=server.shutdown).start()
 
-            def stop(*args: Any) -> None:
-                threading.Thread(target=server.shutdown).start()
-
-            signal.signal(signal.SIGTERM, stop)
-            announcing.join()
-            server.serve_forever(0.05)
+        signal.signal(signal.SIGTERM, stop)
+        fleet(ADDRESS=url(server.server_port))
+        announcing.join()
+        server.serve_forever(0.05)
+        server.server_close()
         announcing.leave()  # as at exit
 
     def start(application: Any = None) -> tuple[int, str]:
-        port = free_port()
-        pid = os.fork()
-        if not pid:
-            try:
-                work(port, application or WSGIHandler())
-            finally:
-                os._exit(0)
+        # Made here: between a look for a free port and its use others may take it.
+        answers = application or WSGIHandler()
+        with make_server("127.0.0.1", free_port(), answers, Server, Handler) as server:
+            address = url(server.server_port)
+            pid = os.fork()
+            if not pid:
+                try:
+                    work(server)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
         processes.guard_process(pid)
         started.append(pid)
-        return pid, url(port)
+        return pid, address
 
     yield start
     announcing.leave()
