@@ -18,7 +18,7 @@ from django.db import connections, router
 from django.db.models import CheckConstraint, UniqueConstraint
 
 from ..aliases import log_alias
-from ..entities.declaration import commands_of
+from ..entities.declaration import TypeSpec
 from ..models import EntityRow, EntityVersion
 from .messages import listed
 
@@ -67,7 +67,7 @@ def _check_values(entity: Any) -> Iterator[CheckMessage]:
         or not 0 < seconds < inf,
         'states, "every" or "last"': entity.states not in ("every", "last"),
         'states = "last", as a command has batch=True': entity.states != "last"
-        and any(spec.batch for spec in commands_of(entity).values()),
+        and any(spec.batch for spec in TypeSpec(entity).commands.values()),
     }
     for what in (what for what, is_wrong in wrong.items() if is_wrong):
         yield Error(f"The type must have {what}.", hint="Correct it.", id="outbox.E041")

@@ -6,8 +6,8 @@ compare-and-set of the head changes no row and all is done anew. The unique inde
 (stream, command_id) is the backstop. The head is locked first, always: two orders would deadlock.
 See ``execution`` for what is done anew, and why.
 
-A command that changes a column with a unique index is the last of its transaction, and its row is
-written inside a savepoint: where the index refuses it, the command is rejected, and no other.
+A command that changes a column with a unique index is the last of its transaction: where the index
+refuses its row, all is done anew, and it is rejected, and no other.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..failpoints import failpoint
 from ..models import StreamHead
 from ..process.enclosure import SwallowedError
 from ..process.lock_wait import is_conflict
-from .declaration import REJECTED, CommandSpec, Rejected
-from .handling import Gifts, Handled, Mark, handle, spec_of, stored_rejection, violated
-from .request import Call, Caller, Outcome, Rejection, Request
+from .declaration import REJECTED, CommandSpec, Rejected, spec_of
+from .handling import Gifts, Handled, handle, stored_rejection
+from .request import Call, Outcome, Rejection, Request
 from .rows import answered, load, update
 from .versions import Step, write_versions
 
@@ -46,7 +46,7 @@ UNDOING = (TransactionEnded, SwallowedError)
 
 
 class Moved(Exception):
-    """Another transaction was ahead: the version that was read is not the newest any more."""
+    """Do it anew: another transaction was ahead, or an index refuses the last command's row."""
 
 
 class Attempt:
@@ -69,9 +69,8 @@ class Attempt:
         self.steps: list[Step] = []
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
-        #: Of the command that changes a unique column: where its gifts begin, what was before, and
-        #: the savepoint of what its handler has written.
-        self.last: tuple[CommandSpec, Mark, Any, str | None] | None = None
+        #: The command that ends the transaction, as an index may refuse what it changes.
+        self.last: Call | None = None
 
     @property
     def version(self) -> int:
@@ -161,12 +160,9 @@ class Attempt:
 
     def _answer(self, call: Call) -> None:
         call.answer = None
-        mark = self.gifts.mark()
         try:
-            call.answer = self._known(call.request) or self._handle(call, mark)
-            self.gifts.keep_callbacks(mark, call.caller)
+            call.answer = self._known(call.request) or self._handle(call)
         except BaseException as error:
-            self.gifts.drop(mark)
             call.answer = error
             failpoint("entity_raised")
             if not isinstance(error, Exception) or isinstance(error, UNDOING) or is_conflict(error):
@@ -185,7 +181,7 @@ class Attempt:
             )
         return replace(outcome, replayed=True)
 
-    def _handle(self, call: Call, mark: Mark) -> Outcome:
+    def _handle(self, call: Call) -> Outcome:
         request = call.request
         spec = self.types.commands.get(request.command)
         if spec is None:
@@ -212,16 +208,15 @@ class Attempt:
                 name = self.entity.__name__
                 raise Rejected(f"{name} {request.id!r} exists already.", code="exists")
             given = json.loads(request.text)  # anew each time: handlers may change it
-            handled = self._run(spec, [given] if spec.batch else given, call.caller)
+            handled = self._run(spec, [given] if spec.batch else given, call)
             [(answer, text)] = handled.answers
+            if self._changes_unique(handled) or (self.types.unique and self.text is None):
+                self.last = call
+            self._keep(handled)
         except Rejected as error:
             answer, text = stored_rejection(spec.full_name, error)
-        if isinstance(answer, Rejection):
-            self.gifts.drop(mark)
-        else:
-            if self._changes_unique(handled) or (self.types.unique and self.text is None):
-                self.last = spec, mark, (self.text, self.values), handled.savepoint
-            self._keep(handled)
+        if call.refused:
+            self.last = call
         return self._step(call, spec, answer, text)
 
     def _handle_run(self, run: list[Call]) -> bool:
@@ -230,28 +225,29 @@ class Attempt:
         mark = self.gifts.mark()
         try:
             given = [json.loads(call.request.text) for call in run]
-            handled = self._run(spec, given, run[0].caller)
+            handled = self._run(spec, given, run[0])
         except Exception:
-            handled = None
-        if handled is None or self._changes_unique(handled):
+            return False
+        if self._changes_unique(handled):
             self.gifts.drop(mark)
             return False
         self._keep(handled)
-        self.gifts.keep_callbacks(mark, run[0].caller)
         for call, (answer, text) in zip(run, handled.answers, strict=True):
             call.answer = self._step(call, spec, answer, text)
         return True
 
-    def _run(self, spec: CommandSpec, given: Any, caller: Caller) -> Handled:
-        return handle(self.types, spec, self._instance(), given, caller, self.gifts)
+    def _run(self, spec: CommandSpec, given: Any, call: Call) -> Handled:
+        instance = self._instance()
+        return handle(self.types, spec, instance, given, call.caller, self.gifts, call.refused)
 
     def _instance(self) -> Any:
         # Faster than to create it; and attributes that a handler sets on it are gone after it.
-        instance = self.entity.__new__(self.entity)
+        instance, state = self.entity.__new__(self.entity), ModelState()
+        state.adding = not self.existed
         instance.__dict__ = {
             **self.values,
             **{name: deepcopy(self.values[name]) for name in self.types.fields},
-            "_state": ModelState(),
+            "_state": state,
             "now": self.now,
             "version": self.version,
             "state": json.loads(self.text or "null") if self._fresh is None else self._fresh,
@@ -279,15 +275,14 @@ class Attempt:
         return outcome
 
     def _write(self) -> None:
-        if self.last is None:
+        try:
             self._write_entity()
-        else:
-            try:
-                with transaction.atomic(using=self.using):
-                    self._write_entity()
-            except IntegrityError as error:
-                self._refuse_last(error)
-                self._write_entity()
+        except IntegrityError as error:
+            if self.last is None or self.last.refused[1:]:
+                raise
+            self.last.refused += (error,)
+            self.last.alone = True
+            raise Moved from error
         write_versions(self.cursor, self.entity, self.steps)
         self.gifts.write()
 
@@ -312,24 +307,6 @@ class Attempt:
             given["state"] = json.loads(given["state"])
             rows: Any = QuerySet(self.entity, using=self.using)
             rows.bulk_create([self.entity(pk=self.id, version=self.version, **given)])
-
-    def _refuse_last(self, error: IntegrityError) -> None:
-        """Reject the last command, whose row an index has refused."""
-        assert self.last is not None
-        spec, mark, before, savepoint = self.last
-        [*_, step] = self.steps
-        instance = self._instance()
-        instance._state.adding = not self.existed
-        rejected = step.call.caller.run(violated, self.types, instance, error, using=self.using)
-        if rejected is None:
-            raise error
-        if savepoint is not None:  # what its handler has written
-            transaction.savepoint_rollback(savepoint, using=self.using)
-        self.gifts.drop(mark)
-        self.text, self.values = before
-        del self.steps[-1]
-        answer = stored_rejection(spec.full_name, rejected)
-        step.call.answer = self._step(step.call, spec, *answer)
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the commands from here on that one call of a batch handler may answer."""

@@ -8,17 +8,22 @@ committed, so it must not write elsewhere, and takes the time from ``self.now``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
+
+from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..eventlog.newevent import checked_name
 from ..exceptions import InvalidCommand
+from ..models import EntityRow
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _MARK, _RULE = "outbox_command", "outbox_rule"
 #: Behind the type of the event of a rejection.
 REJECTED = ".rejected"
+#: Fields of every type.
+BASE = {field.name for field in EntityRow._meta.concrete_fields}
 
 
 class Rejected(Exception):
@@ -33,36 +38,6 @@ class Rejected(Exception):
         super().__init__(text)
         self.text = text
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class CommandSpec:
-    """A declared command."""
-
-    name: str
-    handler: Callable[..., Any]
-    creates: bool
-    #: The type of its event.
-    event: str
-    atomic: bool
-    batch: bool
-    signature: inspect.Signature = field(default_factory=inspect.Signature)
-    #: Names that a call must give, and may give; ``**kwargs`` are left to the signature.
-    required: Set[str] = frozenset()
-    allowed: Set[str] = frozenset()
-    #: Its name with that of the type, for messages.
-    full_name: str = ""
-
-    def check(self, arguments: dict[str, Any]) -> None:
-        """Raise ``InvalidCommand`` for arguments that do not fit the handler's signature."""
-        if self.batch or self.required <= arguments.keys() <= self.allowed:
-            return
-        try:
-            self.signature.bind(None, **arguments)
-        except TypeError as error:
-            names = list(self.signature.parameters.values())[1:]
-            takes = inspect.Signature(names)
-            raise InvalidCommand(f"The command {self.name!r} takes {takes}: {error}.") from None
 
 
 def command(
@@ -94,8 +69,8 @@ def command(
         kinds = "iscoroutinefunction", "isasyncgenfunction", "isgeneratorfunction"
         if any(getattr(inspect, is_kind)(handler) for is_kind in kinds):
             raise TypeError(f"The command {handler.__name__!r} must be a plain method.")
-        spec = CommandSpec(handler.__name__, handler, creates, event, atomic, batch)
-        setattr(handler, _MARK, spec)
+        options = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
+        setattr(handler, _MARK, options)
         return handler
 
     return declare
@@ -111,33 +86,77 @@ def rule(method: Handler) -> Handler:
     return method
 
 
-def commands_of(entity: Any) -> dict[str, CommandSpec]:
-    """Return the commands that a class declares or inherits, by name."""
-    # A decorator above ``@command`` copies its mark: what the class holds is what runs.
-    found: dict[str, CommandSpec] = {}
-    for name, (method, spec) in _marked(entity, _MARK).items():
-        signature = inspect.signature(method)
-        parameters = list(signature.parameters.values())[1:]
+class CommandSpec:
+    """A command as a type declares or inherits it."""
+
+    def __init__(
+        self,
+        entity: Any,
+        name: str,
+        handler: Callable[..., Any],
+        *,
+        creates: bool,
+        event: str,
+        atomic: bool,
+        batch: bool,
+    ) -> None:
+        self.name, self.handler = name, handler
+        self.creates, self.atomic, self.batch = creates, atomic, batch
+        #: For messages.
+        self.full_name = f"{entity.__name__}.{name}"
+        #: The type of its event.
+        self.event = event or f"{entity._meta.model_name}.{name}"
+        self.signature = inspect.signature(handler)
+        parameters = list(self.signature.parameters.values())[1:]
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        found[name] = replace(
-            spec,
-            name=name,
-            handler=method,
-            event=spec.event or f"{entity._meta.model_name}.{name}",
-            full_name=f"{entity.__name__}.{name}",
-            signature=signature,
-            required=frozenset(p.name for p in plain if p.default is p.empty),
-            allowed=frozenset(p.name for p in plain) if plain == parameters else frozenset(),
-        )
-    return found
+        #: Names that a call must give, and may give; ``**kwargs`` are left to the signature.
+        self.required = {p.name for p in plain if p.default is p.empty}
+        self.allowed = {p.name for p in plain} if plain == parameters else set()
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Raise ``InvalidCommand`` for arguments that do not fit the handler's signature."""
+        if self.batch or self.required <= arguments.keys() <= self.allowed:
+            return
+        try:
+            self.signature.bind(None, **arguments)
+        except TypeError as error:
+            takes = inspect.Signature(list(self.signature.parameters.values())[1:])
+            raise InvalidCommand(f"The command {self.name!r} takes {takes}: {error}.") from None
 
 
-def rules_of(entity: type) -> dict[str, Callable[..., Any]]:
-    """Return the rules that a class declares or inherits, by name."""
-    return {name: method for name, (method, _) in _marked(entity, _RULE).items()}
+class TypeSpec:
+    """What an entity type declares or inherits."""
+
+    def __init__(self, entity: Any) -> None:
+        self.entity = entity
+        methods = {n: m for n in dir(entity) if callable(m := getattr(entity, n, None))}
+        # A decorator above ``@command`` copies its mark: what the class holds is what runs.
+        self.commands = {
+            name: CommandSpec(entity, name, method, **getattr(method, _MARK))
+            for name, method in methods.items()
+            if hasattr(method, _MARK)
+        }
+        self.rules = {name: method for name, method in methods.items() if hasattr(method, _RULE)}
+        #: Fields of the project's own.
+        self.fields: dict[str, Field[Any, Any]] = {
+            f.attname: f for f in entity._meta.concrete_fields if f.name not in BASE
+        }
+        self.derives_columns = entity.columns is not EntityRow.columns
+        unique = [field for field in self.fields.values() if field.unique]
+        #: What may refuse a row, and the names of the fields that it is about.
+        self.constraints = [
+            *(c for c in entity._meta.constraints if not isinstance(c, CheckConstraint)),
+            *(UniqueConstraint(fields=[f.name], name=f.name) for f in unique),
+        ]
+        self.unique = {
+            name
+            for constraint in self.constraints
+            for name, field in self.fields.items()
+            # Without fields it is about expressions, or an exclusion: any of them counts.
+            if field.name in (getattr(constraint, "fields", ()) or (field.name,))
+        }
 
 
-def _marked(entity: type, mark: str) -> dict[str, tuple[Any, Any]]:
-    methods = {name: getattr(entity, name, None) for name in dir(entity)}
-    found = {name: (method, getattr(method, mark, None)) for name, method in methods.items()}
-    return {name: (m, value) for name, (m, value) in found.items() if value and callable(m)}
+@cache
+def spec_of(entity: Any) -> TypeSpec:
+    return TypeSpec(entity)

@@ -30,7 +30,8 @@ from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
-from .handling import named, running, spec_of
+from .declaration import spec_of
+from .handling import named, running
 from .request import Call
 
 #: How often commands are tried while others are ahead.
@@ -106,11 +107,12 @@ def _is_alive(using: str) -> bool:
 
 
 def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
-    with transaction.atomic(using=using):
-        attempt = Attempt(entity, calls, using=using, locked=True, wait=None)
-        left = attempt.run()
-        counting.count_after_commit(attempt)
-        return left
+    while True:
+        with suppress(Moved), transaction.atomic(using=using):
+            attempt = Attempt(entity, calls, using=using, locked=True, wait=None)
+            left = attempt.run()
+            counting.count_after_commit(attempt)
+            return left
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
@@ -133,7 +135,8 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
                 handled = True
             seconds = time.monotonic() - began
-            counting.count(attempt, conflicts=attempts - 1, seconds=seconds)
+            refused = sum(len(call.refused) for call in calls)  # by an index, and by no other
+            counting.count(attempt, conflicts=attempts - 1 - refused, seconds=seconds)
             failpoint("entity_committed")
             return left
         except Moved:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import connections, transaction
-from django.db.models import CheckConstraint, Field, QuerySet
+from django.db import IntegrityError, connections, transaction
 
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
 from ..eventlog.publish import publish_checked, require_log
 from ..exceptions import InvalidCommand, InvalidEvent, NotAtomic, StatementRefused, TransactionEnded
 from ..jobs.staging.insert import StagedBatch, collect_in
-from ..models import EntityRow, EventLog
+from ..models import EventLog
 from ..process.enclosure import enclosed
-from .declaration import CommandSpec, Rejected, commands_of, rules_of
+from .declaration import CommandSpec, Rejected, TypeSpec
 from .request import Caller, Rejection
 
 #: Where gifts end: how many jobs by alias, events, and callbacks there are.
@@ -34,35 +33,6 @@ Mark = tuple[dict[str, int], int, int]
 
 #: Characters of the code of a rejection.
 MAX_CODE = 100
-#: Fields of every type.
-BASE = {field.name for field in EntityRow._meta.concrete_fields}
-
-
-class TypeSpec:
-    """What an entity type declares."""
-
-    def __init__(self, entity: Any) -> None:
-        self.entity = entity
-        self.commands = commands_of(entity)
-        self.rules = rules_of(entity)
-        #: Fields of the project's own.
-        self.fields: dict[str, Field[Any, Any]] = {
-            f.attname: f for f in entity._meta.concrete_fields if f.name not in BASE
-        }
-        self.derives_columns = entity.columns is not EntityRow.columns
-        #: The names of those that a unique index or an exclusion constraint is about.
-        self.unique = {name for name, field in self.fields.items() if field.unique}
-        for constraint in entity._meta.constraints:
-            if not isinstance(constraint, CheckConstraint):
-                # Without fields it is about expressions, or an exclusion: any of them counts.
-                names = getattr(constraint, "fields", ())
-                about = (n for n, f in self.fields.items() if not names or f.name in names)
-                self.unique.update(about)
-
-
-@cache
-def spec_of(entity: Any) -> TypeSpec:
-    return TypeSpec(entity)
 
 
 class Gifts:
@@ -173,20 +143,27 @@ class Handled:
     columns: dict[str, Any] | None
     #: Of each command: the response, as readers will see it, or the rejection; and its JSON.
     answers: list[tuple[Any, str]]
-    #: From before the handler, where it may write and an index may still refuse its columns.
-    savepoint: str | None = None
 
 
 def handle(
-    types: TypeSpec, spec: CommandSpec, instance: Any, given: Any, caller: Caller, gifts: Gifts
+    types: TypeSpec,
+    spec: CommandSpec,
+    instance: Any,
+    given: Any,
+    caller: Caller,
+    gifts: Gifts,
+    refused: Sequence[IntegrityError] = (),
 ) -> Handled:
     """Run a handler, then the rules; it is given its arguments, for ``batch=True`` a list of them.
 
-    Raises ``Rejected`` where the handler, or a rule, has said no; ``InvalidCommand`` where it left
-    something that cannot be stored; and what the handler raised.
+    Raises ``Rejected`` where the handler, a rule, or an index that has ``refused`` its row before,
+    says no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
+    raised. Then what it gave is dropped.
     """
     name = gifts.command = spec.full_name
-    what = f"The command {name}"
+    what, using = f"The command {name}", gifts.using
+    gifts.may_query = spec.atomic
+    mark = gifts.mark()
 
     def run() -> Handled:
         running.set(gifts)
@@ -199,6 +176,10 @@ def handle(
             if gifts.connection.closed_in_transaction:
                 raise TransactionEnded(f"{what} closed the connection of its transaction.")
         left = _checked(name, types, instance)
+        if refused:
+            gifts.may_query = True
+            vars(instance).update(left[-1] or {})
+            require_free(types, instance, refused, using=using)
         if not spec.batch:
             return Handled(*left, [storable(name, "the response", response)])
         if not isinstance(response, list) or len(response) != len(given):
@@ -206,6 +187,8 @@ def handle(
                 f"{name} must return a list with an answer for each of {len(given)} commands; it "
                 f"returned {response!r:.100}."
             )
+        if len(response) == 1 and isinstance(response[0], Rejected):
+            raise response[0]
         answers = [
             stored_rejection(name, each)
             if isinstance(each, Rejected)
@@ -214,17 +197,19 @@ def handle(
         ]
         return Handled(*left, answers)
 
-    if not spec.atomic:
-        return caller.run(run)
-    gifts.may_query = True
     try:
-        savepoint = transaction.savepoint(using=gifts.using) if types.unique else None
-        with enclosed(what, using=gifts.using), transaction.atomic(using=gifts.using):
+        if spec.atomic:
+            with enclosed(what, using=using), transaction.atomic(using=using):
+                handled = caller.run(run)
+        else:
             handled = caller.run(run)
-        handled.savepoint = savepoint
-        return handled
+        gifts.keep_callbacks(mark, caller)
+    except BaseException:
+        gifts.drop(mark)
+        raise
     finally:
         gifts.may_query = False
+    return handled
 
 
 def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any] | None]:
@@ -285,32 +270,22 @@ def stored_rejection(name: str, error: Rejected) -> tuple[Rejection, str]:
     return Rejection(**stored), text
 
 
-def violated(types: TypeSpec, instance: Any, error: Exception, *, using: str) -> Rejected | None:
-    """Return how an index has refused a row: by the constraint's name, or by the unique field's.
+def require_free(
+    types: TypeSpec, instance: Any, refused: Sequence[IntegrityError], *, using: str
+) -> None:
+    """Raise ``Rejected``, by the constraint or the unique field, where a row may not be written.
 
-    None where no index of the type's own did.
+    What is not seen to hold it back may have been gone in between: the database is asked again.
     """
-    model = types.entity
-    rows: Any = QuerySet(model, using=using).exclude(pk=instance.pk)
-    refused: list[tuple[str, str, bool]] = []
-    for constraint in model._meta.constraints:
-        if not isinstance(constraint, CheckConstraint):
-            text = str(constraint.get_violation_error_message())
-            refused.append((constraint.name, text, _fails(constraint, instance, using)))
-    for name, field in types.fields.items():
-        if field.unique:
-            [text] = instance.unique_error_message(model, [field.name]).messages
-            value = getattr(instance, name)
-            taken = value is not None and rows.filter(**{name: value}).exists()
-            refused.append((field.name, text, taken))
-    # What the snapshot of the caller's transaction hides, the database names.
-    named = [(name, text, name in str(error)) for name, text, _ in refused]
-    return next((Rejected(text, code=name) for name, text, yes in refused + named if yes), None)
-
-
-def _fails(constraint: Any, instance: Any, using: str) -> bool:
-    try:
-        constraint.validate(type(instance), instance, using=using)
-    except ValidationError:
-        return True
-    return False
+    for constraint in types.constraints:
+        try:
+            constraint.validate(types.entity, instance, using=using)
+        except ValidationError as error:
+            raise Rejected(" ".join(error.messages), code=constraint.name) from None
+    if len(refused) > 1:
+        # What the snapshot of the caller's transaction hides, the database names.
+        for constraint in types.constraints:
+            if constraint.name in str(refused[-1]):
+                text = str(constraint.get_violation_error_message())
+                raise Rejected(text, code=constraint.name)
+        raise refused[-1]

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from django.conf import settings
+from django.db import IntegrityError
 from django.utils.timezone import activate as activate_zone
 from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
@@ -132,8 +133,10 @@ class Call:
     #: By the monotonic clock, in seconds.
     deadline: float
     caller: Caller = field(default_factory=lambda: Caller())
-    #: No batch handler answers it with others: one has ended its thread.
+    #: No batch handler answers it with others: one has ended its thread, or an index refuses it.
     alone: bool = False
+    #: With what an index has refused its row: it ends its batch, and is rejected if that stays so.
+    refused: tuple[IntegrityError, ...] = ()
     #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
     waits: threading.Event | asyncio.Future[None] | None = None
     leads: bool = False

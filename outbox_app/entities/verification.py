@@ -21,7 +21,8 @@ from ..eventlog.window import TOMBSTONE
 from ..models import StreamHead
 from ..process.foreground import throttled
 from ..text import Write
-from .handling import columns_of, spec_of
+from .declaration import spec_of
+from .handling import columns_of
 from .operations import locked
 
 #: Entities compared at once.

@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.entities import command, queue
-from outbox_app.entities.handling import spec_of
+from outbox_app.entities.declaration import spec_of
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
 from tests.patience import eventually

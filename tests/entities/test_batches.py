@@ -195,7 +195,7 @@ def test_a_type_may_keep_the_last_state_of_each_transaction_only(alias):
 @commits
 def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(alias, monkeypatch):
     from outbox_app.entities import command
-    from outbox_app.entities.handling import spec_of
+    from outbox_app.entities.declaration import spec_of
 
     calls = []
 
@@ -219,7 +219,7 @@ def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(a
 @pytest.mark.parametrize("left", [None, [1], "ab", [{1}, {2}]])
 def test_a_handler_of_batches_that_returns_something_else(alias, monkeypatch, left):
     from outbox_app.entities import command
-    from outbox_app.entities.handling import spec_of
+    from outbox_app.entities.declaration import spec_of
 
     def sell(self, requests):
         return left if len(requests) > 1 else None

@@ -15,7 +15,7 @@ from outbox_app.entities.queue import queues
 from outbox_app.exceptions import EntityContended
 from outbox_app.models import Statistic
 from outbox_app.process import counters
-from tests.entities.models import Account
+from tests.entities.models import Account, Person
 from tests.process.counters.planted import totals
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,6 +121,15 @@ def test_conflicts(alias, account, ask, written, monkeypatch):
     found = written()
     assert found["command_conflicts"] == 2 + execution.ATTEMPTS
     assert found["commands"] == 2
+
+
+def test_a_row_that_an_index_refuses_is_no_conflict(alias, written):
+    for id in "ab":
+        answer = Person.execute(id, "enter", {"email": "x"}, command_id="x", using=alias)
+    assert answer.rejected.code == "email"
+    found = written()
+    assert found["rejected_commands email"] == 1
+    assert "command_conflicts" not in found
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.utils import translation
 
 from outbox_app.entities import Command, queue
-from outbox_app.entities.handling import spec_of
+from outbox_app.entities.declaration import spec_of
 from outbox_app.exceptions import EntityContended, InvalidCommand, Overloaded
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead

@@ -9,7 +9,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 
 from outbox_app.entities import Rejected, command, execution
 from outbox_app.entities.attempt import Moved
-from outbox_app.entities.handling import spec_of
+from outbox_app.entities.declaration import spec_of
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, StatementRefused
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
