@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-prepared up test lint docs screenshots bench venv system clean
+.PHONY: help demo demo-prepared up test test-matrix lint docs screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -31,6 +31,10 @@ test: WORKERS ?= 4
 test: venv ## everything: the tests on private servers; lint and docs are among them
 	$(BIN)/python -m tests.servers --workers $(WORKERS) run -- \
 		$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-matrix: venv ## the oldest and the newest Python, Django, Celery and drivers, as far as they are here
+	$(PIP) nox
+	$(BIN)/python -m nox $(ARGS)
 
 lint: venv ## format, lint, types, import contracts, migrations
 	$(BIN)/ruff format --check .

@@ -20,8 +20,10 @@ class OutboxAppConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks
+        from .conf import require_celery
         from .monitoring import log_lines
 
+        require_celery()
         checks.register()
         log_lines.connect()
         autodiscover_modules("subscribers")

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from celery.contrib.django.task import DjangoTask
 from django.apps import apps
 from django.db import connections, transaction
 
 from .aliases import outbox_alias
+from .conf import require_celery
 from .jobs.staging.sending import StagingMixin, celery_app
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
 
-class OutboxTask(DjangoTask[Any, Any]):
+require_celery()
+from celery.contrib.django.task import DjangoTask  # noqa: E402  # older ones do not have it
+
+if TYPE_CHECKING:  # Celery's class can be subscripted since 5.7
+    _DjangoTask = DjangoTask[Any, Any]
+else:
+    _DjangoTask = DjangoTask
+
+
+class OutboxTask(_DjangoTask):
     """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget.
 
     They call the task's own ``delay`` and ``apply_async``: at once inside a transaction of the

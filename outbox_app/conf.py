@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
+import celery
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -21,6 +22,18 @@ from django.core.signals import setting_changed
 SHARDS = 128
 #: Number of slices of a log. Rows keep the slice they were published with.
 SLICES = 1024
+#: The oldest Celery that is supported.
+CELERY = (5, 5)
+
+
+def require_celery() -> None:
+    """Raise ``ImproperlyConfigured`` where the installed Celery is older than that."""
+    if celery.VERSION < CELERY:
+        needed = ".".join(map(str, CELERY))
+        raise ImproperlyConfigured(
+            f"outbox_app needs Celery {needed} or later, and {celery.__version__} is installed. "
+            f"Install it with: pip install 'celery>={needed}'"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
 from ..conf import outbox_settings
-from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable
+from ..jobs.drain.misconfiguration import LIBRARY_MISSING, unusable, without_batches
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import staging_apps
 from .messages import listed
@@ -33,6 +33,8 @@ VISIBILITY = {"redis": 3600, "sqs": 1800}
 
 def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
+    if slow := without_batches():
+        found.append(Warning(f"{slow}.", hint="Upgrade kombu with Celery.", id="outbox.W038"))
     for app in staging_apps():
         try:
             transport: Any = app.connection_for_write().transport

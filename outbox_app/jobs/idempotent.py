@@ -19,7 +19,6 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from celery import Task
 from celery._state import get_current_task
-from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
 from celery.backends.base import DisabledBackend
 from celery.local import Proxy
 from django.db import OperationalError, connections, transaction
@@ -29,6 +28,14 @@ from ..aliases import inbox_alias
 from ..exceptions import InboxError, TransactionEnded
 from ..process.enclosure import SwallowedError, enclosed
 from ..text import get_logger
+
+try:
+    from celery.app.task import get_actual_ignore_result  # type: ignore[attr-defined]
+except ImportError:  # before Celery 5.7 a call can only add to what its task says
+
+    def get_actual_ignore_result(task: Any, request: Any) -> bool:
+        return bool(task.ignore_result or request.ignore_result)
+
 
 logger = get_logger("outbox_app.inbox")
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import celery
 import pytest
 from celery import Celery
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 
 from outbox_app.celery import OutboxCelery
 from outbox_app.checks.apps import check_apps
@@ -178,3 +181,10 @@ def test_forgotten_in_installed_apps(tmp_path):
         text=True,
     )
     assert "Add 'outbox_app' to INSTALLED_APPS" in done.stderr
+
+
+def test_an_old_celery_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(celery, "VERSION", (5, 4, "9"))
+    monkeypatch.setattr(celery, "__version__", "5.4.9")
+    with pytest.raises(ImproperlyConfigured, match=r"needs Celery 5\.5 or later, and 5\.4\.9 is"):
+        apps.get_app_config("outbox_app").ready()

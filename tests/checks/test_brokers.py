@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import pytest
 from celery import Celery, _state
-from kombu import Queue
+from kombu import Producer, Queue
 from kombu.common import Broadcast
 from kombu.transport import pyamqp
 
@@ -34,6 +34,7 @@ def ids(app):
 def nothing_of_other_tests(monkeypatch):
     """Leave out their apps, and what ``@shared_task`` defined for every app."""
     monkeypatch.setattr(_state, "_apps", WeakSet())
+    monkeypatch.setattr(Producer, "batch", None, raising=False)  # kombu 5.7 has it
     own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
     monkeypatch.setattr(_state, "_on_app_finalizers", own)
 
@@ -258,3 +259,10 @@ class TestAcknowledgement:
 
     def test_modules_that_cannot_be_imported_are_said_elsewhere(self, make):
         assert ids(make("redis://h", imports=["tests.no_such_module"])) == []
+
+
+def test_kombu_without_batches(monkeypatch):
+    monkeypatch.delattr(Producer, "batch")
+    [message] = check_brokers()
+    assert message.id == "outbox.W038"
+    assert re.search(r"kombu [\d.]+ publishes each job singly", message.msg)

@@ -218,7 +218,7 @@ class Publisher:
         if self._has_confirms:
             return hasattr(self.producer, "batch")  # since kombu 5.7
         is_redis = self.connection.transport.driver_type == "redis"
-        return is_redis and bool(self.producer.supports_batch_publish)
+        return is_redis and getattr(self.producer, "supports_batch_publish", False)
 
     def _goes_alone(self, item: PreparedMessage) -> bool:
         """Say whether RabbitMQ is likely to close the channel because of a message."""

@@ -15,6 +15,7 @@ from ...exceptions import UnsafeBroker
 from ...process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
 from ...text import get_logger
 from .drain import Drain
+from .misconfiguration import without_batches
 from .status import backlog, held
 
 logger = get_logger("outbox_app.drain")
@@ -78,6 +79,8 @@ def _drain_here(
         f"drainer started database={drainer.using} batch_size={drainer.batch_size} "
         f"interval={drainer.interval:g}"
     )
+    if slow := without_batches():
+        write(f"drainer is slow: {slow}")
     try:
         drainer.open_brokers()
         tally = drainer.run(once=once)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
+
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
+from kombu import VERSION, Producer
 
 from outbox_app.jobs.drain import app_drain
 from outbox_app.jobs.drain.drain import Drain
@@ -65,3 +69,18 @@ def test_tables_that_are_missing_are_said_to_be(command, tmp_path, django_db_blo
         connections["empty"].close()
         del connections["empty"]
         del connections.settings["empty"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_kombu_without_batches_is_said(alias, make_app, monkeypatch):
+    make_app()
+    said = []
+    for batches in (True, False):
+        if not batches:
+            monkeypatch.delattr(Producer, "batch", raising=False)
+        said.append(StringIO())
+        call_command("drain_outbox", "--once", "--database", alias, stdout=said[-1])
+    with_batches, without = (stream.getvalue() for stream in said)
+    sentence = "drainer is slow: kombu [0-9.]+ publishes each job singly"
+    assert re.search(sentence, without)
+    assert not re.search(sentence, with_batches) or VERSION < (5, 7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import chain, chord, group
+from celery import VERSION, chain, chord, group
 from celery.canvas import StampingVisitor
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default"])
@@ -92,6 +92,10 @@ def test_chord_counted_by_its_result_backend(send, assert_equal, redis_url):
     assert_equal(send, result_backend=redis_url)
 
 
-@pytest.mark.parametrize("send", CHORDS.values(), ids=CHORDS)
+#: Before Celery 5.7 such a chord takes no links, with the plain app either.
+POLLED = {name: send for name, send in CHORDS.items() if VERSION >= (5, 7) or "options" not in name}
+
+
+@pytest.mark.parametrize("send", POLLED.values(), ids=POLLED)
 def test_chord_that_polls_its_result_backend(send, assert_equal, tmp_path):
     assert_equal(send, result_backend=f"file://{tmp_path}")

@@ -1,0 +1,69 @@
+"""The oldest and the newest of what outbox_app supports: ``make test-matrix``.
+
+The interpreters that are installed are used; the others are named, and left out. Each session runs
+the tests of the rooms that lean on Python, Django, Celery or a driver, on private servers of its
+own; options after ``--`` are those of pytest. Spark, the browser, types and style are those of
+``make test``.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import nox
+
+nox.options.error_on_missing_interpreters = False
+nox.options.reuse_existing_virtualenvs = True
+
+EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "example")
+#: Of the extra "test": the others check types, or drive what is left out here.
+RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
+ROOMS = ("checks", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring", "prepared")
+ROOMS += ("process", "projections", "retention", "subscriptions", "testing", "text")
+#: Python, Django; Celery and the rest are the newest ones.
+NEWEST = [
+    ("3.11", "5.2"),
+    ("3.12", "5.2"),
+    ("3.12", "6.0"),
+    ("3.13", "5.2"),
+    ("3.13", "6.0"),
+    ("3.13", "6.1"),
+]
+
+
+def requirements(*, lowest: bool) -> list[str]:
+    """Return what setup.cfg asks for, or the oldest of it."""
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).with_name("setup.cfg"))
+    extras = config["options.extras_require"]
+    lines = config["options"]["install_requires"].split()
+    for name in EXTRAS:
+        lines += extras[name].split()
+    if lowest:
+        lines = [re.sub(r">=([\d.]+)", r"==\1.*", line) for line in lines]
+    return lines + [line for line in extras["test"].split() if line.startswith(RUNNERS)]
+
+
+def run(session: nox.Session, django: str, *, lowest: bool = False) -> None:
+    """Install it all, and run the tests."""
+    lines = [line for line in requirements(lowest=lowest) if not line.startswith("Django")]
+    session.install(f"Django~={django}.0", *lines)
+    session.install("--no-deps", "--editable", ".")
+    options = session.posargs or ["-q", "-m", "unit or database"]
+    pytest = ["pytest", "-n", "auto", "--dist", "loadgroup", *(f"tests/{room}" for room in ROOMS)]
+    servers = ["tests.servers", "--workers", "2", "run", "--", "python", "-m"]
+    session.run("python", "-m", *servers, *pytest, *options)
+
+
+@nox.session(python="3.11")
+def lowest(session: nox.Session) -> None:
+    """The oldest of everything that setup.cfg allows."""
+    run(session, "5.2", lowest=True)
+
+
+@nox.session
+@nox.parametrize("python, django", NEWEST)
+def newest(session: nox.Session, django: str) -> None:
+    run(session, django)
