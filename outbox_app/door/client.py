@@ -12,6 +12,7 @@ import asyncio
 import os
 import ssl
 import threading
+from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -34,20 +35,26 @@ def call(
     content_type: str = JSON,
     address: str | None = None,
     seconds: float = SECONDS,
+    headers: Mapping[str, str] | None = None,
+    most: int = BYTES,
 ) -> tuple[int, Any]:
     """Return status and content of a peer's answer. Raises ``PeerError``.
 
     Args:
         address: Of one of the peer's servers. Default: the peer's own.
+        seconds: For all of it. The peer is told, and gives up when the caller has.
+        headers: More of them; those that mean something to the door are covered.
+        most: Bytes that the answer may have.
     """
     loop, client = _running()
     body = b"" if payload is None else written(payload)
+    given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
     request = client.build_request(
-        method, base_url(peer, address) + path, content=body, headers={"Content-Type": content_type}
+        method, base_url(peer, address) + path, content=body, headers=given | dict(headers or {})
     )
     sign(adapt_message(request), body, signing_key(peer))
     try:
-        future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds), loop)
+        future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds, most), loop)
         response, answer = future.result()
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
         raise PeerUnavailable(
@@ -70,7 +77,7 @@ def call(
 
 
 async def _exchange(
-    client: httpx2.AsyncClient, request: httpx2.Request, seconds: float
+    client: httpx2.AsyncClient, request: httpx2.Request, seconds: float, most: int
 ) -> tuple[httpx2.Response, bytes]:
     async with asyncio.timeout(seconds):
         response = await client.send(request, stream=True)
@@ -78,8 +85,8 @@ async def _exchange(
             body = bytearray()
             async for chunk in response.aiter_raw():
                 body += chunk
-                if len(body) > BYTES:
-                    raise httpx2.ReadError(f"The answer has more than {BYTES} bytes.")
+                if len(body) > most:
+                    raise httpx2.ReadError(f"The answer has more than {most} bytes.")
             return response, bytes(body)
         finally:
             await response.aclose()

@@ -33,7 +33,17 @@ SERVICE = "service"
 LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
 #: HMAC-SHA256 has no use for a shorter one (RFC 2104, section 3).
 SECRET_BYTES = 32
-FIELDS = ("direction", "address", "database", "keys", "types", "topics", "jobs", "limits")
+FIELDS = (
+    "direction",
+    "address",
+    "database",
+    "keys",
+    "types",
+    "topics",
+    "jobs",
+    "commands",
+    "limits",
+)
 
 
 class Key(NamedTuple):
@@ -139,6 +149,11 @@ def is_granted(peer: Peer, *, type: str, topic: str, job: str) -> bool:
     return _fits(type, peer.types) and (not topic or _fits(topic, peer.topics))
 
 
+def may_execute(peer: Peer, command: str) -> bool:
+    """Say whether a peer may execute a command, such as "bank.account.withdraw"."""
+    return _fits(command, peer.commands)
+
+
 def _fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -159,7 +174,7 @@ def peer_faults(name: Any, given: Any) -> list[str]:
         faults.append(f"has an address that {fault}")
     if given.get("database", "default") not in connections:
         faults.append("has a database that is no alias of DATABASES")
-    for field in ("types", "topics", "jobs"):
+    for field in ("types", "topics", "jobs", "commands"):
         patterns = given.get(field, [])
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
             faults.append(f"has {field} that are no list of patterns")

@@ -42,6 +42,8 @@ TAG = "outbox-v1"
 #: Seconds for which a signature is valid.
 VALID = 300
 REQUEST = ("@method", "@authority", "@path", "@query", "content-digest", "content-type")
+#: Headers that mean something, so where one is there it is covered.
+MEANT = ("idempotency-key", "if-match", "outbox-seconds-left")
 ANSWER = ("@status", "content-digest", '"@method";req', '"@path";req', '"signature";req')
 ALGORITHMS: dict[str, type[HTTPSignatureAlgorithm]] = {
     "ed25519": algorithms.ED25519,
@@ -94,7 +96,9 @@ def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:
 
 
 def _components(message: Any) -> tuple[str, ...]:
-    return ANSWER if hasattr(message, "status_code") else REQUEST
+    if hasattr(message, "status_code"):
+        return ANSWER
+    return (*REQUEST, *(name for name in MEANT if name in message.headers))
 
 
 class _Verifier(HTTPMessageVerifier):

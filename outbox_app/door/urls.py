@@ -1,13 +1,14 @@
 """Addresses of the door: ``path("outbox/", include("outbox_app.door.urls"))``.
 
-Senders call those of ``prepared/``, keepers call ``check``. A project that is neither leaves them
-out. The views compose this room with ``prepared``, where they are.
+Senders call those of ``prepared/``, keepers call ``check``; who was granted commands calls those of
+``entities/``. The views compose this room with ``prepared`` and ``entities``, where they are.
 """
 
 from __future__ import annotations
 
 from django.urls import path
 
+from ..entities import views as commands
 from ..prepared import views
 
 app_name = "outbox_door"
@@ -21,4 +22,6 @@ urlpatterns = [
         for call, state in (("confirm", "confirmed"), ("cancel", "cancelled"))
     ),
     path("check", views.check, name="check"),
+    path("entities/<str:type>/<path:id>/<str:command>", commands.execute, name="execute"),
+    path("openapi.json", commands.openapi, name="openapi"),
 ]

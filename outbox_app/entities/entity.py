@@ -21,10 +21,9 @@ from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
 from ..exceptions import InvalidCommand, UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
-from .declaration import Rejected
 from .handling import require_running
 from .queue import aask, ask, ask_many
-from .request import Command, Outcome, Request
+from .request import Command, Outcome, Request, raised
 
 
 class Entity(EntityRow):
@@ -89,7 +88,7 @@ class Entity(EntityRow):
         """
         request = Request.of(id, command, arguments, command_id, expected_version)
         outcome = ask(cls, request, timeout=timeout, using=using or log_alias(cls.versions))
-        return _raised(outcome) if raise_rejected else outcome
+        return raised(outcome) if raise_rejected else outcome
 
     @classmethod
     async def aexecute(
@@ -108,7 +107,7 @@ class Entity(EntityRow):
         request = Request.of(id, command, arguments, command_id, expected_version)
         using = using or log_alias(cls.versions)
         outcome = await aask(cls, request, timeout=timeout, using=using)
-        return _raised(outcome) if raise_rejected else outcome
+        return raised(outcome) if raise_rejected else outcome
 
     @classmethod
     def execute_many(
@@ -196,9 +195,3 @@ class Entity(EntityRow):
         """Return the versions of an entity, the oldest first."""
         rows: Any = CommandsOnly(cls.versions, using=using or log_alias(cls.versions))
         return rows.filter(stream=id, command_id__isnull=False).order_by("version")  # type: ignore[no-any-return]
-
-
-def _raised(outcome: Outcome) -> Outcome:
-    if outcome.rejected:
-        raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
-    return outcome

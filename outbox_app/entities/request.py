@@ -24,6 +24,7 @@ from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
 from ..exceptions import CommandTimeout, InvalidCommand, InvalidEvent, OutcomeUnknown, Overloaded
+from .declaration import Rejected
 
 Result = TypeVar("Result")
 
@@ -100,6 +101,13 @@ class Outcome:
     rejected: Rejection | None
     #: True: the first answer to this command id, given again. No handler ran.
     replayed: bool
+
+
+def raised(outcome: Outcome) -> Outcome:
+    """Return an answer, unless it is a rejection: raise that."""
+    if outcome.rejected:
+        raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
+    return outcome
 
 
 class Caller:

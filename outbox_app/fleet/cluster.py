@@ -8,24 +8,31 @@ fifth of the calls: or a slow fleet would be killed by its own clients.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
 
 from ..conf import fleet_settings
 from ..door import client
-from ..door.peers import service_of
+from ..door.peers import peer_named, service_of
+from ..eventlog.newevent import ANY, ExpectedVersion
 from ..exceptions import PeerUnavailable
 from ..models import Peer
 from .announcing import join_as_client
 from .balance import Balance, Failing
 from .registry import Member
 from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..entities import Outcome
 
 #: Seconds of the budget; part of its calls that may be tried again; how many may in any case.
 WINDOW, SHARE, LEAST = 10, 0.2, 10
@@ -106,6 +113,7 @@ class Service:
             f"No server of the service {self.name!r} takes calls. {listing.trouble}".rstrip(),
             sent=False,
         )
+        sent = False
         for server, is_last in known.balance.attempts(listing.servers, self.balance):
             left = until - time.monotonic()
             if left <= 0:
@@ -126,13 +134,59 @@ class Service:
             except PeerUnavailable as error:
                 failure = error
             known.balance.failed(server.address, str(failure))
+            sent = sent or failure.sent
             if is_last or self.cluster == "fail_fast":
                 break
             # What was not sent is no load for anyone.
             if failure.sent and not (repeatable and known.budget.take()):
                 break
             time.sleep(random.uniform(0, PAUSE))
+        failure.sent = sent
         raise failure
+
+    def execute(
+        self,
+        type: str,
+        id: str,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        command_id: str,
+        expected_version: ExpectedVersion = ANY,
+        timeout: float | None = None,
+        raise_rejected: bool = False,
+    ) -> Outcome:
+        """Ask an entity of the service for something, once, whichever server answers.
+
+        Args:
+            type: Of the entity, with its app: "bank.account".
+            command_id: As for ``Entity.execute``; 1 to 174 visible ASCII characters, no comma.
+            timeout: Seconds for all attempts together, where that is less than ``DEADLINE``.
+
+        Raises:
+            EntityError: As ``Entity.execute`` raises it. ``InvalidCommand`` also where the service
+                does not grant the command to this peer.
+            OutcomeUnknown: No server has answered. Repeat with the same id.
+            PeerError: The service is not registered as a keeper, or could not be reached.
+        """
+        from ..entities.remote import execute
+        from ..entities.request import Request, raised
+
+        request = Request.of(id, command, arguments, command_id, expected_version)
+        peer = peer_named(self.name, Peer.Direction.KEEPER)
+        outcome = execute(self, peer, type, request, timeout)
+        return raised(outcome) if raise_rejected else outcome
+
+    async def aexecute(self, *args: Any, **options: Any) -> Outcome:
+        """As ``execute``, for a coroutine."""
+
+        def run() -> Outcome:
+            try:
+                return self.execute(*args, **options)
+            finally:
+                connections.close_all()  # a peer of the table was looked for in this thread
+
+        return await asyncio.to_thread(run)
 
 
 def service(name: str, *, cluster: str = "", balance: str = "") -> Service:

@@ -36,6 +36,8 @@ class Peer(models.Model):
     types = models.JSONField(_("types"), default=list, blank=True)
     topics = models.JSONField(_("topics"), default=list, blank=True)
     jobs = models.JSONField(_("jobs"), default=list, blank=True)
+    #: Patterns of the commands that it may execute: "bank.account.withdraw".
+    commands = models.JSONField(_("commands"), default=list, blank=True)
     #: Of one request: "events" and "bytes".
     limits = models.JSONField(_("limits"), default=dict, blank=True)
 

@@ -1,36 +1,23 @@
 """Views of the door: signed requests about prepared events, by senders and by keepers.
 
-A request is checked in this order: size, key, signature on the bytes as they came, time, content,
-grants. Each may come twice: it changes nothing the second time. Every answer is signed but those to
-a caller who is not known (one body for all of them). Errors are problem documents (RFC 9457) in
-sentences of our own. No view has a session, a cookie, or a transaction of the request.
+Each may come twice: it changes nothing the second time. ``door.serving`` says what is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from functools import partial, wraps
-from http import HTTPStatus
-from types import SimpleNamespace
+from collections.abc import Container
 from typing import Any
 from uuid import UUID
 
-import django.db
-from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import SuspiciousOperation
-from django.http import HttpRequest, HttpResponse
-from django.utils.encoding import escape_uri_path
-from django.views.decorators.cache import cache_control, never_cache
-from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_http_methods
+from django.http import HttpRequest
 
 from ..aliases import outbox_alias
 from ..door import messages, peers
 from ..door.messages import MessageRefused
-from ..exceptions import InvalidPeer, InvalidPrepared
+from ..door.serving import KEEPER, SENDER, Said, door
+from ..exceptions import InvalidPrepared
 from ..models import Fence, Peer, PreparedEvent
 from ..text import get_logger
-from ..transactions import without_transaction
 from . import keeper, questions
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
 from .request import NewPrepared, checked
@@ -38,7 +25,6 @@ from .request import NewPrepared, checked
 logger = get_logger("outbox_app.door")
 
 State = PreparedEvent.State
-SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
 DECIDED = (State.CONFIRMED, State.CANCELLED)
 #: Of one answer: no client reads more than 64 KiB.
 OPEN, OPEN_BYTES = 100, 48 * 1024
@@ -48,80 +34,6 @@ STATELESS = {
     CONFLICT: (409, "The id belongs to an event of other content."),
     UNKNOWN: (404, "There is no such event."),
 }
-
-#: Status and content of an answer; of a problem what it adds to its status.
-Said = tuple[int, Any]
-View = Callable[..., Said]
-
-
-def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[..., HttpResponse]]:
-    """Serve a view to peers of a direction that sign, and send one of these content types."""
-
-    def wrap(view: View) -> Callable[..., HttpResponse]:
-        @wraps(view)
-        def served(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-            try:
-                return _answered(request, partial(view, **kwargs), direction, types)
-            except (InvalidPeer, django.db.Error) as error:
-                logger.error("The door is closed error=%r", error)
-                return _response(503, {"detail": "The log says why."})
-
-        guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
-        return without_transaction(login_not_required(cache_control(no_transform=True)(guarded)))
-
-    return wrap
-
-
-def _answered(
-    request: HttpRequest, view: View, direction: str, types: Sequence[str]
-) -> HttpResponse:
-    try:
-        from ..door import signing
-    except InvalidPeer as error:  # the extra is missing
-        return _response(503, {"detail": str(error)})
-    body = request.read(peers.LIMITS["bytes"] + 1)
-    if len(body) > peers.LIMITS["bytes"]:
-        return _response(413, {})
-    try:
-        query = request.META.get("QUERY_STRING", "")
-        url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
-        url = f"{url}?{query}" if query else url
-        message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
-        peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
-    except (signing.NotBelieved, SuspiciousOperation) as error:
-        logger.warning("Not believed path=%s reason=%s", request.path, error)
-        response = _response(401, {})
-        response.headers["WWW-Authenticate"] = "Signature"
-        return response
-    try:
-        status, said = view(request, peer, _content(request, body, peer, types))
-    except MessageRefused as error:
-        status, said = error.status, {"detail": str(error)}
-    except django.db.Error as error:
-        logger.warning("The database is away peer=%s error=%r", peer.name, error)
-        status, said = 503, {}
-    response = _response(status, said)
-    answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
-    signing.sign(answer, response.content, peers.signing_key(peer))
-    return response
-
-
-def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]) -> Any:
-    if len(body) > peers.limit(peer, "bytes"):
-        raise MessageRefused(413, "The request is larger than its sender may send.")
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise MessageRefused(415, "The body is compressed.")
-    if messages.media_type(request.headers.get("Content-Type", "")) not in types:
-        raise MessageRefused(415, f"The content type is {' or '.join(types)}.")
-    return messages.parsed(body) if body else None
-
-
-def _response(status: int, said: Any) -> HttpResponse:
-    type = messages.JSON
-    if status >= 400:
-        type, title = messages.PROBLEM, HTTPStatus(status).phrase
-        said = {"type": "about:blank", "title": title, "status": status} | said
-    return HttpResponse(messages.written(said), status=status, content_type=type)
 
 
 @door("POST", SENDER, messages.EVENT, messages.EVENTS)

@@ -27,6 +27,7 @@ FIELDS = {
     "types": '["order.*"]',
     "topics": "[]",
     "jobs": "[]",
+    "commands": "[]",
     "limits": "{}",
 }
 

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -70,9 +70,11 @@ def request(
     host: str = HOST,
     content_type: str = "application/json",
     covered: Sequence[str] = REQUEST,
+    fields: Mapping[str, str] | None = None,
     **options: Any,
 ) -> dict[str, str]:
-    """The headers of a request that is signed."""
+    """The headers of a request that is signed, and more ``fields`` that are covered."""
+    more = {name.lower(): value.strip() for name, value in (fields or {}).items()}
     values = {
         "@method": method,
         "@authority": host,
@@ -80,8 +82,15 @@ def request(
         "@query": f"?{query}",
         "content-digest": digest(body),
         "content-type": content_type,
+        **more,
     }
-    headers = {"Host": host, "Content-Type": content_type, "Content-Digest": digest(body)}
+    covered = (*covered, *more)
+    headers = {
+        **(fields or {}),
+        "Host": host,
+        "Content-Type": content_type,
+        "Content-Digest": digest(body),
+    }
     return headers | sign(values, signer, covered=covered, **options)
 
 

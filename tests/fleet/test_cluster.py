@@ -99,6 +99,18 @@ def test_each_server_once_and_the_last_failure_is_said(calls: Any) -> None:
     assert sorted(address for address, _ in made) == URLS
 
 
+@pytest.mark.parametrize(
+    ("attempts", "sent"), [([False], False), ([True, False, False, False], True), ([True], True)]
+)
+def test_one_attempt_that_may_have_arrived_is_enough(
+    calls: Any, attempts: list[bool], sent: bool
+) -> None:
+    calls(*(PeerUnavailable("no answer", sent=each) for each in attempts))
+    with pytest.raises(PeerUnavailable) as raised:
+        ask()
+    assert raised.value.sent is sent
+
+
 def test_one_deadline_for_all(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer leaves time for the others, and the last has all of it."""
     made = calls(NO_ANSWER)

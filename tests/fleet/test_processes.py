@@ -20,11 +20,13 @@ from django.core.handlers.wsgi import WSGIHandler
 
 from outbox_app.door.peers import peer_named
 from outbox_app.exceptions import PeerUnavailable
+from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, servers, service
 from outbox_app.models import PreparedEvent
 from outbox_app.prepared import prepared
 from tests.door.conftest import both, new_key, peers, ports  # noqa: F401
 from tests.door.test_messages import Handler, Server
+from tests.entities.models import Account
 from tests.patience import eventually, patience
 from tests.prepared.conftest import sender  # noqa: F401
 from tests.prepared.test_faults import behind
@@ -175,3 +177,35 @@ def test_no_server_answers(serve: Any, answered: Any) -> None:
     finally:
         processes.continue_tree(pid)
     eventually(lambda: one in listed())
+
+
+def test_commands_survive_their_servers(serve: Any, alias: str, settings: Any) -> None:
+    """One dies when it has committed, one is stopped: each command is answered, and done once."""
+    known = settings.OUTBOX["PEERS"]
+    known["billing"]["commands"] = ["entities.account.*"]
+    shop = service("shop", balance="round_robin")
+
+    def execute(name: str, command: str = "withdraw", **arguments: Any) -> Any:
+        return shop.execute("entities.account", "a", command, arguments, command_id=name)
+
+    def dies() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    set_failpoint("entity_committed", dies)
+    _, one = serve()
+    set_failpoint("entity_committed", None)
+    (stopped, two), (_, three) = serve(), serve()
+    eventually(lambda: listed().keys() == {one, two, three})
+    outcomes = [execute("open", "open", owner="ann", balance=100)]
+    outcomes += [execute(f"k-{n}", amount=1) for n in range(3)]
+    assert any(each.replayed for each in outcomes)  # the second server has said what the first did
+    processes.stop_tree(stopped)
+    try:
+        outcomes += [execute(f"k-{n}", amount=1) for n in range(3, 9)]
+    finally:
+        processes.continue_tree(stopped)
+    assert [each.version for each in outcomes] == list(range(1, 11))
+    assert Account.objects.using(alias).get().state["balance"] == 91
+    again = [execute(f"k-{n}", amount=1) for n in range(9)]
+    assert all(each.replayed for each in again)
+    assert [each.version for each in again] == list(range(2, 11))

@@ -1,0 +1,122 @@
+"""How the door serves a view: signed requests in, signed answers out.
+
+A request is checked in this order: size, key, signature on the bytes as they came, time, content,
+grants. Every answer is signed but those to a caller who is not known (one body for all of them).
+Errors are problem documents (RFC 9457) in sentences of our own. No view has a session, a cookie, or
+a transaction of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import django.db
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import SuspiciousOperation
+from django.http import HttpRequest, HttpResponse
+from django.utils.encoding import escape_uri_path
+from django.views.decorators.cache import cache_control, never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods
+
+from ..exceptions import InvalidPeer
+from ..models import Peer
+from ..text import get_logger
+from ..transactions import without_transaction
+from . import messages, peers
+from .messages import MessageRefused
+
+logger = get_logger("outbox_app.door")
+
+SENDER, KEEPER = Peer.Direction.SENDER, Peer.Direction.KEEPER
+#: What ``Outbox-Seconds-Left`` may be.
+SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
+#: Status and content of an answer; of a problem what it adds to its status. Headers may follow.
+Said = tuple[int, Any]
+View = Callable[..., Said | tuple[int, Any, dict[str, str]]]
+
+
+def door(method: str, direction: str, *types: str) -> Callable[[View], Callable[..., HttpResponse]]:
+    """Serve a view to peers of a direction that sign, and send one of these content types."""
+
+    def wrap(view: View) -> Callable[..., HttpResponse]:
+        @wraps(view)
+        def served(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+            try:
+                return _answered(request, partial(view, **kwargs), direction, types)
+            except (InvalidPeer, django.db.Error) as error:
+                logger.error("The door is closed error=%r", error)
+                return _response(503, {"detail": "The log says why."})
+
+        guarded = csrf_exempt(never_cache(require_http_methods([method])(served)))
+        return without_transaction(login_not_required(cache_control(no_transform=True)(guarded)))
+
+    return wrap
+
+
+def _answered(
+    request: HttpRequest, view: View, direction: str, types: Sequence[str]
+) -> HttpResponse:
+    try:
+        from . import signing
+    except InvalidPeer as error:  # the extra is missing
+        return _response(503, {"detail": str(error)})
+    body = request.read(peers.LIMITS["bytes"] + 1)
+    if len(body) > peers.LIMITS["bytes"]:
+        return _response(413, {})
+    try:
+        query = request.META.get("QUERY_STRING", "")
+        url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
+        url = f"{url}?{query}" if query else url
+        message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
+        peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
+    except (signing.NotBelieved, SuspiciousOperation) as error:
+        logger.warning("Not believed path=%s reason=%s", request.path, error)
+        response = _response(401, {})
+        response.headers["WWW-Authenticate"] = "Signature"
+        return response
+    headers: list[dict[str, str]] = []
+    try:
+        status, said, *headers = view(request, peer, _content(request, body, peer, types))
+    except MessageRefused as error:
+        status, said = error.status, {"detail": str(error)}
+    except django.db.Error as error:
+        logger.warning("The database is away peer=%s error=%r", peer.name, error)
+        status, said = 503, {}
+    response = _response(status, said)
+    for name, value in (pair for each in headers for pair in each.items()):
+        response.headers[name] = value
+    answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
+    signing.sign(answer, response.content, peers.signing_key(peer))
+    return response
+
+
+def seconds_left(request: HttpRequest) -> float | None:
+    """Return how long the caller waits; None: it does not say."""
+    given = request.headers.get("Outbox-Seconds-Left")
+    if given is not None and (not SECONDS.fullmatch(given) or not float(given)):
+        raise MessageRefused(400, "Outbox-Seconds-Left is a number of seconds above 0.")
+    return float(given) if given else None
+
+
+def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]) -> Any:
+    if len(body) > peers.limit(peer, "bytes"):
+        raise MessageRefused(413, "The request is larger than its sender may send.")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise MessageRefused(415, "The body is compressed.")
+    if messages.media_type(request.headers.get("Content-Type", "")) not in types:
+        raise MessageRefused(415, f"The content type is {' or '.join(types)}.")
+    return messages.parsed(body) if body else None
+
+
+def _response(status: int, said: Any) -> HttpResponse:
+    type = messages.JSON
+    if status >= 400:
+        type, title = messages.PROBLEM, HTTPStatus(status).phrase
+        said = {"type": "about:blank", "title": title, "status": status} | said
+    return HttpResponse(messages.written(said), status=status, content_type=type)

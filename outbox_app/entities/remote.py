@@ -1,0 +1,85 @@
+"""Commands for entities of another service: ``service("shop").execute(…)``.
+
+The command id makes a repeat safe, so a call that got no answer is tried at the next server, which
+finds what the first one has done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from django.utils.encoding import escape_uri_path
+
+from ..door import client
+from ..door.peers import LIMITS, service_of
+from ..exceptions import (
+    EntityError,
+    InvalidCommand,
+    OutcomeUnknown,
+    PeerUnavailable,
+    VersionConflict,
+)
+from ..fleet.cluster import Service
+from ..models import Peer
+from .request import Outcome, Rejection, Request
+from .views import KEY, PROBLEMS
+
+#: What a server answers to what it does not execute.
+REFUSED = (400, 401, 404, 413, 415, 422)
+
+
+def execute(
+    service: Service, peer: Peer, type: str, request: Request, timeout: float | None
+) -> Outcome:
+    """Return the answer of one of the servers of a service."""
+    path = f"{type.lower()}/{request.id}/{request.command}"
+    odd = "\n" in path or {"", ".", ".."} & set(path.split("/"))
+    if odd or not KEY.fullmatch(request.command_id):
+        raise InvalidCommand(
+            "Over HTTP an id has no line break, and no part that is empty, '.' or '..'; a command "
+            "id is 1 to 174 visible ASCII characters without a comma. Got "
+            f"{request.id!r}, {request.command_id!r}."
+        )
+    headers = {"Idempotency-Key": request.command_id}
+    if request.expected is not None:
+        headers["If-Match"] = f'"{request.expected}"'
+    named = service_of(peer)
+    call = replace(service, name=named).call if named else client.call
+    try:
+        status, said = call(
+            peer,
+            "POST",
+            f"entities/{escape_uri_path(path)}",
+            request.arguments,
+            seconds=min(timeout or service.deadline, service.deadline),
+            headers=headers,
+            most=LIMITS["bytes"],
+        )
+    except PeerUnavailable as error:
+        if not error.sent:
+            raise
+        raise OutcomeUnknown(
+            f"The service {service.name!r} gave no answer to {request.command!r} of "
+            f"{request.id!r} ({error}). Send it again with the same command id: it is executed "
+            "once."
+        ) from error
+    return _outcome(service.name, request, status, said)
+
+
+def _outcome(name: str, request: Request, status: int, said: Any) -> Outcome:
+    match said:
+        case {"response": response, "version": int(version), "replayed": bool(replayed)}:
+            return Outcome(response, version, None, replayed=replayed)
+        case {"rejected": True, "code": str(code), "detail": str(text)}:
+            no, replayed = Rejection(code, text), bool(said.get("replayed"))
+            return Outcome(None, int(said["version"]), no, replayed=replayed)
+        case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
+            raise VersionConflict(text, stream=request.id, current=current)
+        case {"code": str(code), "detail": str(text)} if code in PROBLEMS:
+            raise PROBLEMS[code][1](text)
+        case {"code": "failed"}:
+            raise EntityError(f"The command {request.command!r} has failed at {name!r}.")
+        case {"detail": str(text)} if status in REFUSED:
+            raise InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
+    raise PeerUnavailable(f"The service {name!r} has answered {status}, which means nothing here.")

@@ -1,0 +1,187 @@
+"""Views of the door for commands: peers execute those that they were granted.
+
+A command is answered as ``Entity.execute`` answers it, in a transaction of its own; the caller's
+``Idempotency-Key`` makes it safe to repeat at any server. A key belongs to its peer: the command id
+is ``<peer>:<key>``. What a peer was not granted is 404, whether there is such a command or not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import django.db
+from django.http import HttpRequest
+
+from .. import exceptions as errors
+from ..door import messages, peers
+from ..door.messages import MessageRefused
+from ..door.serving import SENDER, Said, door, seconds_left
+from ..eventlog.newevent import ANY, NO_STREAM
+from ..models import Peer
+from ..text import get_logger
+from .declaration import CommandSpec, spec_of
+from .operations import entity_named, entity_types
+from .request import Outcome
+
+logger = get_logger("outbox_app.door")
+
+#: Visible ASCII without a comma, which joins headers that are there twice. With the name of a peer
+#: it is a command id.
+KEY = re.compile(r"[!-+\--~]{1,174}")
+VERSION = re.compile(r'"(0|[1-9][0-9]{0,18})"')
+
+#: Errors by the ``code`` of their problem document, with their status.
+PROBLEMS: dict[str, tuple[int, type[errors.OutboxError]]] = {
+    "invalid_command": (422, errors.InvalidCommand),
+    "unknown_entity": (404, errors.UnknownEntity),
+    "command_id_conflict": (422, errors.CommandIdConflict),
+    "version_conflict": (412, errors.VersionConflict),
+    "contended": (409, errors.EntityContended),
+    "timeout": (503, errors.CommandTimeout),
+    "overloaded": (503, errors.Overloaded),
+    "damaged": (500, errors.DamagedEntity),
+    "outcome_unknown": (504, errors.OutcomeUnknown),
+}
+#: JSON's names of what handlers annotate, and of what answers have.
+SCHEMAS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
+SCHEMAS |= {"list": "array", "dict": "object"}
+OUTCOME = {"response": "Any", "version": "int", "replayed": "bool"}
+PROBLEM = {"status": "int", "code": "str", "detail": "str", "current": "int", "rejected": "bool"}
+
+
+@door("POST", SENDER, messages.JSON)
+def execute(
+    request: HttpRequest, peer: Peer, content: Any, *, type: str, id: str, command: str
+) -> Said | tuple[int, Any, dict[str, str]]:
+    """Execute a command, once for each key."""
+    entity = _granted(peer, type, command)
+    if not isinstance(content, dict):
+        raise MessageRefused(400, "The body is no object with the command's arguments.")
+    key = request.headers.get("Idempotency-Key", "")
+    if not KEY.fullmatch(key):
+        raise MessageRefused(
+            400, "Idempotency-Key is needed once: 1 to 174 visible ASCII characters, no comma."
+        )
+    expected, left = _expected(request), seconds_left(request)
+    try:
+        outcome = entity.execute(
+            *(id, command, content),
+            command_id=f"{peer.name}:{key}",
+            expected_version=expected,
+            timeout=left and min(left, entity.timeout),
+        )
+    except (django.db.OperationalError, django.db.InterfaceError):
+        raise  # the database is away
+    except Exception as error:
+        return _problem(error, peer, f"{type}.{command}")
+    return _answer(outcome)
+
+
+def _granted(peer: Peer, type: str, command: str) -> Any:
+    try:
+        entity = entity_named(type)
+        known = type == entity._meta.label_lower and command in spec_of(entity).commands
+    except errors.InvalidArgument:
+        known = False
+    if not known or not peers.may_execute(peer, f"{type}.{command}"):
+        raise MessageRefused(404, "There is no such command for this caller.")
+    return entity
+
+
+def _expected(request: HttpRequest) -> Any:
+    given = request.headers.get("If-Match")
+    if given is None:
+        return ANY
+    if not (found := VERSION.fullmatch(given)):
+        raise MessageRefused(
+            400, 'If-Match is one version, as in "7"; "0" of an entity that does not exist.'
+        )
+    return int(found[1]) or NO_STREAM
+
+
+def _answer(outcome: Outcome) -> tuple[int, Any, dict[str, str]]:
+    said = {"version": outcome.version, "replayed": outcome.replayed}
+    headers = {"ETag": f'"{outcome.version}"'}
+    if outcome.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    if no := outcome.rejected:
+        return 422, said | {"rejected": True, "code": no.code, "detail": no.text}, headers
+    return 200, said | {"response": outcome.response}, headers
+
+
+def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict[str, str]]:
+    for code, (status, kind) in PROBLEMS.items():
+        if isinstance(error, kind):
+            said: dict[str, Any] = {"code": code, "detail": str(error)}
+            if isinstance(error, errors.VersionConflict):
+                said |= {"current": error.current}
+            after = math.ceil(getattr(error, "retry_after", 1))
+            return status, said, {"Retry-After": str(after)} if status == 503 else {}
+    logger.error("Failed peer=%s command=%s", peer.name, command, exc_info=error)
+    return 500, {"code": "failed", "detail": "The command has failed. The log says why."}, {}
+
+
+@door("GET", SENDER, messages.JSON)
+def openapi(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Describe the commands that were granted to the caller."""
+    return 200, document(peer)
+
+
+def document(peer: Peer) -> dict[str, Any]:
+    """Return what a peer may execute as OpenAPI 3.1."""
+    paths = {
+        f"/entities/{entity._meta.label_lower}/{{id}}/{name}": {"post": _operation(entity, spec)}
+        for entity in entity_types()
+        for name, spec in sorted(spec_of(entity).commands.items())
+        if peers.may_execute(peer, f"{entity._meta.label_lower}.{name}")
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Commands of entities", "version": "1"},
+        "paths": paths,
+    }
+
+
+def _operation(entity: Any, spec: CommandSpec) -> dict[str, Any]:
+    parameters = [
+        ("id", "path", True, {"type": "string", "maxLength": 255}),
+        ("Idempotency-Key", "header", True, {"type": "string", "pattern": f"^{KEY.pattern}$"}),
+        ("If-Match", "header", False, {"type": "string", "pattern": f"^{VERSION.pattern}$"}),
+        ("Outbox-Seconds-Left", "header", False, {"type": "number", "exclusiveMinimum": 0}),
+    ]
+    return {
+        "operationId": f"{entity._meta.label_lower}.{spec.name}",
+        "description": spec.handler.__doc__ or "",
+        "parameters": [
+            {"name": name, "in": place, "required": required, "schema": schema}
+            for name, place, required, schema in parameters
+        ],
+        "requestBody": {"required": True, **_json(messages.JSON, _arguments(spec))},
+        "responses": {
+            "200": {"description": "Executed"} | _json(messages.JSON, _object(OUTCOME, OUTCOME)),
+            "default": {"description": "Rejected, or not executed"}
+            | _json(messages.PROBLEM, _object(PROBLEM, ["status"])),
+        },
+    }
+
+
+def _arguments(spec: CommandSpec) -> dict[str, Any]:
+    if spec.batch:
+        return {"type": "object"}
+    given = list(spec.signature.parameters.values())[1:]
+    named = [each for each in given if each.kind is not each.VAR_KEYWORD]
+    kinds = {each.name: getattr(each.annotation, "__name__", each.annotation) for each in named}
+    return _object(kinds, spec.required) | {"additionalProperties": named != given}
+
+
+def _object(kinds: Mapping[str, str], required: Iterable[str]) -> dict[str, Any]:
+    types = {name: SCHEMAS.get(kind) for name, kind in kinds.items()}
+    properties = {name: {"type": type} if type else {} for name, type in types.items()}
+    return {"type": "object", "properties": properties, "required": sorted(required)}
+
+
+def _json(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {media_type: {"schema": schema}}}

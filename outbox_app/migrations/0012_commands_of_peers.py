@@ -1,0 +1,24 @@
+"""Peers are granted commands of entities."""
+
+from django.db import migrations, models
+
+from ._collation import compare_bytes
+
+
+class Migration(migrations.Migration):
+    dependencies = [
+        ("outbox_app", "0011_nodes_of_ids"),
+    ]
+
+    operations = [
+        migrations.AddField(
+            model_name="peer",
+            name="commands",
+            field=models.JSONField(blank=True, default=list, verbose_name="commands"),
+        ),
+        migrations.RunPython(
+            compare_bytes("outbox_peer"),
+            migrations.RunPython.noop,
+            atomic=False,
+        ),
+    ]

@@ -1,0 +1,389 @@
+"""Commands of entities that come through the door, and the client that sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+
+from outbox_app.entities import Rejected, remote
+from outbox_app.eventlog.newevent import NO_STREAM
+from outbox_app.exceptions import (
+    CommandIdConflict,
+    EntityContended,
+    EntityError,
+    InvalidCommand,
+    InvalidPeer,
+    OutcomeUnknown,
+    Overloaded,
+    PeerUnavailable,
+    UnknownEntity,
+    VersionConflict,
+)
+from outbox_app.fleet import service
+from tests.door.test_messages import served  # noqa: F401
+from tests.entities.conftest import declare  # noqa: F401
+from tests.entities.models import Account
+from tests.faults.tools import on
+
+from . import rfc9421
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+#: About messages, headers and grants: no database differs.
+one = on("default")
+
+TYPE = "entities.account"
+GRANTED = [f"{TYPE}.{name}" for name in ("open", "withdraw", "fail", "leave")]
+ABSENT = {"status": 404, "detail": "There is no such command for this caller."}
+
+
+@pytest.fixture
+def granted(both: None, settings: Any, peers: dict[str, Any]) -> None:
+    """Billing may execute some commands."""
+    peers["shop"]["billing"]["commands"] = [*GRANTED, "*.echo"]
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": peers["shop"] | peers["billing"]}
+
+
+@pytest.fixture
+def send(granted: None, peers: dict[str, Any]) -> Callable[..., Any]:
+    """``send("withdraw", {"amount": 5})``: what billing sends for account a, signed by hand."""
+    pem = peers["billing"]["shop"]["keys"][0]["private"].removeprefix("file:")
+    signer = rfc9421.by_ed25519(Path(pem).read_bytes())
+
+    def run(
+        command: str = "withdraw",
+        arguments: Any = None,
+        *,
+        body: bytes | None = None,
+        id: str = "a",
+        type: str = TYPE,
+        key: str | None = "k-1",
+        method: str = "POST",
+        path: str = "",
+        sent: dict[str, str] | None = None,
+        fields: dict[str, str] | None = None,
+    ) -> Any:
+        given = fields or {}
+        if key is not None:
+            given = given | {"Idempotency-Key": key}
+        path = path or f"/outbox/entities/{type}/{id}/{command}"
+        body = json.dumps(arguments or {}).encode() if body is None else body
+        headers = rfc9421.request(method, path, body, signer, keyid="billing-1", fields=given)
+        return Client().generic(method, path, body, headers=headers | (sent or {}))
+
+    return run
+
+
+@pytest.fixture
+def account(alias: str) -> None:
+    """Account a, with 10."""
+    opened = {"owner": "ann", "balance": 10}
+    Account.execute("a", "open", opened, command_id="open", using=alias)
+
+
+def versions() -> list[tuple[int, str, Any]]:
+    return list(Account.history("a").values_list("version", "command_id", "response"))
+
+
+@one
+def test_it_is_executed_once_for_each_key(alias: str, account: None, send: Any) -> None:
+    response = send("withdraw", {"amount": 4})
+    assert response.status_code == 200
+    assert response.json() == {"version": 2, "replayed": False, "response": {"balance": 6}}
+    assert (response["ETag"], response.has_header("Idempotency-Replayed")) == ('"2"', False)
+    assert "Signature" in response
+    again = send("withdraw", {"amount": 4})
+    assert again.json() == response.json() | {"replayed": True}
+    assert (again["ETag"], again["Idempotency-Replayed"]) == ('"2"', "true")
+    assert versions()[1:] == [(2, "billing:k-1", {"balance": 6})]
+
+
+@one
+def test_a_key_is_the_peers_own(alias: str, account: None, send: Any) -> None:
+    Account.execute("a", "withdraw", {"amount": 1}, command_id="k-1")
+    Account.execute("a", "withdraw", {"amount": 1}, command_id="bank:k-1")
+    assert send("withdraw", {"amount": 4}).json()["replayed"] is False
+    assert [id for _, id, _ in versions()] == ["open", "k-1", "bank:k-1", "billing:k-1"]
+
+
+ANSWERS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "rejected": (
+        422,
+        {"arguments": {"amount": 50}},
+        {"rejected": True, "code": "balance", "version": 2, "replayed": False},
+    ),
+    "unknown entity": (404, {"arguments": {"amount": 1}, "id": "b"}, {"code": "unknown_entity"}),
+    "another version": (
+        412,
+        {"arguments": {"amount": 1}, "fields": {"If-Match": '"7"'}},
+        {"code": "version_conflict", "current": 1},
+    ),
+    "not to exist": (
+        412,
+        {"arguments": {"amount": 1}, "fields": {"If-Match": '"0"'}},
+        {"code": "version_conflict", "current": 1},
+    ),
+    "other arguments": (422, {"arguments": {"sum": 1}}, {"code": "invalid_command"}),
+    "a version of too many digits": (
+        422,
+        {"arguments": {"amount": 1}, "fields": {"If-Match": f'"{10**18 * 9 + 10**18 - 1}"'}},
+        {"code": "invalid_command"},
+    ),
+    "a surrogate": (422, {"body": b'{"amount": "\\ud800"}'}, {"code": "invalid_command"}),
+    "a handler that raises": (500, {"command": "fail"}, {"code": "failed"}),
+}
+
+
+@one
+@pytest.mark.parametrize(("status", "asked", "said"), ANSWERS.values(), ids=ANSWERS)
+def test_answers_that_say_no(
+    alias: str, account: None, send: Any, status: int, asked: dict[str, Any], said: dict[str, Any]
+) -> None:
+    response = send(**asked)
+    assert (response.status_code, response["Content-Type"]) == (status, "application/problem+json")
+    found = response.json()
+    assert found | said == found
+    assert found["status"] == status
+    assert found["detail"]
+    assert "Signature" in response
+    assert len(versions()) == (2 if "rejected" in said else 1)
+
+
+@one
+def test_a_key_of_another_request(alias: str, account: None, send: Any) -> None:
+    send("withdraw", {"amount": 4})
+    response = send("withdraw", {"amount": 5})
+    assert (response.status_code, response.json()["code"]) == (422, "command_id_conflict")
+
+
+@one
+@pytest.mark.parametrize(
+    "key",
+    [None, "", "k" * 175, "k" * 300, "a,b", "a b", "a\tb"],
+    ids=["missing", "empty", "175", "300", "comma", "space", "tab"],
+)
+def test_keys_that_are_none(alias: str, account: None, send: Any, key: str | None) -> None:
+    response = send("withdraw", {"amount": 1}, key=key)
+    assert response.status_code == 400
+    assert "Idempotency-Key" in response.json()["detail"]
+    assert len(versions()) == 1
+
+
+@one
+def test_the_longest_key(alias: str, account: None, send: Any) -> None:
+    assert send("withdraw", {"amount": 1}, key="k" * 174).status_code == 200
+
+
+@one
+@pytest.mark.parametrize("value", ["*", 'W/"1"', '"1", "2"', "1", '""', '"01"', '"-1"', ""])
+def test_versions_that_are_none(alias: str, account: None, send: Any, value: str) -> None:
+    response = send("withdraw", {"amount": 1}, fields={"If-Match": value})
+    assert (response.status_code, len(versions())) == (400, 1)
+    assert send("withdraw", {"amount": 1}, fields={"If-Match": '"1"'}).status_code == 200
+
+
+@one
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b'"amount"', b"{", b'{"amount": 1, "amount": 1}', b'{"amount": NaN}'],
+    ids=["empty", "null", "a list", "a text", "no JSON", "a key twice", "NaN"],
+)
+def test_bodies_that_are_no_object(alias: str, account: None, send: Any, body: bytes) -> None:
+    response = send("withdraw", body=body)
+    assert (response.status_code, len(versions())) == (400, 1)
+
+
+@one
+@pytest.mark.parametrize("value", ["0", "0.000", "-1", "x", "1e3", "nan", "1234567", ""])
+def test_seconds_that_are_none(alias: str, account: None, send: Any, value: str) -> None:
+    response = send("withdraw", {"amount": 1}, fields={"Outbox-Seconds-Left": value})
+    assert (response.status_code, len(versions())) == (400, 1)
+
+
+@one
+@pytest.mark.parametrize(
+    ("given", "timeout"),
+    [({}, None), ({"Outbox-Seconds-Left": "2.5"}, 2.5), ({"Outbox-Seconds-Left": "900"}, 10.0)],
+)
+def test_a_server_gives_up_when_its_caller_has(
+    alias: str, account: None, send: Any, monkeypatch: Any, given: dict[str, str], timeout: Any
+) -> None:
+    execute, waits = Account.execute, []
+
+    def note(*args: Any, **options: Any) -> Any:
+        waits.append(options["timeout"])
+        return execute(*args, **options)
+
+    monkeypatch.setattr(Account, "execute", note)
+    assert send("withdraw", {"amount": 1}, fields=given).status_code == 200
+    assert waits == [timeout]
+
+
+@one
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"command": "enlist"},
+        {"command": "none"},
+        {"command": "versions"},
+        {"type": "entities.stock"},
+        {"type": "entities.Account"},
+        {"type": "account"},
+        {"type": "auth.user"},
+    ],
+    ids=repr,
+)
+def test_what_was_not_granted_is_not_there(
+    alias: str, account: None, send: Any, asked: dict[str, str]
+) -> None:
+    response = send(**asked)
+    assert response.status_code == 404
+    assert response.json() | ABSENT == response.json()
+    assert "code" not in response.json()
+
+
+@one
+def test_headers_that_are_not_signed(alias: str, account: None, send: Any) -> None:
+    """What means something is covered: added, changed or taken away it is not believed."""
+    for sent in ({"If-Match": '"1"'}, {"Outbox-Seconds-Left": "3"}, {"Idempotency-Key": "k-2"}):
+        assert send("withdraw", {"amount": 1}, sent=sent).status_code == 401
+    headers = {"Outbox-Redirected": "7"}  # means nothing
+    assert send("withdraw", {"amount": 1}, sent=headers).status_code == 200
+
+
+@one
+def test_the_database_is_away(alias: str, send: Any, monkeypatch: Any) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(Account, "execute", fail)
+    assert send("withdraw", {"amount": 1}).status_code == 503
+
+
+@one
+def test_what_may_be_executed_is_described(alias: str, send: Any) -> None:
+    said = send(method="GET", path="/outbox/openapi.json", body=b"", key=None).json()
+    assert (said["openapi"], len(said["paths"])) == ("3.1.0", len(GRANTED))
+    operation = said["paths"][f"/entities/{TYPE}/{{id}}/withdraw"]["post"]
+    assert operation["operationId"] == f"{TYPE}.withdraw"
+    by_name = {each["name"]: each for each in operation["parameters"]}
+    assert {name: each["required"] for name, each in by_name.items()} == {
+        "id": True,
+        "Idempotency-Key": True,
+        "If-Match": False,
+        "Outbox-Seconds-Left": False,
+    }
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {
+        "type": "object",
+        "properties": {"amount": {}},
+        "required": ["amount"],
+        "additionalProperties": False,
+    }
+    # Each operation is where the document says it is, and answers in the way it says.
+    for path, methods in said["paths"].items():
+        [(method, each)] = methods.items()
+        url = "/outbox" + path.replace("{id}", "nothing")
+        response = send(method=method.upper(), path=url)
+        described = each["responses"].get(str(response.status_code), each["responses"]["default"])
+        [(content_type, content)] = described["content"].items()
+        assert response["Content-Type"] == content_type
+        properties = content["schema"]["properties"]
+        assert set(content["schema"]["required"]) <= response.json().keys()
+        assert (
+            response.json().keys() - {"type", "title", "version", "replayed"} <= properties.keys()
+        )
+
+
+@pytest.fixture
+def shop(granted: None, served: None, settings: Any) -> Any:  # noqa: F811
+    """The service, as billing calls it over HTTP."""
+    return service("shop")
+
+
+def test_a_service_executes(alias: str, shop: Any) -> None:
+    opened = shop.execute(TYPE, "a", "open", {"owner": "ä", "balance": 10}, command_id="k-1")
+    assert (opened.version, opened.response, opened.replayed) == (1, None, False)
+    first = shop.execute(TYPE, "a", "withdraw", {"amount": 4}, command_id="k-2", expected_version=1)
+    assert (first.version, first.response, first.replayed) == (2, {"balance": 6}, False)
+    again = asyncio.run(shop.aexecute(TYPE, "a", "withdraw", {"amount": 4}, command_id="k-2"))
+    assert (again.version, again.response, again.replayed) == (2, {"balance": 6}, True)
+    no = shop.execute(TYPE, "a", "withdraw", {"amount": 7}, command_id="k-3")
+    assert (no.version, no.response, no.rejected.code) == (3, None, "balance")
+    with pytest.raises(Rejected, match="not enough"):
+        shop.execute(TYPE, "a", "withdraw", {"amount": 7}, command_id="k-3", raise_rejected=True)
+    assert Account.objects.using(alias).get().state == {"owner": "ä", "balance": 6}
+
+
+@one
+def test_what_a_service_refuses(alias: str, account: None, shop: Any) -> None:
+    shop.execute(TYPE, "a", "withdraw", {"amount": 1}, command_id="k-1")
+    asked: list[tuple[type[Exception], str, str, Any, dict[str, Any]]] = [
+        (VersionConflict, "a", "withdraw", {"amount": 1}, {"expected_version": 1}),
+        (VersionConflict, "a", "withdraw", {"amount": 1}, {"expected_version": NO_STREAM}),
+        (UnknownEntity, "b", "withdraw", {"amount": 1}, {}),
+        (CommandIdConflict, "a", "withdraw", {"amount": 2}, {"command_id": "k-1"}),
+        (InvalidCommand, "a", "withdraw", {"sum": 2}, {}),
+        (InvalidCommand, "a", "enlist", {"item": 2}, {}),
+        (InvalidCommand, "a", "withdraw", {"amount": 1}, {"command_id": "a b"}),
+        (InvalidCommand, "a", "withdraw", {"amount": 1}, {"command_id": "ä"}),
+        (InvalidCommand, "a/../b", "withdraw", {"amount": 1}, {}),
+        (InvalidCommand, "a\nb", "withdraw", {"amount": 1}, {}),
+        (InvalidCommand, "a//b", "withdraw", {"amount": 1}, {}),
+        (EntityError, "a", "fail", {}, {}),
+    ]
+    for error, id, command, arguments, options in asked:
+        with pytest.raises(error) as raised:
+            shop.execute(TYPE, id, command, arguments, **{"command_id": "k-9"} | options)
+        assert type(raised.value) is error
+        assert getattr(raised.value, "current", 2) == 2
+    with pytest.raises(InvalidPeer):
+        service("bank").execute(TYPE, "a", "withdraw", command_id="k-9")
+    assert len(versions()) == 2
+
+
+@one
+@pytest.mark.parametrize("error", [EntityContended("x"), Overloaded("x"), OutcomeUnknown("x")])
+def test_errors_of_a_server(alias: str, shop: Any, monkeypatch: Any, error: Exception) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Account, "execute", fail)
+    with pytest.raises(type(error), match="x"):
+        shop.execute(TYPE, "a", "withdraw", command_id="k-1")
+
+
+@one
+@pytest.mark.parametrize("id", ["a/b", "ü ?#%2F", "=;@:+&,$!~*'()\\", "a\tb\r", ".a", "x" * 255])
+def test_ids_arrive_as_they_are(alias: str, shop: Any, id: str) -> None:
+    assert shop.execute(TYPE, id, "open", {"owner": 1}, command_id="k").version == 1
+    assert [each.pk for each in Account.objects.all()] == [id]
+
+
+@one
+def test_answers_that_are_large(alias: str, shop: Any, account: None, declare: Any) -> None:  # noqa: F811
+    def echo(self: Any, text: str) -> str:
+        return text
+
+    declare(echo)
+    text = "ü" * 60_000
+    assert shop.execute(TYPE, "a", "echo", {"text": text}, command_id="k").response == text
+
+
+@one
+def test_no_answer(alias: str, shop: Any, monkeypatch: Any) -> None:
+    """What may have arrived is unknown; what was not sent was not executed."""
+    for sent, error in ((True, OutcomeUnknown), (False, PeerUnavailable)):
+
+        def fail(*args: Any, sent: bool = sent, **options: Any) -> Any:
+            raise PeerUnavailable("gone", sent=sent)
+
+        monkeypatch.setattr(remote.client, "call", fail)
+        with pytest.raises(error, match="gone"):
+            shop.execute(TYPE, "a", "withdraw", command_id="k")
