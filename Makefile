@@ -40,6 +40,7 @@ lint: venv ## format, lint, types, import contracts, migrations
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m basedpyright -p tests/style --pythonpath "$$($(BIN)/python -c 'import sys; print(sys.executable)')"
 	$(BIN)/lint-imports
 	DATABASE_URL=sqlite://:memory: $(BIN)/python manage.py makemigrations --check --dry-run
 

@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".eventlog.newevent": ["ANY", "NO_STREAM", "NewEvent"],
-        ".eventlog.publish": ["publish", "publish_many"],
-        ".eventlog.record": ["RecordedEvent"],
-        ".jobs.idempotent": ["idempotent"],
-        ".jobs.staging.declarations": ["on_create", "on_delete", "on_update"],
-        ".jobs.staging.stage": ["stage", "stage_many"],
-        ".mixin": ["OutboxMixin"],
-        ".projections.projection": ["Projection"],
-        ".subscriptions.subscriber": ["subscriber"],
-    },
-)
+if not TYPE_CHECKING:  # a name that is not there is an error of types, too
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".eventlog.newevent": ["ANY", "NO_STREAM", "NewEvent"],
+            ".eventlog.publish": ["publish", "publish_many"],
+            ".eventlog.record": ["RecordedEvent"],
+            ".jobs.idempotent": ["idempotent"],
+            ".jobs.staging.declarations": ["on_create", "on_delete", "on_update"],
+            ".jobs.staging.stage": ["stage", "stage_many"],
+            ".mixin": ["OutboxMixin"],
+            ".projections.projection": ["Projection"],
+            ".subscriptions.subscriber": ["subscriber"],
+        },
+    )

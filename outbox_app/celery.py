@@ -7,7 +7,7 @@ an explicit producer or connection, everything works as in Celery. A door: impor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,13 @@ __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 require_celery()
 from celery.contrib.django.task import DjangoTask  # noqa: E402  # older ones do not have it
 
-if TYPE_CHECKING:  # Celery's class can be subscripted since 5.7
+if TYPE_CHECKING:  # Celery's classes can be subscripted since 5.7
+    from celery.result import AsyncResult
+
     _DjangoTask = DjangoTask[Any, Any]
+    _Celery = Celery["OutboxTask"]
 else:
-    _DjangoTask = DjangoTask
+    _DjangoTask, _Celery = DjangoTask, Celery
 
 
 class OutboxTask(_DjangoTask):
@@ -45,6 +48,19 @@ class OutboxTask(_DjangoTask):
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         self._stage_or_wait(partial(self.apply_async, *args, **kwargs))
 
+    if TYPE_CHECKING:
+
+        def apply_async(  # type: ignore[override]
+            self,
+            args: Sequence[Any] | None = None,
+            kwargs: Mapping[str, Any] | None = None,
+            *,
+            ordering_key: str = "",
+            using: str | None = None,
+            immediate: bool | None = None,
+            **options: Any,
+        ) -> AsyncResult[Any]: ...
+
     def _stage_or_wait(self, call: Callable[[], Any]) -> None:
         alias = outbox_alias() if apps.models_ready else None
         if alias is None or not connections[alias].in_atomic_block:
@@ -55,7 +71,7 @@ class OutboxTask(_DjangoTask):
             call()
 
 
-class OutboxCelery(StagingMixin, Celery):
+class OutboxCelery(StagingMixin, _Celery):
     """A drop-in for ``celery.Celery``; takes the same arguments."""
 
     task_cls: Any = OutboxTask

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from .registry import Member as Member
     from .registry import Registry as Registry
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".announcing": ["announce"],
-        ".cluster": ["KnownServer", "Service", "servers", "service"],
-        ".registry": ["Member", "Registry"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".announcing": ["announce"],
+            ".cluster": ["KnownServer", "Service", "servers", "service"],
+            ".registry": ["Member", "Registry"],
+        },
+    )

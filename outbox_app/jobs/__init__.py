@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from .drain.status import drainers as drainers
     from .drain.status import held as held
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".dead": ["discard_dead", "find_dead", "requeue_dead"],
-        ".drain.drain": ["Drain", "DrainStats"],
-        ".drain.run": ["drain_outbox"],
-        ".drain.status": ["backlog", "drainers", "held"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".dead": ["discard_dead", "find_dead", "requeue_dead"],
+            ".drain.drain": ["Drain", "DrainStats"],
+            ".drain.run": ["drain_outbox"],
+            ".drain.status": ["backlog", "drainers", "held"],
+        },
+    )

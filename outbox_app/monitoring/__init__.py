@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from .status import OutboxStatus as OutboxStatus
     from .status import outbox_status as outbox_status
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".diagnosis": ["Limits", "Problem", "problems"],
-        ".status": ["OutboxStatus", "outbox_status"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".diagnosis": ["Limits", "Problem", "problems"],
+            ".status": ["OutboxStatus", "outbox_status"],
+        },
+    )

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from .source import register as register
     from .store import Store as Store
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".archiver": ["Archiver"],
-        ".driver.pipeline": ["Pipeline", "pipeline"],
-        ".manifest": ["Manifest"],
-        ".parquet": ["read_checked"],
-        ".session": ["spark_session"],
-        ".source": ["register"],
-        ".store": ["Store"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".archiver": ["Archiver"],
+            ".driver.pipeline": ["Pipeline", "pipeline"],
+            ".manifest": ["Manifest"],
+            ".parquet": ["read_checked"],
+            ".session": ["spark_session"],
+            ".source": ["register"],
+            ".store": ["Store"],
+        },
+    )

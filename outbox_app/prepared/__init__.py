@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from .sender import prepared as prepared
     from .sender import prepared_many as prepared_many
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".fences": ["COMMITTED", "IN_PROGRESS", "fence"],
-        ".questions": ["check_back"],
-        ".request": ["NewPrepared"],
-        ".sender": [
-            *("acancel", "aconfirm", "aprepare", "aprepare_many", "cancel", "confirm"),
-            *("confirm_on_commit", "prepare", "prepare_many", "prepared", "prepared_many"),
-        ],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".fences": ["COMMITTED", "IN_PROGRESS", "fence"],
+            ".questions": ["check_back"],
+            ".request": ["NewPrepared"],
+            ".sender": [
+                *("acancel", "aconfirm", "aprepare", "aprepare_many", "cancel", "confirm"),
+                *("confirm_on_commit", "prepare", "prepare_many", "prepared", "prepared_many"),
+            ],
+        },
+    )

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from .prune import prune_inbox as prune_inbox
     from .prune import prune_incidents as prune_incidents
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".events": ["holds", "needed", "prune_events"],
-        ".prune": ["prune_inbox", "prune_incidents"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".events": ["holds", "needed", "prune_events"],
+            ".prune": ["prune_inbox", "prune_incidents"],
+        },
+    )

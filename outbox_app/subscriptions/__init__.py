@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from .skips import skip_event as skip_event
     from .skips import skip_gap as skip_gap
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".counting": ["count_events"],
-        ".rebase": ["rebase_outbox"],
-        ".skips": ["discard_stream", "list_gaps", "skip_event", "skip_gap"],
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".counting": ["count_events"],
+            ".rebase": ["rebase_outbox"],
+            ".skips": ["discard_stream", "list_gaps", "skip_event", "skip_gap"],
+        },
+    )

@@ -19,11 +19,11 @@ def commands(target: str) -> list[str]:
         rf"^{target}:.*\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     assert recipe
-    return [line.replace("$(BIN)/", "") for line in recipe[1].splitlines()]
+    return [line.replace("$(BIN)/", "").replace("$$", "$") for line in recipe[1].splitlines()]
 
 
 def test_both_targets_are_read() -> None:
-    assert len(commands("lint")) == 5
+    assert len(commands("lint")) == 6
     assert len(commands("docs")) == 1
 
 

@@ -1,0 +1,90 @@
+"""A project as its type checkers see it; nobody runs it. Where a line is wrong, both must say so.
+
+``make lint`` checks it with mypy and with pyright: a comment that ignores an error which is not
+there is an error, too.
+"""
+
+from uuid import uuid4
+
+from django.db import models, transaction
+
+from outbox_app import Projection, RecordedEvent, idempotent, publish, stage, subscriber
+from outbox_app import Projektion as _Typo  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
+from outbox_app.celery import OutboxCelery
+from outbox_app.entities import Entity, EntityVersion, Rejected, command
+from outbox_app.prepared import prepaired as _Typo2  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
+from outbox_app.prepared import prepared
+
+app = OutboxCelery("shop")
+
+
+@app.task
+@idempotent
+def ship(order: int) -> str:
+    return str(order)
+
+
+def pay(order: int) -> None:
+    with transaction.atomic():
+        ship.delay(order)
+        ship.apply_async([order], ordering_key="a", using="default", immediate=True, countdown=3)
+        ship.apply_async([order], ordering_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        stage("shop.tasks.ship", [order], ordering_key="a", using="default", queue="slow")
+        stage("shop.tasks.ship", [order], ordering_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        publish(f"order-{order}", "order.paid", {"total": 30}, topic="paid", message_id=uuid4())
+        publish(f"order-{order}")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    with prepared(f"order-{order}", "order.paid", {"total": 30}, using="billing"):
+        pass
+
+
+@subscriber("shipping", types=["order.paid"], on_error="park")
+def on_paid(events: list[RecordedEvent]) -> None:
+    for event in events:
+        ship.delay(event.version)
+        event.number  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+
+
+@subscriber("mail", types=["order.paid"], on_error="forget")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def on_mail(events: list[RecordedEvent]) -> None:
+    pass
+
+
+class Sales(models.Model):  # noqa: DJ008
+    article = models.TextField(primary_key=True)
+    sold = models.IntegerField(default=0)
+
+
+class SalesView(Projection):
+    name = "sales"
+    model = Sales
+    types = ["order.placed"]
+
+    def key(self, event: RecordedEvent) -> str:
+        return str(event.data["article"])
+
+    def apply(self, event: RecordedEvent, row: models.Model | None) -> models.Model | None:
+        return row
+
+
+class AccountVersion(EntityVersion):
+    pass
+
+
+class Account(Entity):
+    versions = AccountVersion
+
+    @command(creates=True)
+    def open(self, owner: str) -> None:
+        self.state = {"owner": owner, "balance": 0}
+
+    @command()
+    def withdraw(self, amount: int) -> dict[str, int]:
+        if self.state["balance"] < amount:
+            raise Rejected("The balance is too low.", code="poor")
+        return {"balance": self.state["balance"]}
+
+
+def withdraw() -> int:
+    outcome = Account.execute("ben", "withdraw", {"amount": 7}, command_id="2")
+    Account.execute("ben", "withdraw", {"amount": 7}, number=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    return outcome.version
