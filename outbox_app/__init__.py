@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .eventlog.publish import publish_many as publish_many
     from .eventlog.record import RecordedEvent as RecordedEvent
     from .jobs.idempotent import idempotent as idempotent
+    from .jobs.staged import cancel as cancel
+    from .jobs.staged import reschedule as reschedule
     from .jobs.staging.declarations import on_create as on_create
     from .jobs.staging.declarations import on_delete as on_delete
     from .jobs.staging.declarations import on_update as on_update
@@ -38,6 +40,7 @@ if not TYPE_CHECKING:  # a name that is not there is an error of types, too
             ".eventlog.publish": ["publish", "publish_many"],
             ".eventlog.record": ["RecordedEvent"],
             ".jobs.idempotent": ["idempotent"],
+            ".jobs.staged": ["cancel", "reschedule"],
             ".jobs.staging.declarations": ["on_create", "on_delete", "on_update"],
             ".jobs.staging.stage": ["stage", "stage_many"],
             ".mixin": ["OutboxMixin"],

@@ -1,30 +1,40 @@
-"""Staged jobs, decided on by a person: cancelled, released before their time, moved to dead.
+"""Staged jobs, taken back and put off by the project, or decided on by a person.
 
-In batches, each a transaction of its own. What is done to a row is conditional on the row being
-there: of a drainer and a person who want it at the same moment, one gets it. A drainer that is
-publishing a job finishes that, as no message can be taken back. A job that is moved to dead then
-leaves a dead row although it was published: nothing is lost, and requeueing it is an incident as
-ever.
+``cancel`` and ``reschedule`` take one job, in the transaction of the caller. A person cancels jobs,
+releases them before their time, or moves them to dead: in batches, each a transaction of its own.
+What is done to a row is conditional on the row being there: of a drainer and a person who want it
+at the same moment, one gets it. A drainer that is publishing a job finishes that, as no message can
+be taken back. A job that is moved to dead then leaves a dead row although it was published: nothing
+is lost, and requeueing it is an incident as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from celery import Celery, current_app
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils import timezone
+from django.utils.timezone import is_naive
 
-from ..conf import SHARDS
-from ..models import DeadJob, StagedJob, counting
+from ..aliases import outbox_alias
+from ..conf import SHARDS, outbox_settings
+from ..exceptions import InvalidJob
+from ..models import DatabaseNow, DeadJob, StagedJob, counting
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
+from ..transactions import is_atomic
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
 from .message import Message
 from .staging.insert import shard_of
+from .staging.sending import celery_app
+from .staging.validation import check_eta
 
 logger = get_logger("outbox_app.staged")
 
@@ -34,6 +44,87 @@ ORDER = "id"
 MOVED = "moved by a person"
 #: Rows that are found by an index are listed one by one up to this number.
 FEW = 1000
+
+
+def cancel(
+    task_id: str, *, ordering_key: str = "", using: str | None = None, app: Celery | None = None
+) -> bool:
+    """Take back a job: it is deleted if it is staged, and Celery is told to revoke it.
+
+    Both happen at the commit, if a transaction is open. Workers are told in any case, as a drainer
+    may be publishing the job at this moment: those that run then skip it, unless they have begun.
+
+    Args:
+        task_id: The id of the task, as its ``AsyncResult`` has it.
+        ordering_key: That of the job, by which it is found.
+        using: Database alias. Default: the outbox's.
+        app: The Celery app whose workers are told. Default: the job's, or else the current app.
+
+    Returns:
+        Whether it was staged. False: it has left, and Celery alone can stop it.
+
+    Raises:
+        OperationalError: kombu's, where it has left and the broker does not answer. Inside a
+            transaction, and where it was staged, that is logged.
+    """
+    using = using or outbox_alias()
+    in_transaction = is_atomic(using)
+    with transaction.atomic(using=using):
+        found = _of_task(task_id, ordering_key, using)
+        taken = [job for job in found if _rows_of(using).filter(pk=job.pk)._raw_delete(using)]
+    names = {job.app for job in taken}
+    apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
+
+    def revoke() -> None:  # no partial: where it fails, Django logs its __qualname__
+        for each in apps:
+            each.control.revoke(task_id)
+
+    transaction.on_commit(revoke, using=using, robust=in_transaction or bool(taken))
+    return bool(taken)
+
+
+def reschedule(
+    task_id: str, *, eta: datetime, ordering_key: str = "", using: str | None = None
+) -> bool:
+    """Change the time of a job that is held, at the commit if a transaction is open.
+
+    Args:
+        task_id: The id of the task, as its ``AsyncResult`` has it.
+        eta: When it is to run, with a time zone. Earlier than HOLD_HORIZON from now: it leaves at
+            once, and a worker holds it.
+        ordering_key: That of the job, by which it is found.
+        using: Database alias. Default: the outbox's.
+
+    Returns:
+        Whether it was held. False: it runs at its old time, or has run.
+
+    Raises:
+        InvalidJob: The time is further away than MAX_ETA, or has no time zone.
+    """
+    using = using or outbox_alias()
+    if is_naive(eta):
+        raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
+    check_eta(eta)
+    is_far = eta - timezone.now() > timedelta(seconds=outbox_settings().HOLD_HORIZON)
+    changed = 0
+    with transaction.atomic(using=using):
+        for job in _of_task(task_id, ordering_key, using):
+            held = _rows_of(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
+            envelope = _with_eta(job.envelope, eta.isoformat())
+            changed += held.filter(is_immediate=None).update(
+                available_at=eta if is_far else None, envelope=envelope
+            )
+        wake_after_commit(using, JOBS)
+    return bool(changed)
+
+
+def _rows_of(using: str) -> QuerySet[StagedJob]:
+    return StagedJob.objects.using(using)
+
+
+def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
+    ids = ids_of_task(task_id, using=using, ordering_key=ordering_key)
+    return list(_rows_of(using).filter(pk__in=ids, task_id=task_id).order_by("id"))
 
 
 def cancel_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
@@ -120,7 +211,7 @@ def _release(ids: list[int], *, asked: Moment, using: str) -> int:
         for job in _rows(ids, asked=asked, using=using):
             # Not job.save(): a row that is gone by now stays gone.
             held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__isnull=False)
-            released += held.update(available_at=None, envelope=_without_eta(job.envelope))
+            released += held.update(available_at=None, envelope=_with_eta(job.envelope, None))
         wake_after_commit(using, JOBS)
     return released
 
@@ -156,13 +247,13 @@ def _taken(ids: Iterable[int], *, asked: Moment, using: str) -> set[int]:
     return {id for id in sorted(ids) if rows.filter(pk=id)._raw_delete(using)}
 
 
-def _without_eta(envelope: str) -> str:
-    """Return the envelope of a job that a worker runs as soon as it has it."""
+def _with_eta(envelope: str, eta: str | None) -> str:
+    """Return the envelope of a job that runs then; without a time, as soon as a worker has it."""
     try:
         message = Message.loads(envelope)
-        if not message.headers.get("eta"):
+        if message.headers.get("eta") == eta:
             return envelope
-        message.headers["eta"] = None
+        message.headers["eta"] = eta
         return message.dumps()
     except (ValueError, TypeError, AttributeError):
         return envelope  # damaged: the drain says so

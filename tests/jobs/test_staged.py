@@ -1,0 +1,177 @@
+"""``cancel`` and ``reschedule``: what is deleted, what is told to the workers, and when."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from celery import current_app
+from django.db import transaction
+from django.utils import timezone
+
+from outbox_app import cancel, reschedule, stage
+from outbox_app.exceptions import InvalidJob
+from outbox_app.failpoints import set_failpoint
+from outbox_app.jobs import Drain
+from outbox_app.models import StagedJob
+from tests import tasks
+from tests.jobs.drain.test_main_path import received
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def task(make_app):
+    return make_app().task(name="note")(tasks.note)
+
+
+@pytest.fixture
+def revoked(task, monkeypatch):
+    """Ids that the workers of the task's app were told."""
+    told = []
+    monkeypatch.setattr(task.app.control, "revoke", told.append)
+    return told
+
+
+@pytest.fixture
+def staged(alias, task):
+    """``staged(**options)``: the id of a new job."""
+
+    def make(**options):
+        with transaction.atomic(using=alias):
+            return task.apply_async(("", 1), **options).id
+
+    return make
+
+
+def rows(alias):
+    return list(StagedJob.objects.using(alias).order_by("id"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"countdown": 86400}, {"ordering_key": "k"}], ids=["ready", "held", "key"]
+)
+def test_a_staged_job_is_gone_and_its_neighbour_is_not(alias, staged, revoked, task, options):
+    taken, other = staged(**options), staged(**options)
+    assert cancel(taken, using=alias, ordering_key=options.get("ordering_key", ""))
+    assert [job.task_id for job in rows(alias)] == [other]
+    assert revoked == [taken]  # a drainer might be publishing it
+    assert not cancel(taken, using=alias, app=task.app)
+
+
+def test_what_has_left_is_revoked(alias, staged, revoked, task, monkeypatch):
+    left = staged()
+    Drain(using=alias).run(once=True)
+    assert cancel(left, using=alias, app=task.app) is False
+    assert revoked == [left]
+    monkeypatch.setattr(current_app.control, "revoke", revoked.append)
+    cancel("of-nobody", using=alias)
+    assert revoked == [left, "of-nobody"]
+
+
+def test_it_counts_from_the_commit_on(alias, staged, revoked):
+    kept = staged()
+    with transaction.atomic(using=alias):
+        assert cancel(kept, using=alias)
+        transaction.set_rollback(True, using=alias)
+    assert (revoked, len(rows(alias))) == ([], 1)
+    with transaction.atomic(using=alias):
+        assert cancel(kept, using=alias)
+        assert revoked == []
+    assert (revoked, rows(alias)) == ([kept], [])
+
+
+def test_a_job_of_the_same_transaction(alias, staged, revoked, task):
+    with transaction.atomic(using=alias):
+        id = task.delay("", 1).id
+        assert cancel(id, using=alias)
+    assert rows(alias) == []
+
+
+def test_the_broker_is_away(alias, staged, task, monkeypatch):
+    """What is staged is cancelled all the same; what has left cannot be, and that is raised."""
+
+    def away(task_id):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(task.app.control, "revoke", away)
+    assert cancel(staged(), using=alias)
+    assert rows(alias) == []
+    with pytest.raises(OSError, match="no route"):
+        cancel("left", using=alias, app=task.app)
+
+
+def test_a_drainer_that_publishes_it_at_this_moment(alias, staged, revoked, task):
+    """It leaves, and the workers were told not to run it."""
+    id, answers = staged(), []
+    set_failpoint("published_not_deleted", lambda: answers.append(cancel(id, using=alias)))
+    try:
+        Drain(using=alias).run(once=True)
+    finally:
+        set_failpoint("published_not_deleted", None)
+    assert (answers, revoked, rows(alias)) == ([True], [id], [])
+    assert [message.headers["id"] for message in received(task.app)] == [id]
+
+
+def eta_of(job):
+    return json.loads(job.envelope)["headers"]["eta"]
+
+
+def test_a_held_job_waits_for_its_new_time(alias, staged, task):
+    id, other = staged(countdown=86400), staged(countdown=86400)
+    before = rows(alias)[1]
+    new = timezone.now() + 3 * DAY
+    assert reschedule(id, eta=new, using=alias)
+    changed, unchanged = rows(alias)
+    assert datetime.fromisoformat(eta_of(changed)) == new
+    assert abs(changed.available_at - new) < timedelta(milliseconds=1)
+    assert (unchanged.task_id, unchanged.envelope) == (other, before.envelope)
+    Drain(using=alias).run(once=True)
+    assert received(task.app) == []
+
+
+def test_a_time_that_is_near_lets_it_leave(alias, staged, task):
+    id = staged(countdown=86400)
+    soon = timezone.now() + timedelta(seconds=60)
+    assert reschedule(id, eta=soon, using=alias)
+    Drain(using=alias).run(once=True)
+    [message] = received(task.app)
+    assert datetime.fromisoformat(message.headers["eta"]) == soon
+    assert not reschedule(id, eta=soon, using=alias)
+
+
+@pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["ready", "near"])
+def test_only_what_is_held_is_put_off(alias, staged, options):
+    id = staged(**options)
+    before = rows(alias)[0].envelope
+    assert not reschedule(id, eta=timezone.now() + DAY, using=alias)
+    assert rows(alias)[0].envelope == before
+
+
+def test_a_rollback_leaves_the_old_time(alias, staged):
+    id = staged(countdown=86400)
+    [before] = rows(alias)
+    with transaction.atomic(using=alias):
+        assert reschedule(id, eta=timezone.now() + 3 * DAY, using=alias)
+        transaction.set_rollback(True, using=alias)
+    [after] = rows(alias)
+    assert (after.available_at, after.envelope) == (before.available_at, before.envelope)
+
+
+@pytest.mark.any_database
+@pytest.mark.parametrize(
+    ("eta", "said"),
+    [
+        (datetime(2099, 1, 1), "has no time zone"),
+        (datetime(9999, 1, 1, tzinfo=UTC), "MAX_ETA"),
+    ],
+)
+def test_times_that_are_refused(alias, staged, eta, said):
+    id = staged(countdown=86400)
+    with transaction.atomic(using=alias):
+        with pytest.raises(InvalidJob, match=said):
+            reschedule(id, eta=eta, using=alias)
+        stage("note", using=alias)  # the transaction goes on
+    assert len(rows(alias)) == 2
