@@ -37,9 +37,8 @@ from ..process.enclosure import SwallowedError
 from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection
-from .request import Call, Outcome, Rejection, Request
-from .rows import answered, load, update
-from .versions import Step, write_versions
+from .request import Call, Outcome, Rejection
+from .store import answered, load, update, write_versions
 
 #: Errors of a handler after which the transaction is not what it was.
 UNDOING = (TransactionEnded, SwallowedError)
@@ -61,12 +60,13 @@ class Attempt:
     ) -> None:
         self.entity, self.calls, self.using = entity, calls, using
         self.locked, self.wait = locked, wait
-        self.id = calls[0].request.id
+        self.id = calls[0].id
         self.types = spec_of(entity)
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
         self.gifts = Gifts(using=using)
-        self.steps: list[Step] = []
+        #: Those that are recorded.
+        self.steps: list[Call] = []
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: The command that ends the transaction, as an index may refuse what it changes.
@@ -87,7 +87,7 @@ class Attempt:
             self._load(head)
             failpoint("entity_loaded")
             self._look_up(range((seen or 0) + 1, (head or 0) + 1))
-            new = any(call.request.command_id not in self.answered for call in self.calls)
+            new = any(call.command_id not in self.answered for call in self.calls)
             if new and self.locked and self.version != head:
                 raise self._damaged()
             left = self._handle_all()
@@ -127,7 +127,7 @@ class Attempt:
         self.loaded = int(values["version"])
 
     def _look_up(self, hidden: range) -> None:
-        ids = {call.request.command_id for call in self.calls}
+        ids = {call.command_id for call in self.calls}
         taken = answered(self.cursor, self.entity.versions, self.id, ids)
         if not taken and not hidden:
             return
@@ -161,54 +161,52 @@ class Attempt:
     def _answer(self, call: Call) -> None:
         call.answer = None
         try:
-            call.answer = self._known(call.request) or self._handle(call)
+            call.answer = self._known(call) or self._handle(call)
         except BaseException as error:
             call.answer = error
             failpoint("entity_raised")
             if not isinstance(error, Exception) or isinstance(error, UNDOING) or is_conflict(error):
                 raise  # the thread has to end, or the batch
 
-    def _known(self, request: Request) -> Outcome | None:
-        known = self.answered.get(request.command_id)
+    def _known(self, call: Call) -> Outcome | None:
+        known = self.answered.get(call.command_id)
         if known is None:
             return None
         hash, command, outcome = known
-        if hash != request.hash:
+        if hash != call.hash:
             raise CommandIdConflict(
-                f"The command id {request.command_id!r} of {request.id!r} belongs to another "
+                f"The command id {call.command_id!r} of {call.id!r} belongs to another "
                 f"request: {command!r} at version {outcome.version}, or the same with other "
-                "arguments. Use a new id for a new request."
+                "arguments. Use a new id for a new call."
             )
         return replace(outcome, replayed=True)
 
     def _handle(self, call: Call) -> Outcome:
-        request = call.request
-        spec = self.types.commands.get(request.command)
+        spec = self.types.commands.get(call.command)
         if spec is None:
             raise InvalidCommand(
-                f"{self.entity.__name__} has no command {request.command!r}. It has: "
+                f"{self.entity.__name__} has no command {call.command!r}. It has: "
                 f"{', '.join(sorted(self.types.commands)) or 'none'}."
             )
-        spec.check(request.arguments)
-        if request.expected not in (None, self.version):
+        spec.check(call.arguments)
+        if call.expected not in (None, self.version):
             raise VersionConflict(
-                f"{self.entity.__name__} {request.id!r} was expected at version "
-                f"{request.expected}; it is at version {self.version}. Read it again, decide "
+                f"{self.entity.__name__} {call.id!r} was expected at version "
+                f"{call.expected}; it is at version {self.version}. Read it again, decide "
                 "again, and send it with the version you have seen.",
-                stream=request.id,
+                stream=call.id,
                 current=self.version,
             )
         if self.text is None and not spec.creates:
             raise UnknownEntity(
-                f"There is no {self.entity.__name__} {request.id!r}, and the command "
+                f"There is no {self.entity.__name__} {call.id!r}, and the command "
                 f"{spec.name!r} does not create one."
             )
         try:
             if self.text is not None and spec.creates:
                 name = self.entity.__name__
-                raise Rejected(f"{name} {request.id!r} exists already.", code="exists")
-            given = json.loads(request.text)  # anew each time: handlers may change it
-            handled = self._run(spec, [given] if spec.batch else given, call)
+                raise Rejected(f"{name} {call.id!r} exists already.", code="exists")
+            handled = handle(self.types, spec, self._instance(), [call], self.gifts)
             [(answer, text)] = handled.answers
             if self._changes_unique(handled) or (self.types.unique and self.text is None):
                 self.last = call
@@ -221,11 +219,10 @@ class Attempt:
 
     def _handle_run(self, run: list[Call]) -> bool:
         """Let a batch handler answer several commands at once; say whether it could."""
-        spec = self.types.commands[run[0].request.command]
+        spec = self.types.commands[run[0].command]
         mark = self.gifts.mark()
         try:
-            given = [json.loads(call.request.text) for call in run]
-            handled = self._run(spec, given, run[0])
+            handled = handle(self.types, spec, self._instance(), run, self.gifts)
         except Exception:
             return False
         if self._changes_unique(handled):
@@ -235,10 +232,6 @@ class Attempt:
         for call, (answer, text) in zip(run, handled.answers, strict=True):
             call.answer = self._step(call, spec, answer, text)
         return True
-
-    def _run(self, spec: CommandSpec, given: Any, call: Call) -> Handled:
-        instance = self._instance()
-        return handle(self.types, spec, instance, given, call.caller, self.gifts, call.refused)
 
     def _instance(self) -> Any:
         # Faster than to create it; and attributes that a handler sets on it are gone after it.
@@ -265,13 +258,14 @@ class Attempt:
             self.values = self.values | handled.columns
 
     def _step(self, call: Call, spec: CommandSpec, answer: Any, text: str) -> Outcome:
-        rejected = isinstance(answer, Rejection)
-        type = spec.event + REJECTED if rejected else spec.event
-        self.steps.append(Step(call, self.version + 1, type, text, self.text, rejected))
-        response, rejection = (None, answer) if rejected else (answer, None)
-        outcome = Outcome(response, self.version, rejection, replayed=False)
-        request = call.request
-        self.answered[request.command_id] = request.hash, request.command, outcome
+        rejection = answer if isinstance(answer, Rejection) else None
+        call.rejected, call.version = rejection is not None, self.version + 1
+        call.type = spec.event + REJECTED if rejection else spec.event
+        call.response, call.state = text, self.text
+        self.steps.append(call)
+        response = None if rejection else answer
+        outcome = Outcome(response, call.version, rejection, replayed=False)
+        self.answered[call.command_id] = call.hash, call.command, outcome
         return outcome
 
     def _write(self) -> None:
@@ -310,19 +304,18 @@ class Attempt:
 
     def _run_of_batch(self, start: int) -> list[Call]:
         """Return the commands from here on that one call of a batch handler may answer."""
-        name = self.calls[start].request.command
+        name = self.calls[start].command
         spec = self.types.commands.get(name)
         if spec is None or not spec.batch or self.text is None or self.entity.states != "last":
             return []
         run: list[Call] = []
         ids = set(self.answered)
         for call in self.calls[start:]:
-            request = call.request
-            if call.alone or request.command != name or request.expected is not None:
+            if call.alone or call.command != name or call.expected is not None:
                 break
-            if request.command_id in ids:
+            if call.command_id in ids:
                 break
-            ids.add(request.command_id)
+            ids.add(call.command_id)
             run.append(call)
         return run
 

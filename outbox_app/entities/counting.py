@@ -3,20 +3,31 @@
 Counting costs a batch some memory and no statement: the minute is that of its own reading of the
 database's clock. What runs in the caller's transaction is counted when that commits. The counters
 are written after the answers are with their callers. Nothing here raises.
+
+Each batch has a span of OpenTelemetry, made when it is answered, with links to its callers' spans.
+It belongs to many traces, so it is the root of one of its own; where no caller's trace is sampled
+there is none.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import transaction
 
 from ..process import counters
+from ..process.tracing import MAX_LINKS, api_with_provider
+from ..text import get_logger
 from ..transactions import is_in_test
 from .attempt import Attempt
+from .request import Call
+
+logger = get_logger("outbox_app.entities")
 
 #: Upper bounds of the buckets of batches by size; one more has the larger ones.
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -27,19 +38,9 @@ CODES, OTHER = 20, "other"
 KNOWN = 1000
 
 
-class Batch(NamedTuple):
-    """What is counted of a batch: the time that it read, its commands, those that it rejected."""
-
-    using: str
-    now: datetime
-    entity: str
-    size: int
-    codes: Counter[str]
-
-
 def count(attempt: Attempt, *, conflicts: int, seconds: float) -> None:
     """Count a batch that was committed, and the attempts before it."""
-    _count(_batch(attempt), conflicts, seconds)
+    _count(*_figures(attempt), conflicts=conflicts, seconds=seconds)
 
 
 def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
@@ -51,9 +52,15 @@ def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
 
 def count_after_commit(attempt: Attempt) -> None:
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
-    if attempt.steps and not is_in_test(attempt.using):
-        counted = partial(_count_and_write, _batch(attempt))
-        transaction.on_commit(counted, using=attempt.using, robust=True)
+    if not attempt.steps or is_in_test(attempt.using):
+        return
+    using, *figures = _figures(attempt)
+
+    def committed() -> None:
+        _count(using, *figures)
+        write_if_due(using)
+
+    transaction.on_commit(committed, using=using, robust=True)
 
 
 def write_if_due(using: str) -> None:
@@ -69,31 +76,61 @@ def _samples(using: str) -> dict[str, float] | None:
     return {counters.WAITING: queues.waiting_on(using)}
 
 
-def _batch(attempt: Attempt) -> Batch:
-    answers: list[Any] = [step.call.answer for step in attempt.steps if step.rejected]
+def _figures(attempt: Attempt) -> tuple[Any, ...]:
+    """Return what is counted of a batch: a caller's transaction may have very many."""
+    answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     name = f"{attempt.entity._meta.label}:{attempt.id}"
-    return Batch(attempt.using, attempt.now, name, len(attempt.steps), codes)
+    return attempt.using, attempt.now, name, len(attempt.steps), codes
 
 
-def _count(batch: Batch, conflicts: int = 0, seconds: float | None = None) -> None:
-    with counters.counting(batch.now, using=batch.using) as minute:
+def _count(
+    using: str,
+    now: datetime,
+    entity: str,
+    size: int,
+    codes: Counter[str],
+    *,
+    conflicts: int = 0,
+    seconds: float | None = None,
+) -> None:
+    with counters.counting(now, using=using) as minute:
         minute.add(counters.CONFLICTS, conflicts)
-        if not batch.size:
+        if not size:
             return
-        minute.add(counters.COMMANDS, batch.size)
-        minute.observe(counters.BATCH_SIZE, batch.size, SIZES)
+        minute.add(counters.COMMANDS, size)
+        minute.observe(counters.BATCH_SIZE, size, SIZES)
         if seconds is not None:
             minute.observe(counters.COMMIT_TIME, seconds)
-        for code, count in batch.codes.items():
+        for code, count in codes.items():
             known = [label for name, _, label in minute.values if name == counters.REJECTED]
             label = code if code in known or len(known) < CODES else OTHER
             minute.add(counters.REJECTED, count, dimension=counters.CODE, label=label)
-        minute.entities[batch.entity] += batch.size
+        minute.entities[entity] += size
         if len(minute.entities) > KNOWN:
             minute.entities = Counter(dict(minute.entities.most_common(KNOWN // 10)))
 
 
-def _count_and_write(batch: Batch) -> None:
-    _count(batch)
-    write_if_due(batch.using)
+def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
+    """Make the span of a batch that began at a time (in nanoseconds) and has just been answered."""
+    ended = time.time_ns()
+    try:
+        if not (trace := api_with_provider()):
+            return
+        from opentelemetry.context import Context
+
+        spans = [call.caller.context.copy().run(trace.get_current_span) for call in calls]
+        callers = [span.get_span_context() for span in spans]
+        linked = {c.span_id: c for c in callers if c.is_valid and c.trace_flags.sampled}
+        if linked:
+            label = entity._meta.label
+            span = trace.get_tracer("outbox_app").start_span(
+                f"entity batch {label}",
+                context=Context(),
+                attributes={"outbox.entity.type": label, "outbox.batch.commands": len(calls)},
+                links=[trace.Link(each) for each in list(linked.values())[:MAX_LINKS]],
+                start_time=began,
+            )
+            span.end(ended)
+    except Exception as error:  # samplers, processors and exporters may raise anything
+        logger.warning("Tracing a batch failed error=%r", error)

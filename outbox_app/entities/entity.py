@@ -18,12 +18,12 @@ from django.db.models import QuerySet
 
 from ..aliases import log_alias
 from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
-from ..exceptions import InvalidCommand, UnknownEntity
+from ..exceptions import UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
 from .handling import require_running
 from .queue import aask, ask, ask_many
-from .request import Command, Outcome, Request, raised
+from .request import Command, Outcome, raised
 
 
 class Entity(EntityRow):
@@ -86,8 +86,10 @@ class Entity(EntityRow):
             NotAtomic: A transaction is open on another alias only.
             OutcomeUnknown: The commit may or may not have happened. Repeat with the same id.
         """
-        request = Request.of(id, command, arguments, command_id, expected_version)
-        outcome = ask(cls, request, timeout=timeout, using=using or log_alias(cls.versions))
+        asked = Command(
+            id, command, arguments, command_id=command_id, expected_version=expected_version
+        )
+        outcome = ask(cls, asked, timeout=timeout, using=using or log_alias(cls.versions))
         return raised(outcome) if raise_rejected else outcome
 
     @classmethod
@@ -104,9 +106,11 @@ class Entity(EntityRow):
         raise_rejected: bool = False,
     ) -> Outcome:
         """As ``execute``, for a coroutine. All that wait in the loop share transactions."""
-        request = Request.of(id, command, arguments, command_id, expected_version)
+        asked = Command(
+            id, command, arguments, command_id=command_id, expected_version=expected_version
+        )
         using = using or log_alias(cls.versions)
-        outcome = await aask(cls, request, timeout=timeout, using=using)
+        outcome = await aask(cls, asked, timeout=timeout, using=using)
         return raised(outcome) if raise_rejected else outcome
 
     @classmethod
@@ -130,17 +134,7 @@ class Entity(EntityRow):
             The answers, in the order of the commands. Each entity has transactions of its own,
             unless the caller has one open.
         """
-        found: list[Any] = []
-        for each in commands:
-            try:
-                asked = each.id, each.command, each.arguments, each.command_id
-                found.append(Request.of(*asked, each.expected_version))
-            except InvalidCommand as error:
-                found.append(error)
-        requests = [each for each in found if isinstance(each, Request)]
-        using = using or log_alias(cls.versions)
-        answered = iter(ask_many(cls, requests, timeout=timeout, using=using))
-        answers = [next(answered).answer if isinstance(e, Request) else e for e in found]
+        answers = ask_many(cls, commands, timeout=timeout, using=using or log_alias(cls.versions))
         for answer in answers:
             if isinstance(answer, BaseException) and not return_exceptions:
                 raise answer

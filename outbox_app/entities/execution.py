@@ -117,7 +117,7 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     unknown: Exception | None = None
-    commands = [spec_of(entity).commands.get(call.request.command) for call in calls]
+    commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
     attempt: Attempt | None = None
@@ -157,12 +157,11 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break
-    request = calls[0].request
     if unknown is None:
         counting.count_conflicts(attempt, attempts)
         contended = EntityContended(
-            f"{entity.__name__} {request.id!r} was changed by other commands during each of "
-            f"{attempts} attempts at {request.command!r}. Nothing was written: send it again."
+            f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
+            f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
         )
         # The time of the oldest is over, and not that of the others.
         rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
@@ -170,7 +169,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             call.answer = _own(contended)
         return rest
     raise OutcomeUnknown(
-        f"The connection to {using!r} was lost while {request.command!r} of {request.id!r} was "
+        f"The connection to {using!r} was lost while {calls[0].command!r} of {calls[0].id!r} was "
         "committed. Send it again with the same command id: it is executed once."
     ) from unknown
 

@@ -26,7 +26,7 @@ from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..process.enclosure import enclosed
 from .declaration import CommandSpec, Rejected, TypeSpec
-from .request import Caller, Rejection
+from .request import Call, Caller, Rejection
 
 #: Where gifts end: how many jobs by alias, events, and callbacks there are.
 Mark = tuple[dict[str, int], int, int]
@@ -146,31 +146,28 @@ class Handled:
 
 
 def handle(
-    types: TypeSpec,
-    spec: CommandSpec,
-    instance: Any,
-    given: Any,
-    caller: Caller,
-    gifts: Gifts,
-    refused: Sequence[IntegrityError] = (),
+    types: TypeSpec, spec: CommandSpec, instance: Any, calls: Sequence[Call], gifts: Gifts
 ) -> Handled:
-    """Run a handler, then the rules; it is given its arguments, for ``batch=True`` a list of them.
+    """Let a handler answer a command, or with ``batch=True`` several; then run the rules.
 
-    Raises ``Rejected`` where the handler, a rule, or an index that has ``refused`` its row before,
-    says no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
+    Raises ``Rejected`` where the handler, a rule, or an index that has refused its row before, says
+    no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
     raised. Then what it gave is dropped.
     """
     name = gifts.command = spec.full_name
     what, using = f"The command {name}", gifts.using
     gifts.may_query = spec.atomic
     mark = gifts.mark()
+    caller, refused = calls[0].caller, calls[0].refused
 
     def run() -> Handled:
+        # Anew each time: handlers may change them.
+        given = [json.loads(call.text) for call in calls]
         running.set(gifts)
         collect_in(gifts.jobs)
         try:
             response = (
-                spec.handler(instance, given) if spec.batch else spec.handler(instance, **given)
+                spec.handler(instance, given) if spec.batch else spec.handler(instance, **given[0])
             )
         finally:
             if gifts.connection.closed_in_transaction:

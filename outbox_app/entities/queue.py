@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,13 +29,12 @@ from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import InvalidCommand
+from ..exceptions import InvalidCommand, Overloaded
 from ..failpoints import failpoint
 from ..text import get_logger
 from . import counting
 from .execution import answer, in_callers_transaction
-from .request import Call, Outcome, Request, overloaded, timed_out, unknown
-from .tracing import trace_batch
+from .request import Call, Command, Outcome
 
 logger = get_logger("outbox_app.entities")
 
@@ -47,6 +46,8 @@ MAX_WAITING = 50_000
 IDLE = 10.0
 #: Seconds for which a call may wait.
 MAX_TIMEOUT = 1_000_000
+#: Why a call is refused.
+ENDING = "This process is about to end."
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +64,7 @@ class Line:
         size = 0
         while self.waiting and len(batch) < self.entity.batch_size:
             call = next(iter(self.waiting))
-            size += len(call.request.text)
+            size += len(call.text)
             if batch and size > BATCH_SIZE:
                 break
             del self.waiting[call]
@@ -96,10 +97,9 @@ class Queues:
         line = self._enter(call, entity, key, using=using)
         try:
             if not woken.wait(max(call.seconds_left, 0)):
-                if self._leave(line, call):
-                    raise timed_out(call)
-                if not woken.is_set():
-                    raise unknown(call)
+                waited = self._leave(line, call)
+                if waited or not woken.is_set():
+                    raise call.late(begun=not waited)
             if call.leads:
                 self.lead(line, call)
         except BaseException:
@@ -115,8 +115,7 @@ class Queues:
 
         def expire() -> None:
             if not future.done():
-                error = timed_out if self._leave(line, call) else unknown
-                future.set_exception(error(call))
+                future.set_exception(call.late(begun=not self._leave(line, call)))
 
         timer = loop.call_later(call.seconds_left, expire)
         try:
@@ -155,7 +154,7 @@ class Queues:
             others = set(left)
             answered = [call for call in batch if call not in others]
             _deliver(answered)
-        trace_batch(line.entity, answered, began)
+        counting.trace_batch(line.entity, answered, began)
         counting.write_if_due(line.using)
 
     def waiting_on(self, using: str) -> int:
@@ -170,14 +169,9 @@ class Queues:
         """Refuse what waits and what comes, and let the batches under way end."""
         with self.lock:
             self.closed = True
-            waiting: list[Call] = []
             for line in self.lines.values():
-                waiting += [call for call in line.waiting if not call.leads]
-                line.waiting = OrderedDict.fromkeys(c for c in line.waiting if c.leads)
-            self.waiting -= len(waiting)
+                self._refuse(line, ENDING)
             self.called.notify_all()
-        _refuse(waiting, "This process is about to end.")
-        with self.lock:
             self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
     def _enter(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Line:
@@ -185,10 +179,10 @@ class Queues:
             line = self.lines.get(key) or Line(key, entity, using)
             ahead = len(line.waiting)
             if self.closed:
-                raise overloaded("This process is about to end.")
+                raise _overloaded(ENDING)
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
-                raise overloaded(
-                    f"{ahead} commands wait for {entity.__name__} {call.request.id!r} in this "
+                raise _overloaded(
+                    f"{ahead} commands wait for {entity.__name__} {call.id!r} in this "
                     f"process, and {self.waiting} for all entities."
                 )
             line.waiting[call] = None
@@ -232,10 +226,17 @@ class Queues:
         except RuntimeError as error:  # the system has no more
             if not self.threads:
                 line = self.to_lead.pop()
-                waiting, line.waiting = list(line.waiting), OrderedDict()
-                self.waiting -= len(waiting)
+                self._refuse(line, f"No thread can lead for coroutines: {error}.")
                 self._pass_on(line)
-                _refuse(waiting, f"No thread can lead for coroutines: {error}.")
+
+    def _refuse(self, line: Line, why: str) -> None:
+        """Refuse those that wait, but for the one that is to lead. The lock is held."""
+        calls = [call for call in line.waiting if not call.leads]
+        for call in calls:
+            del line.waiting[call]
+            call.answer = _overloaded(why)
+        self.waiting -= len(calls)
+        _deliver(calls)
 
     def _work(self) -> None:
         """Lead for coroutines, until nothing comes."""
@@ -283,10 +284,8 @@ def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-def _refuse(calls: Sequence[Call], why: str) -> None:
-    for call in calls:
-        call.answer = overloaded(why)
-    _deliver(calls)
+def _overloaded(why: str) -> Overloaded:
+    return Overloaded(f"{why} Nothing was written: send it again later.")
 
 
 queues = Queues()
@@ -307,18 +306,18 @@ in_one_thread = False
 
 
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
-def ask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
+def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process."""
-    call = Call(request, _deadline(entity, timeout))
+    call = Call(asked, _deadline(entity, timeout))
     if not _belongs_here(entity, using):
-        key = using, _scope(using), entity, request.id
+        key = using, _scope(using), entity, call.id
         return queues.ask(call, entity, key, using=using)
     answer(entity, [call], using=using)
     counting.write_if_due(using)
     return call.result()
 
 
-async def aask(entity: Any, request: Request, *, timeout: float | None, using: str) -> Outcome:
+async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """As ``ask``, for a coroutine."""
     scope = _scope(using)
     here = in_one_thread or scope is not None or entity.batch_size == 1
@@ -326,9 +325,9 @@ async def aask(entity: Any, request: Request, *, timeout: float | None, using: s
         here = await sync_to_async(_belongs_here)(entity, using)
     if here:
         # The session belongs to the thread that Django's own synchronous code runs in.
-        return await sync_to_async(ask)(entity, request, timeout=timeout, using=using)
-    call = Call(request, _deadline(entity, timeout))
-    return await queues.aask(call, entity, (using, scope, entity, request.id), using=using)
+        return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
+    call = Call(asked, _deadline(entity, timeout))
+    return await queues.aask(call, entity, (using, scope, entity, call.id), using=using)
 
 
 def _belongs_here(entity: Any, using: str) -> bool:
@@ -339,16 +338,23 @@ def _belongs_here(entity: Any, using: str) -> bool:
 
 @async_unsafe("In a coroutine, call execute_many() by sync_to_async: it would stop the loop.")
 def ask_many(
-    entity: Any, requests: Sequence[Request], *, timeout: float | None, using: str
-) -> list[Call]:
-    """Answer commands in batches of their own, entity by entity in the order of their ids."""
+    entity: Any, commands: Iterable[Command], *, timeout: float | None, using: str
+) -> list[Any]:
+    """Answer commands in batches of their own, entity by entity in the order of their ids.
+
+    An answer is an ``Outcome``, or an error.
+    """
     inside = in_callers_transaction(entity, using=using)
     deadline = _deadline(entity, timeout)
-    calls = [Call(request, deadline) for request in requests]
+    calls: list[Call | InvalidCommand] = []
     lines: dict[str, Line] = {}
-    for call in calls:
-        id = call.request.id
-        lines.setdefault(id, Line(id, entity, using)).waiting[call] = None
+    for each in commands:
+        try:
+            calls.append(call := Call(each, deadline))
+        except InvalidCommand as error:
+            calls.append(error)
+        else:
+            lines.setdefault(call.id, Line(call.id, entity, using)).waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
             batch, deadline = line.take(), _deadline(entity, timeout)
@@ -358,9 +364,9 @@ def ask_many(
             left = answer(entity, batch, using=using)
             line.put_back(left)
             if not inside:
-                trace_batch(entity, [*set(batch).difference(left)], began)
+                counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
-    return calls
+    return [each.answer if isinstance(each, Call) else each for each in calls]
 
 
 def _scope(using: str) -> Hashable | None:

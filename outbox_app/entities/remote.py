@@ -22,7 +22,7 @@ from ..exceptions import (
 )
 from ..fleet.cluster import Service
 from ..models import Peer
-from .request import Outcome, Rejection, Request
+from .request import Call, Outcome, Rejection
 from .views import KEY, PROBLEMS
 
 #: What a server answers to what it does not execute.
@@ -30,7 +30,7 @@ REFUSED = (400, 401, 404, 413, 415, 422)
 
 
 def execute(
-    service: Service, peer: Peer, type: str, request: Request, timeout: float | None
+    service: Service, peer: Peer, type: str, request: Call, timeout: float | None
 ) -> Outcome:
     """Return the answer of one of the servers of a service."""
     path = f"{type.lower()}/{request.id}/{request.command}"
@@ -67,7 +67,7 @@ def execute(
     return _outcome(service.name, request, status, said)
 
 
-def _outcome(name: str, request: Request, status: int, said: Any) -> Outcome:
+def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
     match said:
         case {"response": response, "version": int(version), "replayed": bool(replayed)}:
             return Outcome(response, version, None, replayed=replayed)

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from hashlib import sha256
+from math import inf
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -23,7 +24,7 @@ from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
-from ..exceptions import CommandTimeout, InvalidCommand, InvalidEvent, OutcomeUnknown, Overloaded
+from ..exceptions import CommandTimeout, InvalidCommand, InvalidEvent, OutcomeUnknown
 from .declaration import Rejected
 
 Result = TypeVar("Result")
@@ -41,45 +42,6 @@ class Command:
     _: KW_ONLY
     command_id: str
     expected_version: ExpectedVersion = ANY
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One command for one entity, as it is stored."""
-
-    id: str
-    command: str
-    arguments: dict[str, Any]
-    #: The same as JSON.
-    text: str
-    command_id: str
-    #: The version that the entity must be at; 0: it must not exist; None: any.
-    expected: int | None
-    hash: str
-
-    @classmethod
-    def of(
-        cls,
-        id: Any,
-        command: Any,
-        arguments: Mapping[str, Any] | None,
-        command_id: Any,
-        expected: Any = ANY,
-    ) -> Request:
-        """Raise ``InvalidCommand`` for what could not be stored on every database."""
-        arguments = {} if arguments is None else arguments
-        if not isinstance(arguments, Mapping):
-            raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
-        try:
-            checked_name("id", id)
-            checked_name("command", command)
-            checked_name("command_id", command_id)
-            stored, text = canonical("arguments", dict(arguments))
-            number = expected_number(expected)
-        except InvalidEvent as error:
-            raise InvalidCommand(str(error)) from None
-        hash = sha256(_sorted([command, stored]).encode()).hexdigest()
-        return cls(id, command, stored, text, command_id, number, hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +95,43 @@ class Caller:
         return context.run(function, *args, **options)
 
 
-@dataclass(slots=True, eq=False)
 class Call:
-    """One request on its way to its answer; its caller may wait in a line."""
+    """One command on its way to its answer; its caller may wait in a line.
 
-    request: Request
-    #: By the monotonic clock, in seconds.
-    deadline: float
-    caller: Caller = field(default_factory=lambda: Caller())
-    #: No batch handler answers it with others: one has ended its thread, or an index refuses it.
-    alone: bool = False
-    #: With what an index has refused its row: it ends its batch, and is rejected if that stays so.
-    refused: tuple[IntegrityError, ...] = ()
-    #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
-    waits: threading.Event | asyncio.Future[None] | None = None
-    leads: bool = False
-    #: What the last attempt made of it; the caller's as soon as that is committed.
-    answer: Outcome | BaseException | None = None
+    Raises ``InvalidCommand`` for what could not be stored on every database.
+    """
+
+    def __init__(self, asked: Command, deadline: float = inf) -> None:
+        arguments = {} if asked.arguments is None else asked.arguments
+        if not isinstance(arguments, Mapping):
+            raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
+        try:
+            self.id = checked_name("id", asked.id)
+            self.command = checked_name("command", asked.command)
+            self.command_id = checked_name("command_id", asked.command_id)
+            self.arguments, self.text = canonical("arguments", dict(arguments))
+            #: The version that the entity must be at; 0: it must not exist; None: any.
+            self.expected = expected_number(asked.expected_version)
+        except InvalidEvent as error:
+            raise InvalidCommand(str(error)) from None
+        self.hash = sha256(_sorted([self.command, self.arguments]).encode()).hexdigest()
+        #: By the monotonic clock, in seconds.
+        self.deadline = deadline
+        self.caller = Caller()
+        #: No batch handler answers it with others: one has ended its thread, or an index refuses.
+        self.alone = False
+        #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
+        self.refused: tuple[IntegrityError, ...] = ()
+        #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
+        self.waits: threading.Event | asyncio.Future[None] | None = None
+        self.leads = False
+        #: What the last attempt made of it; the caller's as soon as that is committed.
+        self.answer: Outcome | BaseException | None = None
+        #: Of the version that is written of it. The response, and the state after it (None: there
+        #: is no entity yet), are JSON.
+        self.version, self.type, self.rejected = 0, "", False
+        self.response: str = ""
+        self.state: str | None = None
 
     @property
     def seconds_left(self) -> float:
@@ -162,22 +144,13 @@ class Call:
         assert self.answer is not None, "a call without an answer"
         raise self.answer
 
-
-def timed_out(call: Call) -> CommandTimeout:
-    request = call.request
-    return CommandTimeout(
-        f"The command {request.command!r} of {request.id!r} was not begun in its time. Nothing was "
-        "written: send it again."
-    )
-
-
-def unknown(call: Call) -> OutcomeUnknown:
-    request = call.request
-    return OutcomeUnknown(
-        f"The command {request.command!r} of {request.id!r} was under way when its time was over. "
-        "Send it again with the same command id: it is executed once."
-    )
-
-
-def overloaded(why: str) -> Overloaded:
-    return Overloaded(f"{why} Nothing was written: send it again later.", retry_after=1)
+    def late(self, *, begun: bool) -> CommandTimeout | OutcomeUnknown:
+        """Return the error of a caller whose time is over."""
+        what = f"The command {self.command!r} of {self.id!r} was"
+        if begun:
+            return OutcomeUnknown(
+                f"{what} under way when its time was over. Send it again with the same command id: "
+                "it is executed once."
+            )
+        text = f"{what} not begun in its time. Nothing was written: send it again."
+        return CommandTimeout(text)

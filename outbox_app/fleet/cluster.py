@@ -170,9 +170,12 @@ class Service:
             PeerError: The service is not registered as a keeper, or could not be reached.
         """
         from ..entities.remote import execute
-        from ..entities.request import Request, raised
+        from ..entities.request import Call, Command, raised
 
-        request = Request.of(id, command, arguments, command_id, expected_version)
+        asked = Command(
+            id, command, arguments, command_id=command_id, expected_version=expected_version
+        )
+        request = Call(asked)
         peer = peer_named(self.name, Peer.Direction.KEEPER)
         outcome = execute(self, peer, type, request, timeout)
         return raised(outcome) if raise_rejected else outcome

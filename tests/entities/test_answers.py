@@ -9,7 +9,7 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import ANY, NO_STREAM, publish
-from outbox_app.entities import Rejected, Rejection
+from outbox_app.entities import Command, Rejected, Rejection
 from outbox_app.exceptions import (
     CommandIdConflict,
     DamagedEntity,
@@ -174,9 +174,9 @@ def test_an_answer_is_given_again_though_the_signature_has_changed(alias, accoun
     Account.history("a", using=alias)
     with connections[alias].cursor() as cursor:  # as if an older release had had other arguments
         cursor.execute("SELECT request_hash FROM account_version WHERE version = 2")
-        from outbox_app.entities.request import Request
+        from outbox_app.entities.request import Call
 
-        old = Request.of("a", "take", {"sum": 1}, "x")
+        old = Call(Command("a", "take", {"sum": 1}, command_id="x"), 0)
         cursor.execute("UPDATE account_version SET request_hash = %s WHERE version = 2", [old.hash])
     assert ask("take", {"sum": 1}, command_id="x").response == {"balance": 9}
 

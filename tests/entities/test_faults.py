@@ -99,15 +99,13 @@ def test_a_short_time_of_the_oldest_ends_no_other(alias, account, fresh):
         connections.close_all()
 
     there, go = threading.Event(), threading.Event()
-    requests = [
-        queue.Request.of("a", "withdraw", {"amount": 1}, f"c{number}") for number in range(3)
-    ]
+    asked = [Command("a", "withdraw", {"amount": 1}, command_id=f"c{n}") for n in range(3)]
     with ThreadPoolExecutor(1) as pool:
         lock = pool.submit(blocked)
         assert there.wait(60)
         calls = [
-            queue.Call(request, queue._deadline(Account, seconds))
-            for request, seconds in zip(requests, (0.01, 60, 60), strict=True)
+            queue.Call(each, queue._deadline(Account, seconds))
+            for each, seconds in zip(asked, (0.01, 60, 60), strict=True)
         ]
         left = queue.answer(Account, calls, using=alias)
         go.set()

@@ -8,9 +8,10 @@ import re
 import pytest
 from django.db import connections
 
+from outbox_app.entities import Command
 from outbox_app.entities.attempt import Attempt
 from outbox_app.entities.queue import _deadline
-from outbox_app.entities.request import Call, Request
+from outbox_app.entities.request import Call
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
 
@@ -89,11 +90,9 @@ class Explainer:
 @pytest.mark.parametrize("count", [1, 300])
 @pytest.mark.parametrize("locked", [False, True])
 def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
-    requests = [
-        Request.of("a", "withdraw", {"amount": 0}, f"c{ROWS - count // 2 + number}")
-        for number in range(1, count + 1)
-    ]
-    calls = [Call(request, _deadline(Account, None)) for request in requests]
+    names = [f"c{ROWS - count // 2 + number}" for number in range(1, count + 1)]
+    asked = [Command("a", "withdraw", {"amount": 0}, command_id=name) for name in names]
+    calls = [Call(each, _deadline(Account, None)) for each in asked]
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
         Attempt(Account, calls, using=alias, locked=locked, wait=None).run()

@@ -1,0 +1,185 @@
+"""The rows of an entity, by SQL that is made once for each type, and its versions.
+
+Django makes a statement in more time than the database takes to answer it, and every command waits
+for these. The time is read with the row, also where there is none. Versions are one INSERT for a
+thousand, from the JSON that is there already; receivers of ``events_published`` are given the rows,
+which are read only if one of them looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cache, partial
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import QuerySet
+from django.db.models.expressions import Col
+from django.utils.functional import SimpleLazyObject
+
+from ..eventlog.insert import chunks, insert_rows, own_values
+from ..eventlog.newevent import slice_of
+from ..models import DatabaseNow
+from ..process.wakeup import EVENTS, wake_after_commit
+from ..signals import events_published
+from .request import Call
+
+#: The columns of versions that differ within a batch.
+VARYING = (
+    *("version", "type", "message_id", "data", "command_id", "command", "request_hash"),
+    *("rejected", "response", "state"),
+)
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+
+
+@cache
+def _columns(entity: Any) -> list[Col]:
+    """Return the columns of a row but for its state, after the one that the time is read as."""
+    meta = entity._meta
+    fields = [field for field in meta.concrete_fields if field.name != "state"]
+    return [Col(meta.db_table, field) for field in (meta.get_field("changed_at"), *fields)]
+
+
+@cache
+def _select(entity: Any, using: str, bounded: bool) -> str:
+    quote = connections[using].ops.quote_name
+    compiler = QuerySet(entity, using=using).query.get_compiler(using)
+    now, _ = compiler.compile(DatabaseNow())
+    names = (str(column.target.column) for column in _columns(entity)[1:])
+    columns = ", ".join(f"entity.{quote(name)}" for name in names)
+    table, pk = quote(entity._meta.db_table), quote(entity._meta.pk.column)
+    one = "set_config('lock_timeout', %s, true)" if bounded else "1"
+    return (
+        f"SELECT entity.state, {now}, {columns}, one.one FROM (SELECT {one} AS one) AS one "
+        f"LEFT JOIN {table} AS entity ON entity.{pk} = %s"
+    )
+
+
+def load(
+    cursor: Any, entity: Any, id: str, *, lock: bool, wait: float | None
+) -> tuple[datetime, dict[str, Any] | None, str | None]:
+    """Return the time by the database's clock, and the values of a row; its state as JSON, apart.
+
+    ``wait`` bounds, in seconds, how long the transaction waits for each lock; on PostgreSQL, where
+    that saves a statement.
+    """
+    connection, bounds = cursor.db, []
+    if wait is not None and connection.vendor == "postgresql":
+        bounds = [f"{max(1, round(wait * 1000))}ms"]
+    sql = _select(entity, connection.alias, bool(bounds)) + (" FOR UPDATE" if lock else "")
+    cursor.execute(sql, [*bounds, id])
+    text, *values, _ = cursor.fetchone()
+    for number, column in enumerate(_columns(entity)):
+        own = column.get_db_converters(connection)
+        for convert in (*connection.ops.get_db_converters(column), *own):
+            values[number] = convert(values[number], column, connection)
+    now, *values = values
+    if text is None:
+        return now, None, None
+    names = (column.target.attname for column in _columns(entity)[1:])
+    return now, dict(zip(names, values, strict=True)), text
+
+
+def update(
+    cursor: Any, entity: Any, id: str, version: int, count: int, values: Mapping[str, Any]
+) -> bool:
+    """Raise the version of a row by the count, and write values; say whether it was at the version.
+
+    The state is given as JSON.
+    """
+    connection, meta = cursor.db, entity._meta
+    quote = connection.ops.quote_name
+    fields = [(meta.get_field(name), value) for name, value in values.items()]
+    params = [v if f.name == "state" else f.get_db_prep_save(v, connection) for f, v in fields]
+    changes = "".join(f", {quote(field.column)} = %s" for field, _ in fields)
+    cursor.execute(
+        f"UPDATE {quote(meta.db_table)} SET version = version + %s{changes} "
+        f"WHERE {quote(meta.pk.column)} = %s AND version = %s",
+        [count, *params, id, version],
+    )
+    return bool(cursor.rowcount == 1)
+
+
+def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[int]:
+    """Return the rows of the versions that have one of the command ids: as a rule there is none."""
+    connection = cursor.db
+    where = f"SELECT id FROM {connection.ops.quote_name(log._meta.db_table)} WHERE stream = %s"
+    params: list[Any] = [id, *command_ids]
+    sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
+    if connection.vendor == "postgresql" and len(command_ids) > 1:
+        # Where statistics are old, IN and ANY would read all versions of the entity.
+        params = [[*command_ids], id]
+        each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
+        sql = f"SELECT found.id FROM unnest(%s::text[]) AS asked (id), {each} AS found"
+    cursor.execute(sql, params)
+    return [row for (row,) in cursor.fetchall()]
+
+
+def write_versions(cursor: Any, entity: Any, steps: Sequence[Call]) -> None:
+    """Write versions of one entity into the open transaction; receivers see them as rows."""
+    log, connection = entity.versions, cursor.db
+    using, stream = connection.alias, steps[0].id
+    if entity.states == "last":
+        for step in steps[:-1]:
+            step.state = None
+    same = {"topic": "", "stream": stream, "metadata": "{}", "slice": slice_of(stream)}
+    same |= own_values(log, using=using, but=VARYING)
+    many = len(steps) > 1 and connection.vendor == "postgresql"
+    insert = _insert_json if many else _insert
+    sizes = [len(s.text) + len(s.response) + len(s.state or "") for s in steps]
+    columns = len(VARYING) + len(same)
+    rows: Any = QuerySet(log, using=using).filter(stream=stream).order_by("version")
+    for chunk in chunks(steps, sizes, columns=columns, connection=connection):
+        insert(cursor, log, chunk, same)
+        written = rows.filter(version__range=(chunk[0].version, chunk[-1].version))
+        events: Any = SimpleLazyObject(partial(list, written))
+        events_published.send(log, using=using, events=events)
+    wake_after_commit(using, EVENTS)
+
+
+def _insert(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) -> None:
+    native = cursor.db.features.has_native_uuid_field
+    params: list[Any] = []
+    for step, id in zip(steps, _uuids(len(steps)), strict=True):
+        params += (step.version, step.type, str(id) if native else id.hex, step.text)
+        params += (step.command_id, step.command, step.hash, step.rejected)
+        response = None if step.response == "null" else step.response
+        params += (response, step.state, *same.values())
+    insert_rows(cursor, log, [*VARYING, *same], params, returning=False)
+
+
+def _uuids(count: int) -> Iterator[UUID]:
+    """Return random ids, of one call of the system: it lets another thread run."""
+    random = os.urandom(16 * count)
+    return (UUID(bytes=random[at : at + 16], version=4) for at in range(0, 16 * count, 16))
+
+
+def _insert_json(cursor: Any, log: Any, steps: Sequence[Call], same: dict[str, Any]) -> None:
+    """Insert the versions from one JSON text.
+
+    psycopg looks for placeholders in the text of a statement, and the server parses it: for a
+    thousand rows of fourteen that takes longer than all the rest.
+    """
+    rows = ", ".join(
+        f'{{"version": {step.version}, "type": {_quoted(step.type)}, "message_id": "{id}", '
+        f'"data": {step.text}, "command_id": {_quoted(step.command_id)}, '
+        f'"command": {_quoted(step.command)}, "request_hash": "{step.hash}", '
+        f'"rejected": {str(step.rejected).lower()}, "response": {step.response}, '
+        f'"state": {step.state or "null"}}}'
+        for step, id in zip(steps, _uuids(len(steps)), strict=True)
+    )
+    connection = cursor.db
+    quote = connection.ops.quote_name
+    types = {field.column: field.cast_db_type(connection) for field in log._meta.concrete_fields}
+    literals = ", ".join(f"%s::{types[name]}" for name in same)
+    record = ", ".join(f"{name} {types[name]}" for name in VARYING)
+    cursor.execute(
+        f"INSERT INTO {quote(log._meta.db_table)} ({', '.join(map(quote, [*VARYING, *same]))}) "
+        f"SELECT {', '.join(VARYING)}, {literals} "
+        f"FROM jsonb_to_recordset(%s::jsonb) AS given ({record})",
+        [*same.values(), f"[{rows}]"],
+    )
