@@ -113,6 +113,9 @@ class EscapedChangeList(ChangeList):
 class OutboxAdmin(ModelAdmin):
     """A read-only view of a table of the outbox. Django shows all of its ``fieldsets`` as text."""
 
+    # Also of models of the project.
+    change_form_template = "admin/outbox_app/change_form.html"
+    change_list_template = "admin/outbox_app/change_list.html"
     paginator = BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER

@@ -31,12 +31,9 @@ from .row_range import number
 
 #: Versions that a page leads to.
 LAST = 10
-TEMPLATES = "admin/outbox_app"
 
 
 class EntityAdmin(OutboxAdmin):
-    change_form_template = f"{TEMPLATES}/change_form.html"
-    change_list_template = f"{TEMPLATES}/change_list.html"
     list_display = ["id", "version", "changed_at"]
     ordering = sortable_by = ("id",)
     not_listed = ("state",)
@@ -75,8 +72,6 @@ def answer(version: EntityVersion) -> str:
 
 
 class VersionAdmin(EventAdmin):
-    change_form_template = f"{TEMPLATES}/change_form.html"
-    change_list_template = f"{TEMPLATES}/change_list.html"
     list_display = ["id", "linked_stream", "version", "type", "answer", "recorded_at", "command_id"]
     not_listed = ("data", "metadata", "response", "state")
     fieldsets = [

@@ -177,7 +177,7 @@ class Attempt:
             raise CommandIdConflict(
                 f"The command id {call.command_id!r} of {call.id!r} belongs to another "
                 f"request: {command!r} at version {outcome.version}, or the same with other "
-                "arguments. Use a new id for a new call."
+                "arguments. Use a new id for a new request."
             )
         return replace(outcome, replayed=True)
 
@@ -206,7 +206,8 @@ class Attempt:
             if self.text is not None and spec.creates:
                 name = self.entity.__name__
                 raise Rejected(f"{name} {call.id!r} exists already.", code="exists")
-            handled = handle(self.types, spec, self._instance(), [call], self.gifts)
+            with self.gifts.of(call):
+                handled = handle(self.types, spec, self._instance(), [call], self.gifts)
             [(answer, text)] = handled.answers
             if self._changes_unique(handled) or (self.types.unique and self.text is None):
                 self.last = call
@@ -220,13 +221,12 @@ class Attempt:
     def _handle_run(self, run: list[Call]) -> bool:
         """Let a batch handler answer several commands at once; say whether it could."""
         spec = self.types.commands[run[0].command]
-        mark = self.gifts.mark()
         try:
-            handled = handle(self.types, spec, self._instance(), run, self.gifts)
+            with self.gifts.of(run[0]):
+                handled = handle(self.types, spec, self._instance(), run, self.gifts)
+                if self._changes_unique(handled):
+                    raise Moved  # each ends its batch
         except Exception:
-            return False
-        if self._changes_unique(handled):
-            self.gifts.drop(mark)
             return False
         self._keep(handled)
         for call, (answer, text) in zip(run, handled.answers, strict=True):

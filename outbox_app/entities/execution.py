@@ -55,13 +55,11 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
         return True
     others = open_transactions()
     if others or lacks_autocommit(connection):
+        where = others[0] if others else using
         raise NotAtomic(
-            f"{entity.__name__}.execute() was called in a transaction on {others[0]!r}, and the "
-            f"entity lives on {using!r}. Call it outside, or wrap both in "
+            f"{entity.__name__}.execute() was called in a transaction on {where!r} that is no "
+            f"atomic() on {using!r}, where the entity lives. Call it outside, or wrap it in "
             f"transaction.atomic(using={using!r})."
-            if others and others != [using]
-            else f"{entity.__name__}.execute() was called on {using!r} with autocommit off. Wrap "
-            f"the call in transaction.atomic(using={using!r})."
         )
     return False
 
@@ -157,21 +155,18 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break
-    if unknown is None:
-        counting.count_conflicts(attempt, attempts)
-        contended = EntityContended(
-            f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
-            f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
-        )
-        # The time of the oldest is over, and not that of the others.
-        rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
-        for call in set(calls).difference(rest):
-            call.answer = _own(contended)
-        return rest
-    raise OutcomeUnknown(
-        f"The connection to {using!r} was lost while {calls[0].command!r} of {calls[0].id!r} was "
-        "committed. Send it again with the same command id: it is executed once."
-    ) from unknown
+    if unknown is not None:  # it may be committed
+        raise calls[0].late(begun=True) from unknown
+    counting.count_conflicts(attempt, attempts)
+    contended = EntityContended(
+        f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
+        f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
+    )
+    # The time of the oldest is over, and not that of the others.
+    rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
+    for call in set(calls).difference(rest):
+        call.answer = _own(contended)
+    return rest
 
 
 def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextManager[None]:

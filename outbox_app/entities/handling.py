@@ -26,10 +26,7 @@ from ..jobs.staging.insert import StagedBatch, collect_in
 from ..models import EventLog
 from ..process.enclosure import enclosed
 from .declaration import CommandSpec, Rejected, TypeSpec
-from .request import Call, Caller, Rejection
-
-#: Where gifts end: how many jobs by alias, events, and callbacks there are.
-Mark = tuple[dict[str, int], int, int]
+from .request import Call, Rejection
 
 #: Characters of the code of a rejection.
 MAX_CODE = 100
@@ -45,25 +42,24 @@ class Gifts:
         #: The command that runs, and whether it may query the alias.
         self.command, self.may_query = "", False
 
-    def mark(self) -> Mark:
-        """Return where the gifts end now."""
+    @contextmanager
+    def of(self, call: Call) -> Iterator[None]:
+        """Take what a command gives; its callbacks run in its caller's context, each for itself.
+
+        Where the block raises, all of it is dropped.
+        """
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
-        return jobs, len(self.events), len(self.connection.run_on_commit)
-
-    def drop(self, mark: Mark) -> None:
-        """Forget those that came after the mark."""
-        jobs, events, callbacks = mark
-        for alias, waiting in self.jobs.waiting.items():
-            del waiting[jobs.get(alias, 0) :]
-        del self.events[events:]
-        del self.connection.run_on_commit[callbacks:]
-
-    def keep_callbacks(self, mark: Mark, caller: Caller) -> None:
-        """Let those that came after the mark run in their caller's context, each for itself."""
-        callbacks: list[Any] = self.connection.run_on_commit
-        for number in range(mark[2], len(callbacks)):
-            sids, function, _ = callbacks[number]
-            callbacks[number] = (sids, named(function, caller.run), True)
+        events, begin = len(self.events), len(self.connection.run_on_commit)
+        try:
+            yield
+        except BaseException:
+            for alias, waiting in self.jobs.waiting.items():
+                del waiting[jobs.get(alias, 0) :]
+            del self.events[events:]
+            del self.connection.run_on_commit[begin:]
+            raise
+        hooks: list[Any] = self.connection.run_on_commit
+        hooks[begin:] = [(sids, named(hook, call.run), True) for sids, hook, _ in hooks[begin:]]
 
     def publish(self, event: NewEvent, log: type[EventLog]) -> None:
         """Take an event. Raises ``InvalidEvent``, ``NotAtomic``."""
@@ -152,13 +148,12 @@ def handle(
 
     Raises ``Rejected`` where the handler, a rule, or an index that has refused its row before, says
     no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
-    raised. Then what it gave is dropped.
+    raised.
     """
     name = gifts.command = spec.full_name
     what, using = f"The command {name}", gifts.using
     gifts.may_query = spec.atomic
-    mark = gifts.mark()
-    caller, refused = calls[0].caller, calls[0].refused
+    call, refused = calls[0], calls[0].refused
 
     def run() -> Handled:
         # Anew each time: handlers may change them.
@@ -195,18 +190,12 @@ def handle(
         return Handled(*left, answers)
 
     try:
-        if spec.atomic:
-            with enclosed(what, using=using), transaction.atomic(using=using):
-                handled = caller.run(run)
-        else:
-            handled = caller.run(run)
-        gifts.keep_callbacks(mark, caller)
-    except BaseException:
-        gifts.drop(mark)
-        raise
+        if not spec.atomic:
+            return call.run(run)
+        with enclosed(what, using=using), transaction.atomic(using=using):
+            return call.run(run)
     finally:
         gifts.may_query = False
-    return handled
 
 
 def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any] | None]:

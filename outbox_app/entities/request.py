@@ -72,29 +72,6 @@ def raised(outcome: Outcome) -> Outcome:
     return outcome
 
 
-class Caller:
-    """What belongs to a caller: the context variables, and Django's language and time zone.
-
-    Django keeps the latter two for each thread, though in context variables.
-    """
-
-    __slots__ = ("context", "language", "thread", "usual", "zone")
-
-    def __init__(self) -> None:
-        self.context, self.thread = copy_context(), threading.get_ident()
-        self.language, self.zone = get_language(), get_current_timezone()
-        #: Whether another thread would have the same ones: those of the settings.
-        self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
-
-    def run(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Call a function, in this thread, in a fresh copy of the caller's context."""
-        context = self.context.copy()
-        if not self.usual and threading.get_ident() != self.thread:
-            context.run(activate, self.language) if self.language else context.run(deactivate_all)
-            context.run(activate_zone, self.zone)
-        return context.run(function, *args, **options)
-
-
 class Call:
     """One command on its way to its answer; its caller may wait in a line.
 
@@ -117,7 +94,11 @@ class Call:
         self.hash = sha256(_sorted([self.command, self.arguments]).encode()).hexdigest()
         #: By the monotonic clock, in seconds.
         self.deadline = deadline
-        self.caller = Caller()
+        #: Of the caller. Django keeps the latter two for each thread, though in context variables.
+        self.context, self.thread = copy_context(), threading.get_ident()
+        self.language, self.zone = get_language(), get_current_timezone()
+        #: Whether another thread would have the same ones: those of the settings.
+        self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
         #: No batch handler answers it with others: one has ended its thread, or an index refuses.
         self.alone = False
         #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
@@ -132,6 +113,14 @@ class Call:
         self.version, self.type, self.rejected = 0, "", False
         self.response: str = ""
         self.state: str | None = None
+
+    def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Call a function, in this thread, in a fresh copy of the caller's context."""
+        context = self.context.copy()
+        if not self.usual and threading.get_ident() != self.thread:
+            context.run(activate, self.language) if self.language else context.run(deactivate_all)
+            context.run(activate_zone, self.zone)
+        return context.run(function, *args)
 
     @property
     def seconds_left(self) -> float:
@@ -149,8 +138,8 @@ class Call:
         what = f"The command {self.command!r} of {self.id!r} was"
         if begun:
             return OutcomeUnknown(
-                f"{what} under way when its time was over. Send it again with the same command id: "
-                "it is executed once."
+                f"{what} under way when its time was over, or the connection. Send it again with "
+                "the same command id: it is executed once."
             )
         text = f"{what} not begun in its time. Nothing was written: send it again."
         return CommandTimeout(text)
