@@ -137,8 +137,9 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             counting.count(attempt, conflicts=attempts - 1 - refused, seconds=seconds)
             failpoint("entity_committed")
             return left
-        except Moved:
-            pass
+        except Moved as error:
+            if error.__cause__ is not None:  # no other is ahead: an index has refused a row
+                continue
         except IntegrityError:
             if attempts > 1:
                 raise

@@ -263,15 +263,22 @@ def require_free(
 
     What is not seen to hold it back may have been gone in between: the database is asked again.
     """
+
+    def rejected(constraint: Any) -> Rejected:
+        if constraint in types.entity._meta.constraints:
+            text = str(constraint.get_violation_error_message())
+        else:
+            [text] = instance.unique_error_message(types.entity, constraint.fields).messages
+        return Rejected(text, code=constraint.name)
+
     for constraint in types.constraints:
         try:
             constraint.validate(types.entity, instance, using=using)
-        except ValidationError as error:
-            raise Rejected(" ".join(error.messages), code=constraint.name) from None
+        except ValidationError:
+            raise rejected(constraint) from None
     if len(refused) > 1:
         # What the snapshot of the caller's transaction hides, the database names.
         for constraint in types.constraints:
             if constraint.name in str(refused[-1]):
-                text = str(constraint.get_violation_error_message())
-                raise Rejected(text, code=constraint.name)
+                raise rejected(constraint)
         raise refused[-1]

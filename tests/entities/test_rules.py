@@ -60,16 +60,21 @@ def test_a_rule_that_is_broken_rejects_the_command(alias, enter, change):
 
 @commits
 @pytest.mark.parametrize(
-    ("first", "second", "code"),
+    ("first", "second", "code", "text"),
     [
-        ({"email": "x"}, {"email": "x"}, "email"),
-        ({"row": 1, "seat": 1}, {"row": 1, "seat": 1}, "person_seat"),
+        ({"email": "x"}, {"email": "x"}, "email", "Person with this Email already exists."),
+        (
+            *({"row": 1, "seat": 1}, {"row": 1, "seat": 1}),
+            *("person_seat", "Constraint “person_seat” is violated."),
+        ),
     ],
 )
-def test_an_index_that_is_violated_rejects_the_command(alias, enter, change, first, second, code):
+def test_an_index_that_is_violated_rejects_the_command(
+    alias, enter, change, first, second, code, text
+):
     assert enter("a", **first).rejected is None
     refused = enter("b", **second)
-    assert refused.rejected.code == code
+    assert (refused.rejected.code, refused.rejected.text) == (code, text)
     assert enter("b", **second).replayed
     assert not Person.objects.using(alias).filter(pk="b").exists()
     assert Person.execute("b", "enter", {}, command_id="again", using=alias).version == 2
