@@ -1,7 +1,7 @@
-"""The fleet: ids that are made without asking, beside ``uuid4``, in turns in one process.
+"""The fleet: ids that are made without asking, beside ``uuid4``; split tables (``sharded``).
 
-``ids_per_second`` of the rounds is that of four threads. Time is reserved, and renewed, in the
-database as ever.
+In turns in one process. ``ids_per_second`` of the rounds is that of four threads. Time is reserved,
+and renewed, in the database as ever.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from uuid import uuid4
 
 import django
 
-from . import losses
+from . import losses, sharded
 
-ASKED = {"ids_vs_uuid4": "at least 0.5"}
+ASKED = {"ids_vs_uuid4": "at least 0.5", **sharded.ASKED}
 THREADS = 4
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, scale: float = 1.0, quick: bool) -> dict[str, Any]:
     """Run the rounds.
+
+    Args:
+        scale: Of a million rows, in each table of ``sharded``.
 
     Returns:
         ``ratios`` (medians over the rounds), ``asked``, and ``rounds`` with ids per second: of one
@@ -45,15 +48,18 @@ def run(*, quick: bool) -> dict[str, Any]:
             }
             measured.append(turn)
             print(f"{number + 1}/{rounds}: {turn['ids_per_second']:.0f} ids/s", flush=True)
+        tables = sharded.compare(scale=scale, quick=quick)
     one = [r["ids_per_second_1_thread"] / r["uuid4_per_second_1_thread"] for r in measured]
     four = [r["ids_per_second"] / r["uuid4_per_second"] for r in measured]
     return {
         "ratios": {
             "ids_vs_uuid4": round(statistics.median(one), 4),
             "ids_vs_uuid4_4_threads": round(statistics.median(four), 4),
+            **tables.pop("ratios"),
         },
         "asked": ASKED,
         "rounds": measured,
+        "sharded": tables,
     }
 
 

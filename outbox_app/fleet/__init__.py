@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from .cluster import Service as Service
     from .cluster import servers as servers
     from .cluster import service as service
+    from .key_index import KeyIndex as KeyIndex
+    from .key_index import find_by_key as find_by_key
     from .registry import Member as Member
     from .registry import Registry as Registry
+    from .sharded_table import ShardedTable as ShardedTable
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
@@ -25,6 +28,8 @@ if not TYPE_CHECKING:
         {
             ".announcing": ["announce"],
             ".cluster": ["KnownServer", "Service", "servers", "service"],
+            ".key_index": ["KeyIndex", "find_by_key"],
             ".registry": ["Member", "Registry"],
+            ".sharded_table": ["ShardedTable"],
         },
     )

@@ -193,7 +193,8 @@ def _decide(
             answers.append(_contradiction(row, state, by, using))
     said = {"decided_at": DatabaseNow(), "decided_by": by[:255], "reason": reason[:10_000]}
     for state, found in moved.items():
-        still = events.filter(pk__in=[row.pk for row in found], state__in=PreparedEvent.OPEN)
+        # By what a split table is split by.
+        still = events.filter(sender=sender, event_id__in=[row.event_id for row in found]).open()
         if found and still.update(state=state, next_check_at=None, **said) != len(found):
             raise _Raced
     # A prepare that arrives after its cancel finds this row.

@@ -23,6 +23,7 @@ from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
 from tests.projections.declared import declare
 from tests.projections.models import Status
+from tests.splitting import split
 
 from .harness import archive
 from .here import Here
@@ -153,3 +154,18 @@ def damage(alias):
         cursor.execute("DELETE FROM account WHERE id = 'row'")
         cursor.execute("UPDATE account SET version = 7 WHERE id = 'head'")
         cursor.execute("UPDATE account SET state = '{}' WHERE id = 'state'")
+
+
+@pytest.mark.timeout(300)
+@on("postgres", "mariadb")
+def test_a_split_log_is_audited(alias, spark, source_options, tmp_path):
+    with split(AccountVersion, alias, by="stream", giving_up=["message_id"]):
+        for n in range(6):
+            Account.execute(f"a{n % 3}", "refuse_to_open", command_id=f"c{n}", using=alias)
+        options = source_options(alias, model=AccountVersion)
+        output = StringIO()
+        given = ["--database", alias, "--report", str(tmp_path / "report.html")]
+        if file := options.get("password_file"):
+            given += ["--password-file", file]
+        call_command("outbox_pipeline", "audit", "--log=account_version", *given, stdout=output)
+        assert "defects=0" in output.getvalue()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ...exceptions import ForeignCursor, TooManyGaps
+from ...exceptions import ForeignCursor, TooManyGaps, UnsafeLog
 from ..filter import EventFilter
 from ..requirements import require_exact
 from ..state import MysqlState
@@ -104,6 +104,11 @@ class MysqlWindow(Window[MysqlState]):
 
     def verify(self, state: MysqlState) -> None:
         require_exact("mysql", self.table, self.run)
+        if self.tombstones and self._key() != [("id",)]:
+            raise UnsafeLog(
+                f"{self.table} is split by another column, so a tombstone refuses no late row. Set "
+                "OUTBOX['TOMBSTONES'] = False."
+            )
         used = self._used()
         if state.high > used:
             raise ForeignCursor(
@@ -127,6 +132,13 @@ class MysqlWindow(Window[MysqlState]):
             [self.table],
         )
         return max(int(used), self.top())
+
+    def _key(self) -> list[tuple[Any, ...]]:
+        return self.run(
+            "SELECT column_name FROM information_schema.key_column_usage "
+            "WHERE table_schema = DATABASE() AND table_name = %s AND constraint_name = 'PRIMARY'",
+            [self.table],
+        )
 
     def _rows(
         self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: EventFilter

@@ -1,0 +1,169 @@
+"""Finding a row of a split table by another key than the one that it is split by: one partition.
+
+A table of its own has, for each row, the key and the value of the column that the table is split
+by. Triggers write it, so it is written in the transaction of the row, by whatever statement. The
+key is its primary key: what a split table keeps unique no longer, it does. It is filled while the
+table is written to; killed at any point, migrate again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+from django.db import connections, router, transaction
+from django.db.migrations.operations.base import Operation
+
+from ..exceptions import InvalidArgument
+from .sharded_table import field_of, model_of, require_autocommit
+from .table_copy import MysqlCopy, PostgresCopy, TableCopy
+
+
+class KeyIndex(Operation):
+    """Keep a table that says where the row with a key is, for ``find_by_key``.
+
+    Args:
+        model: Its name, or ``"app_label.Name"`` of another app.
+        key: The field, unique, that rows are looked up by.
+        by: The field that the table is split by.
+    """
+
+    atomic = False
+    reduces_to_sql = False
+
+    def __init__(self, model: str, *, key: str, by: str) -> None:
+        self.model, self.key, self.by = model, key, by
+
+    def describe(self) -> str:
+        return f"Keep an index of {self.model} from {self.key} to {self.by}"
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """The model is as it was."""
+
+    def database_forwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        index = self._index(app_label, schema_editor.connection, to_state)
+        if index is None:
+            return
+        try:
+            index.sweep()
+            index.make()
+        finally:
+            schema_editor.connection.close()  # the session has settings of its own
+
+    def database_backwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        if index := self._index(app_label, schema_editor.connection, from_state):
+            index.sweep()
+            schema_editor.connection.close()
+
+    def _index(self, app_label: str, connection: Any, state: Any) -> TableCopy | None:
+        model = model_of(self.model, app_label, state)
+        if not self.allow_migrate_model(connection.alias, model) or connection.vendor == "sqlite":
+            return None
+        require_autocommit(self, connection)
+        key, by = (field_of(model, name).column for name in (self.key, self.by))
+        if key == by:
+            raise InvalidArgument(f"The table of {self.model} is split by {self.by} itself.")
+        kind = {"postgresql": _PostgresIndex, "mysql": _MysqlIndex}[connection.vendor]
+        name = index_table(model, key)
+        index = kind(model, connection, new=name, prefix=name, key=[key])
+        index.columns = [key, by]
+        return index
+
+
+def index_table(model: Any, key: str) -> str:
+    table = model._meta.db_table
+    return f"{table[:24]}_by_{key[:16]}_{crc32(f'{table}.{key}'.encode()):08x}"
+
+
+def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
+    """Return the row with a key that has a ``KeyIndex``; on SQLite, any field.
+
+    Raises ``model.DoesNotExist``.
+
+    Args:
+        key: One field and its value: ``number="A-17"``.
+    """
+    if len(key) != 1:
+        raise InvalidArgument(f"find_by_key() takes one key; it got {', '.join(key) or 'none'}.")
+    using = using or router.db_for_read(model)
+    connection, [(name, value)] = connections[using], key.items()
+    rows = model._default_manager.using(using)
+    if connection.vendor != "sqlite":
+        field = model._meta.get_field(name)
+        with connection.cursor() as cursor:
+            table = connection.ops.quote_name(index_table(model, field.column))
+            column = connection.ops.quote_name(field.column)
+            wanted = field.get_db_prep_value(value, connection)
+            cursor.execute(f"SELECT * FROM {table} WHERE {column} = %s", [wanted])
+            found = cursor.fetchone()
+            names = [each[0] for each in cursor.description]
+        if found is None:
+            raise model.DoesNotExist(f"There is no {model._meta.label} with {name} = {value!r}.")
+        split_by = next(f for f in model._meta.concrete_fields if f.column == names[1])
+        rows = rows.filter(**{split_by.attname: found[1]})
+    return rows.get(**key)
+
+
+class _Index(TableCopy):
+    #: Of two rows that meet here one is too many.
+    ignores_conflicts = False
+
+    def create(self) -> None:
+        with transaction.atomic(using=self.connection.alias):
+            self.run(
+                f"CREATE TABLE {self.n} AS SELECT {self.names(self.columns)} FROM {self.t} "
+                "WHERE 1 = 0"
+            )
+            self.run(f"ALTER TABLE {self.n} ADD PRIMARY KEY ({self.names(self.key)})")
+            self.make_journal(self.number)
+
+    number: str
+
+    def copy(self) -> None:
+        key = self.names(self.key)
+        # Copying leaves out the second of two; what changes from now on does not.
+        for value, *_ in self.run(
+            f"SELECT {key} FROM {self.t} GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
+        ):
+            raise InvalidArgument(f"{self.table} has two rows with {self.key[0]} = {value!r}.")
+        super().copy()
+
+
+class _PostgresIndex(PostgresCopy, _Index):
+    number = "GENERATED ALWAYS AS IDENTITY"
+
+    def swap(self) -> None:
+        body = self.mirrored()
+        text = (
+            f"IF TG_OP = 'INSERT' THEN {body['INSERT']}; "
+            f"ELSIF TG_OP = 'DELETE' THEN {body['DELETE']}; ELSE {body['UPDATE']}; END IF;"
+        )
+        events = f"INSERT OR DELETE OR UPDATE OF {self.names(self.columns)}"
+
+        def step() -> None:
+            with transaction.atomic(using=self.connection.alias):
+                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
+                while self.sync():
+                    pass
+                self.add_trigger("keep", events, text)
+                note = self.quote(f"{self.new}_note")
+                self.run(f"DROP TRIGGER {note} ON {self.t}")
+                self.run(f"DROP FUNCTION {note}")
+                self.run(f"DROP TABLE {self.j}")
+
+        self.retry(step)
+
+
+class _MysqlIndex(MysqlCopy, _Index):
+    number = "AUTO_INCREMENT"
+
+    def swap(self) -> None:
+        self.retry(self.mirror)
+        for event in "iud":
+            drop = f"DROP TRIGGER {self.quote(f'{self.new}_n{event}')}"
+            self.retry(lambda drop=drop: self.run(drop))  # type: ignore[misc]
+        self.run(f"DROP TABLE {self.j}")

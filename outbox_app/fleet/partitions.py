@@ -1,0 +1,206 @@
+"""How a table is split on PostgreSQL, and on MySQL and MariaDB: the statements of ``ShardedTable``.
+
+Tables of a run have names of their own: two runs at once cannot meet in one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+from zlib import crc32
+
+from django.db import models, transaction
+
+from ..failpoints import failpoint
+from .table_copy import MysqlCopy, PostgresCopy, TableCopy
+
+MOST_SHARDS = 1024
+
+
+class Partitions(TableCopy):
+    """A table, and the one that is to take its place."""
+
+    is_split: Callable[[], bool]
+    #: What would not be on the new table.
+    obstacles: Callable[[], list[str]]
+
+    def __init__(self, model: Any, by: Any, shards: int, connection: Any) -> None:
+        table, pk = model._meta.db_table, model._meta.pk.column
+        self.shards, self.by_field, self.by = shards, by, by.column
+        self.given_up: set[str] = set()
+        prefix = f"{table[:28]}_{crc32(table.encode()):08x}__split_"
+        new, key = f"{prefix}{uuid4().hex[:6]}", list(dict.fromkeys([pk, by.column]))
+        super().__init__(model, connection, new=new, prefix=prefix, key=key)
+
+    def unique_indexes(self) -> Iterator[tuple[str, list[str], bool]]:
+        """Yield name, columns, and whether it is the primary key."""
+        with self.connection.cursor() as cursor:
+            found = self.connection.introspection.get_constraints(cursor, self.table)
+        for name, each in found.items():
+            if each["unique"] or each["primary_key"]:
+                yield name, list(each["columns"]), each["primary_key"]
+
+
+class PostgresPartitions(PostgresCopy, Partitions):
+    def is_split(self) -> bool:
+        return bool(
+            self.run(
+                "SELECT 1 FROM pg_partitioned_table WHERE partrelid = %s::regclass AND "
+                "pg_get_partkeydef(partrelid) = 'HASH (' || quote_ident(%s) || ')' AND "
+                "(SELECT count(*) FROM pg_inherits WHERE inhparent = partrelid) = %s",
+                [self.t, self.by, self.shards],
+            )
+        )
+
+    def obstacles(self) -> list[str]:
+        sql = (
+            "SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = {t} AND NOT tgisinternal "
+            "UNION ALL SELECT 'policy ' || polname FROM pg_policy WHERE polrelid = {t} "
+            "UNION ALL SELECT 'foreign key ' || conname || ' of ' || conrelid::regclass "
+            "FROM pg_constraint WHERE confrelid = {t} AND contype = 'f' AND conparentid = 0 "
+            "UNION ALL SELECT DISTINCT 'view ' || ev_class::regclass FROM pg_rewrite r "
+            "JOIN pg_depend d ON d.objid = r.oid WHERE d.refobjid = {t} AND ev_class <> {t}"
+        )
+        return [text for (text,) in self.run(sql.format(t=f"'{self.t}'::regclass"))]
+
+    def create(self) -> None:
+        with transaction.atomic(using=self.connection.alias):
+            self.run(
+                f"CREATE TABLE {self.n} (LIKE {self.t} INCLUDING ALL EXCLUDING INDEXES) "
+                f"PARTITION BY HASH ({self.quote(self.by)})"
+            )
+            [(options,)] = self.run(
+                "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = %s::regclass",
+                [self.t],
+            )
+            for number in range(self.shards):
+                self.run(
+                    f"CREATE TABLE {self.quote(f'{self.new}_{number}')} PARTITION OF {self.n} "
+                    f"FOR VALUES WITH (MODULUS {self.shards}, REMAINDER {number})"
+                    + (f" WITH ({options})" if options else "")
+                )
+            self.renamed = list(self._make_indexes())
+            for (sql,) in self.run(
+                "SELECT 'ADD CONSTRAINT ' || quote_ident(conname) || ' ' || "
+                "pg_get_constraintdef(oid) FROM pg_constraint "
+                "WHERE conrelid = %s::regclass AND contype = 'f'",
+                [self.t],
+            ):
+                self.run(f"ALTER TABLE {self.n} {sql}")
+            for (sql,) in self.run(
+                "SELECT format('GRANT %%s ON %%s TO %%s', privilege_type, %s, "
+                "CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END) "
+                "FROM pg_class, aclexplode(relacl) WHERE oid = %s::regclass",
+                [self.n, self.t],
+            ):
+                self.run(sql)
+            self.make_journal("GENERATED ALWAYS AS IDENTITY")
+
+    def _make_indexes(self) -> Iterator[tuple[str, str]]:
+        """Make the indexes of the table; yield their names, and the names that they are to have."""
+        for name, primary, constraint, unique, definition in self.run(
+            "SELECT c.relname, indisprimary, pg_get_constraintdef(o.oid), indisunique, "
+            "pg_get_indexdef(indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = indexrelid "
+            "LEFT JOIN pg_constraint o ON conindid = indexrelid AND conrelid = indrelid "
+            "AND contype IN ('u', 'x') WHERE indrelid = %s::regclass AND indisvalid",
+            [self.t],
+        ):
+            index = self.quote(f"{self.new}_{len(name)}_{crc32(name.encode()):08x}")
+            if primary:
+                constraint = f"PRIMARY KEY ({self.names(self.key)})"
+            if constraint and name not in self.given_up:
+                self.run(f"ALTER TABLE {self.n} ADD CONSTRAINT {index} {constraint}")
+            else:
+                kind = "UNIQUE INDEX" if unique and name not in self.given_up else "INDEX"
+                of = definition.partition(" USING ")[2]
+                self.run(f"CREATE {kind} {index} ON {self.n} USING {of}")
+            yield index, self.quote(name)
+
+    def swap(self) -> None:
+        def step() -> None:
+            with transaction.atomic(using=self.connection.alias):
+                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
+                while self.sync():
+                    pass
+                sequences = list(self._move_sequences())
+                self.run(f"DROP TABLE {self.t}")
+                self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
+                for name, to in [*self.renamed, *sequences]:
+                    self.run(f"ALTER INDEX {name} RENAME TO {to}")
+                for number in range(self.shards):
+                    name, to = (self.quote(f"{of}_{number}") for of in (self.new, self.table))
+                    self.run(f"ALTER TABLE {name} RENAME TO {to}")
+                failpoint("split_swapped")
+
+        self.retry(step)
+
+    def _move_sequences(self) -> Iterator[tuple[str, str]]:
+        """Have numbers go on where they are."""
+        for column, identity, old in self.run(
+            "SELECT attname, attidentity <> '', pg_get_serial_sequence(%s, attname) "
+            "FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped "
+            "AND pg_get_serial_sequence(%s, attname) IS NOT NULL",
+            [self.t] * 3,
+        ):
+            if identity:
+                [(new,)] = self.run("SELECT pg_get_serial_sequence(%s, %s)", [self.n, column])
+                self.run("SELECT setval(%s, nextval(%s))", [new, old])
+                yield new, old.rpartition(".")[2]
+            else:
+                self.run(f"ALTER SEQUENCE {old} OWNED BY {self.n}.{self.quote(column)}")
+
+
+class MysqlPartitions(MysqlCopy, Partitions):
+    @property
+    def method(self) -> str:
+        """HASH, which is ``shard_of``, for numbers."""
+        field = getattr(self.by_field, "target_field", self.by_field)
+        return "HASH" if isinstance(field, models.IntegerField) else "KEY"
+
+    def is_split(self) -> bool:
+        [*found] = self.run(
+            "SELECT partition_method, REPLACE(partition_expression, '`', ''), count(*) "
+            "FROM information_schema.partitions WHERE table_schema = DATABASE() "
+            "AND table_name = %s GROUP BY 1, 2",
+            [self.table],
+        )
+        return found == [(self.method, self.by, self.shards)]
+
+    def obstacles(self) -> list[str]:
+        found = self.run(
+            "SELECT CONCAT('foreign key ', constraint_name, ' of ', table_name) "
+            "FROM information_schema.referential_constraints "
+            "WHERE constraint_schema = DATABASE() AND %s IN (table_name, referenced_table_name) "
+            "UNION ALL SELECT CONCAT('trigger ', trigger_name) FROM information_schema.triggers "
+            "WHERE event_object_schema = DATABASE() AND event_object_table = %s",
+            [self.table] * 2,
+        )
+        return [text for (text,) in found]
+
+    def create(self) -> None:
+        self.run(f"CREATE TABLE {self.n} LIKE {self.t}")
+        changes = ["DROP PRIMARY KEY", f"ADD PRIMARY KEY ({self.names(self.key)})"]
+        for name, columns, primary in self.unique_indexes():
+            if name in self.given_up and not primary:
+                index = self.quote(name)
+                changes += [f"DROP INDEX {index}", f"ADD INDEX {index} ({self.names(columns)})"]
+        self.run(
+            f"ALTER TABLE {self.n} {', '.join(changes)} "
+            f"PARTITION BY {self.method} ({self.quote(self.by)}) PARTITIONS {self.shards}"
+        )
+        self.make_journal("AUTO_INCREMENT")
+
+    def swap(self) -> None:
+        """Rename, which MariaDB does under no lock: so the tables are kept equal until then."""
+        self.retry(self.mirror)
+        failpoint("split_mirrored")
+        old = self.quote(f"{self.new}_old")
+        rename = f"RENAME TABLE {self.t} TO {old}, {self.n} TO {self.t}"
+        self.retry(lambda: self.run(rename))
+        failpoint("split_swapped")
+
+
+def partitions_of(model: Any, by: Any, shards: int, connection: Any) -> Partitions:
+    kind = {"postgresql": PostgresPartitions, "mysql": MysqlPartitions}[connection.vendor]
+    return kind(model, by, shards, connection)

@@ -1,0 +1,134 @@
+"""Splitting a table into partitions of its database, in a migration, while it is written to.
+
+A new table is made beside. Triggers record the key of each row that changes from then on; all rows
+are copied in batches; what has changed meanwhile is copied again, at the end under a lock on the
+table, and the new one takes its name. No row is lost or comes back, as what is copied last is what
+was there under the lock. Writers wait for the triggers and for the swap only, two seconds each
+time; where the lock is not to be had in that time it is tried again.
+
+Killed at any point, the table of that name has every row; migrate again: it removes what is left
+and begins anew, or sees that it is done. SQLite has no partitions: there it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models
+from django.db.migrations.operations.base import Operation
+from django.db.models.fields import AutoFieldMixin
+
+from ..exceptions import InvalidArgument
+from ..ids import SHARDS, SnowflakeField
+from .partitions import MOST_SHARDS, Partitions, partitions_of
+
+
+class ShardedTable(Operation):
+    """Split the table of a model into partitions, by the hash of a column.
+
+    Args:
+        model: Its name, or ``"app_label.Name"`` of another app.
+        by: The field that most look-ups name: each of them reads one partition.
+        shards: How many partitions: 2 to 1024.
+        giving_up: Names of fields or constraints that the database keeps unique no longer.
+    """
+
+    atomic = False
+    reduces_to_sql = False
+    reversible = False
+
+    def __init__(
+        self, model: str, *, by: str, shards: int = SHARDS, giving_up: Sequence[str] = ()
+    ) -> None:
+        if type(shards) is not int or not 2 <= shards <= MOST_SHARDS:
+            raise InvalidArgument(
+                f"A table is split into 2 to {MOST_SHARDS} partitions; shards is {shards!r}."
+            )
+        if isinstance(giving_up, str):
+            raise InvalidArgument(f"giving_up is a list of names; it is {giving_up!r}.")
+        self.model, self.by, self.shards, self.giving_up = model, by, shards, list(giving_up)
+
+    def describe(self) -> str:
+        return f"Split the table of {self.model} into {self.shards} partitions by {self.by}"
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """The model is as it was."""
+
+    def database_forwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        connection = schema_editor.connection
+        model = model_of(self.model, app_label, to_state)
+        if not self.allow_migrate_model(connection.alias, model) or connection.vendor == "sqlite":
+            return
+        require_autocommit(self, connection)
+        partitions = partitions_of(model, field_of(model, self.by), self.shards, connection)
+        try:
+            partitions.sweep()
+            if not partitions.is_split():
+                partitions.given_up = self._given_up(model, partitions)
+                partitions.make()
+                partitions.sweep()
+        finally:
+            connection.close()  # the session has settings of its own
+
+    def _given_up(self, model: Any, partitions: Partitions) -> set[str]:
+        """Return the unique indexes that become plain ones; refuse what the split would break."""
+        meta = model._meta
+        generated = isinstance(meta.pk, AutoFieldMixin | SnowflakeField)
+        left, broken, given_up = set(self.giving_up), [], set()
+        for name, columns, primary in partitions.unique_indexes():
+            fields = [field.name for field in meta.concrete_fields if [field.column] == columns]
+            names = {name, *fields}
+            if partitions.by in columns or (primary and generated):
+                continue
+            if names & left:
+                given_up.add(name)
+                left -= names
+            else:
+                broken.append(f"{name} ({', '.join(map(str, columns))})")
+        if broken:
+            raise InvalidArgument(
+                f"{meta.db_table} cannot be split by {partitions.by}: a partitioned table keeps "
+                f"unique only what contains this column, so it would lose {'; '.join(broken)}. "
+                "Split it by another column, or name them in giving_up; a KeyIndex keeps a "
+                "value unique."
+            )
+        if left:
+            raise InvalidArgument(
+                f"giving_up names {', '.join(sorted(left))}, which no split by {partitions.by} "
+                f"takes from {meta.db_table}."
+            )
+        if obstacles := partitions.obstacles():
+            raise InvalidArgument(
+                f"{meta.db_table} cannot be split: {', '.join(obstacles)} would be lost or "
+                "broken. Remove them first; triggers and policies can be made again afterwards."
+            )
+        return given_up
+
+
+def model_of(name: str, app_label: str, state: Any) -> Any:
+    label, _, own = name.rpartition(".")
+    return state.apps.get_model(label or app_label, own)
+
+
+def field_of(model: Any, name: str) -> Any:
+    """Return a field that a table can be split by. Raises ``InvalidArgument``."""
+    label, fields = model._meta.label, {each.name: each for each in model._meta.concrete_fields}
+    if name not in fields:
+        text = f"{label} has no column {name!r}; it has {', '.join(fields)}."
+    elif fields[name].null:
+        text = f"{label}.{name} may be null: a table is split, and looked up, by what is there."
+    elif isinstance(model._meta.pk, models.CompositePrimaryKey):
+        text = f"{label} has a primary key of several columns; it is copied by one."
+    else:
+        return fields[name]
+    raise InvalidArgument(text)
+
+
+def require_autocommit(operation: Operation, connection: Any) -> None:
+    if connection.in_atomic_block:
+        raise InvalidArgument(
+            f"{type(operation).__name__} commits as it goes: give its migration atomic = False."
+        )

@@ -1,0 +1,271 @@
+"""Copying a table into another one while it is written to, so that both are equal under a lock.
+
+Triggers write the key of each row that changes into a journal; all rows are copied in batches; what
+is in the journal is copied anew, the rest of it under a lock on the table. No row is lost or comes
+back: every change since the triggers is in the journal, and what is copied last is what was there
+under the lock. Copying locks no rows. Killed at any point, the table is as it was, with triggers
+that the next run removes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import django.db
+from django.db import transaction
+from django.db.models.constants import OnConflict
+
+from ..exceptions import OutboxError
+from ..failpoints import failpoint
+from ..process.lock_wait import is_conflict
+
+#: Rows that one statement copies; keys of the journal that are left to the lock.
+BATCH, FEW = 2000, 200
+#: Seconds for which writers wait behind a lock that is waited for, and how often it is tried.
+LOCK_WAIT, ATTEMPTS = 2, 60
+
+
+class TableCopy:
+    """A table, the one that it is copied into, and the journal."""
+
+    #: When ``watch`` returns, changes are recorded and older transactions have ended.
+    begin: Callable[[], None]
+    create: Callable[[], None]
+    watch: Callable[[], None]
+    unwatch: Callable[[], None]
+    swap: Callable[[], None]
+    delete_sql: str
+    analyze_sql: str
+    #: Whether the rest may have a row that meets an older one: its own entry comes later.
+    ignores_conflicts = True
+
+    def __init__(
+        self, model: Any, connection: Any, *, new: str, prefix: str, key: list[str]
+    ) -> None:
+        """Names in the database: of the table to make, and of all that is made; the key's columns,
+        of which the first is indexed."""
+        self.connection, self.quote = connection, connection.ops.quote_name
+        self.table, self.pk = model._meta.db_table, model._meta.pk.column
+        self.new, self.prefix, self.key = new, prefix, key
+        self.t, self.n, self.j = map(self.quote, (self.table, new, f"{new}_keys"))
+        generated = {field.column for field in model._meta.concrete_fields if field.generated}
+        with connection.cursor() as cursor:
+            found = connection.introspection.get_table_description(cursor, self.table)
+        self.columns = [column.name for column in found if column.name not in generated]
+        self.begin()
+
+    def run(self, sql: str, params: Any = None) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return cursor.fetchall() if cursor.description else []
+
+    def names(self, columns: list[str], of: str = "") -> str:
+        return ", ".join(of + self.quote(column) for column in columns)
+
+    def make(self) -> None:
+        try:
+            self.retry(self.create)
+            failpoint("split_created")
+            self.watch()
+            failpoint("split_watched")
+            self.copy()
+            while self.sync() > FEW:
+                pass
+            self.run(f"{self.analyze_sql} {self.n}")
+            while self.sync() > FEW:
+                pass
+            failpoint("split_synced")
+            self.swap()
+        except Exception:
+            self.sweep()
+            raise
+
+    def copy(self) -> None:
+        """Copy all rows in the order of their primary keys, a batch at a time."""
+        pk, where = self.quote(self.pk), "1 = 1"
+        after: list[Any] = []
+        while True:
+            upto = self.run(
+                f"SELECT {pk} FROM {self.t} WHERE {where} ORDER BY {pk} LIMIT 1 OFFSET {BATCH - 1}",
+                after,
+            )
+            bound = [value for row in upto for value in row]
+            self.insert(f"{where} AND {pk} <= %s" if bound else where, [*after, *bound])
+            failpoint("split_copied")
+            if not bound:
+                return
+            after, where = bound, f"{pk} > %s"
+
+    def sync(self) -> int:
+        """Copy rows anew that have changed, in the order of the journal; return how many."""
+        read = self.run(f"SELECT n FROM {self.j} ORDER BY n LIMIT {BATCH}")
+        if read:
+            # Not n <= the highest: a lower one may be committed later.
+            these = f"n IN ({', '.join(str(n) for (n,) in read)})"
+            keys = map(self.quote, self.key)  # no aliases: MySQL would want locks of their own
+            same = " AND ".join(f"{self.n}.{key} = {self.j}.{key}" for key in keys)
+            self.run(self.delete_sql.format(new=self.n, journal=self.j) + f" {same} AND {these}")
+            key = self.quote(self.key[0])
+            where = f"{key} IN (SELECT {key} FROM {self.j} WHERE {these})"
+            self.insert(where, None, ignore=self.ignores_conflicts)
+            self.run(f"DELETE FROM {self.j} WHERE {these}")
+        return len(read)
+
+    def insert(self, where: str, params: Any, *, ignore: bool = True) -> None:
+        columns, ops = self.names(self.columns), self.connection.ops
+        how = OnConflict.IGNORE if ignore else None
+        self.run(
+            f"{ops.insert_statement(on_conflict=how)} {self.n} ({columns}) SELECT {columns} "
+            f"FROM {self.t} WHERE {where} {ops.on_conflict_suffix_sql([], how, [], [])}",
+            params,
+        )
+
+    def retry(self, step: Callable[[], Any]) -> None:
+        """Take a step that waits for a lock; others go on between two attempts."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                step()
+                return
+            except django.db.OperationalError as error:
+                if attempt == ATTEMPTS or not is_conflict(error):
+                    raise
+            time.sleep(random.uniform(0.5, 2))
+
+    def sweep(self) -> None:
+        """Remove what a run has left: first the triggers, then the tables that they write to."""
+        names = self.connection.introspection.table_names()
+        left = [name for name in names if name.startswith(self.prefix)]
+        if self.table not in names:
+            raise OutboxError(f"There is no table {self.table}. Is it one of {left}?")
+        self.unwatch()
+        for name in left:
+            self.run(f"DROP TABLE IF EXISTS {self.quote(name)}")
+
+    def make_journal(self, number: str) -> None:
+        keys = self.names(self.key)
+        self.run(f"CREATE TABLE {self.j} AS SELECT {keys} FROM {self.t} WHERE 1 = 0")
+        self.run(f"ALTER TABLE {self.j} ADD n BIGINT {number} PRIMARY KEY")
+
+    def noted(self, *rows: str) -> str:
+        values = ", ".join(f"({self.names(self.key, row)})" for row in rows)
+        return f"INSERT INTO {self.j} ({self.names(self.key)}) VALUES {values}"
+
+    def mirrored(self) -> dict[str, str]:
+        """What each event on the table does to the new one."""
+        where = " AND ".join(f"{self.quote(name)} = OLD.{self.quote(name)}" for name in self.key)
+        given = ", ".join(f"{self.quote(name)} = NEW.{self.quote(name)}" for name in self.columns)
+        return {
+            "INSERT": f"INSERT INTO {self.n} ({self.names(self.columns)}) "
+            f"VALUES ({self.names(self.columns, 'NEW.')})",
+            "DELETE": f"DELETE FROM {self.n} WHERE {where}",
+            "UPDATE": f"UPDATE {self.n} SET {given} WHERE {where}",
+        }
+
+
+class PostgresCopy(TableCopy):
+    delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
+
+    def begin(self) -> None:
+        self.run(f"SET lock_timeout = '{LOCK_WAIT}s'")
+
+    def watch(self) -> None:
+        self.retry(
+            lambda: self.add_trigger(
+                "note",
+                "INSERT OR UPDATE OR DELETE",
+                f"IF TG_OP <> 'INSERT' THEN {self.noted('OLD.')}; END IF; "
+                f"IF TG_OP <> 'DELETE' THEN {self.noted('NEW.')}; END IF;",
+            )
+        )
+
+    def add_trigger(self, name: str, events: str, body: str) -> None:
+        name = self.quote(f"{self.new}_{name}")
+        # It runs as its owner, as writers have no rights on the table that it writes to.
+        self.run(
+            f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql SECURITY "
+            f"DEFINER SET search_path FROM CURRENT AS $$ BEGIN {body} RETURN NULL; END $$"
+        )
+        self.run(
+            f"CREATE TRIGGER {name} AFTER {events} ON {self.t} "
+            f"FOR EACH ROW EXECUTE FUNCTION {name}()"
+        )
+
+    def unwatch(self) -> None:
+        found = self.run(
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = %s::regclass AND NOT tgisinternal "
+            "AND starts_with(tgname, %s)",
+            [self.t, self.prefix],
+        )
+
+        def drop() -> None:
+            with transaction.atomic(using=self.connection.alias):
+                # Dropping would lock partitions before their table, and writers lock them after it.
+                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
+                for (name,) in found:
+                    self.run(f"DROP TRIGGER IF EXISTS {self.quote(name)} ON {self.t}")
+
+        if found:
+            self.retry(drop)
+        for (name,) in self.run(
+            "SELECT proname FROM pg_proc WHERE pg_function_is_visible(oid) "
+            "AND starts_with(proname, %s)",
+            [self.prefix],
+        ):
+            self.run(f"DROP FUNCTION IF EXISTS {self.quote(name)}")
+
+
+class MysqlCopy(TableCopy):
+    delete_sql = "DELETE {new} FROM {journal} STRAIGHT_JOIN {new} WHERE"
+    analyze_sql = "ANALYZE TABLE"
+
+    def begin(self) -> None:
+        self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self.run(
+            f"SET SESSION lock_wait_timeout = {LOCK_WAIT}, "
+            "SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO')"
+        )
+        if not self.connection.mysql_is_mariadb:
+            self.run("SET SESSION information_schema_stats_expiry = 0")
+
+    def watch(self) -> None:
+        for event, *rows in ("INSERT", "NEW."), ("UPDATE", "OLD.", "NEW."), ("DELETE", "OLD."):
+            body = self.noted(*rows)
+            self.retry(lambda on=event, body=body: self.add_trigger("note", on, body))  # type: ignore[misc]
+
+    def add_trigger(self, name: str, event: str, body: str) -> None:
+        trigger = self.quote(f"{self.new}_{name[0]}{event[0]}".lower())
+        self.run(f"CREATE TRIGGER {trigger} AFTER {event} ON {self.t} FOR EACH ROW {body}")
+
+    def unwatch(self) -> None:
+        for (name,) in self.run(
+            "SELECT trigger_name FROM information_schema.triggers WHERE "
+            "trigger_schema = DATABASE() AND LEFT(trigger_name, %s) = %s",
+            [len(self.prefix), self.prefix],
+        ):
+            drop = f"DROP TRIGGER IF EXISTS {self.quote(name)}"
+            self.retry(lambda drop=drop: self.run(drop))  # type: ignore[misc]
+
+    def mirror(self) -> None:
+        """Under a lock copy what is left, and let each writer write to both from then on."""
+        self.run(f"LOCK TABLES {self.t} WRITE, {self.n} WRITE, {self.j} WRITE")
+        try:
+            while self.sync():
+                pass
+            self.keep_number()
+            for event, body in self.mirrored().items():
+                self.add_trigger("mirror", event, body)
+        finally:
+            self.run("UNLOCK TABLES")
+
+    def keep_number(self) -> None:
+        """Have numbers go on where they are: one that was not used is not given out again."""
+        [(number,)] = self.run(
+            "SELECT auto_increment FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            [self.table],
+        )
+        if number is not None and self.pk in self.columns:
+            self.run(f"ALTER TABLE {self.n} ALGORITHM = INPLACE, AUTO_INCREMENT = {number}")

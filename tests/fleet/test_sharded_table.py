@@ -1,0 +1,247 @@
+"""``ShardedTable`` and ``KeyIndex``, while the table is written to, and killed at each step."""
+
+from __future__ import annotations
+
+import random
+import sys
+from threading import Event, Thread
+
+import pytest
+from django.db import IntegrityError, OperationalError, connections, models, transaction
+
+from outbox_app.exceptions import InvalidArgument
+from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key
+from outbox_app.process.lock_wait import is_conflict
+from tests import forking
+from tests.patience import patience
+from tests.splitting import partitions_read, run_operation
+
+from .splitter import SHARDS, order_model
+
+ROWS, WRITERS = 1500, 3
+
+servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+commits = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def order(alias):
+    model = order_model()
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(model)
+    yield model
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE split_order")
+        for name in connections[alias].introspection.table_names(cursor):
+            if name.startswith("split_order"):
+                cursor.execute(f"DROP TABLE {name}")
+        if alias == "postgres":
+            cursor.execute("SELECT proname FROM pg_proc WHERE proname LIKE 'split_order%'")
+            for (name,) in cursor.fetchall():
+                cursor.execute(f'DROP FUNCTION "{name}" CASCADE')
+
+
+class Writer(Thread):
+    """Changes rows of its own; ``rows`` is what it has committed."""
+
+    def __init__(self, number, order, alias, stop):
+        super().__init__()
+        self.order, self.alias, self.stop, self.number = order, alias, stop, number
+        self.random = random.Random(number)
+        self.rows = {}
+        self.made = self.committed = 0
+        self.conflicts = []
+        self.error = None
+
+    def make(self, shop):
+        self.made += 1
+        name = f"{self.number}-{self.made}"
+        # Places are unique in a shop.
+        return self.order(shop=shop, number=name, place=self.made * WRITERS + self.number + 1)
+
+    def run(self):
+        try:
+            while not self.stop.is_set():
+                self.change()
+        except BaseException as error:
+            self.error = error
+        finally:
+            connections.close_all()
+
+    def change(self):
+        rows = dict(self.rows)
+        try:
+            with transaction.atomic(using=self.alias):
+                for _ in range(self.random.randint(1, 3)):
+                    self.step(rows)
+                if self.random.random() < 0.2:
+                    raise KeyError
+        except KeyError:  # rolled back
+            return
+        except OperationalError as error:
+            if not is_conflict(error):  # MariaDB: a lock of the table
+                raise
+            self.conflicts += [str(error)]
+            return
+        self.rows = rows
+        self.committed += 1
+
+    def step(self, rows):
+        table = self.order._default_manager.using(self.alias)
+        kind = self.random.random()
+        if kind < 0.4 or not rows:
+            row = self.make(f"shop-{self.random.randrange(20)}")
+            row.save(using=self.alias)
+            rows[row.pk] = (row.number, row.shop, row.place, "", row.place * 2)
+            return
+        id = self.random.choice(list(rows))
+        number, shop, place, note, double = rows[id]
+        if kind < 0.7:
+            note = f"ä{self.random.random()}"
+            assert table.filter(pk=id).update(note=note) == 1
+        elif kind < 0.85:
+            shop = f"moved-{self.random.randrange(20)}"
+            assert table.filter(pk=id).update(shop=shop) == 1
+        else:
+            assert table.filter(pk=id).delete()[0] == 1
+            del rows[id]
+            return
+        rows[id] = (number, shop, place, note, double)
+
+
+@servers
+@commits
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_while_it_is_written_to_and_killed(alias, order, environment):
+    stop = Event()
+    writers = [Writer(number, order, alias, stop) for number in range(WRITERS)]
+    for writer in writers:
+        made = [writer.make(f"shop-{n % 20}") for n in range(ROWS // WRITERS)]
+        order._default_manager.using(alias).bulk_create(made)
+        found = order._default_manager.using(alias).filter(number__startswith=f"{writer.number}-")
+        names = ("number", "shop", "place", "note", "double")
+        writer.rows = {id: tuple(row) for id, *row in found.values_list("pk", *names)}
+        assert len(writer.rows) == ROWS // WRITERS
+    for writer in writers:
+        writer.start()
+    try:
+        command = [sys.executable, "-m", "tests.fleet.splitter", alias]
+        run = forking.run(
+            command,
+            env=environment(alias),
+            capture_output=True,
+            text=True,
+            timeout=patience(100),
+        )
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert [writer.error for writer in writers] == [None] * WRITERS
+    assert min(writer.committed for writer in writers) > 10
+    if alias == "postgres":
+        assert [writer.conflicts for writer in writers] == [[]] * WRITERS
+
+    # Row by row, and nothing else; what tables of a run are left.
+    rows = order._default_manager.using(alias)
+    expected = {id: row for writer in writers for id, row in writer.rows.items()}
+    found = {id: tuple(row) for id, *row in rows.values_list("pk", *names)}
+    assert found == expected
+    with connections[alias].cursor() as cursor:
+        tables = connections[alias].introspection.table_names(cursor)
+        [index] = [name for name in tables if name.startswith("split_order_by_number")]
+        assert not any("__split_" in name or name.endswith("_keys") for name in tables)
+        cursor.execute(f"SELECT number, shop FROM {index}")
+        assert dict(cursor.fetchall()) == {row[0]: row[1] for row in expected.values()}
+        constraints = connections[alias].introspection.get_constraints(cursor, "split_order")
+    assert constraints["split_order_place"]["columns"] == ["place"]
+    assert constraints["split_order_once"]["unique"]
+
+    # The model, its numbers and its constraints are as before; look-ups read one partition.
+    new = writers[0].make("shop-new")
+    new.save(using=alias)
+    assert new.pk > max(expected)
+    for change in {"number": new.number}, {"place": 0}, {"place": new.place, "shop": new.shop}:
+        row = order(**{"shop": "other", "number": "other", "place": 10**6, **change})
+        with pytest.raises((IntegrityError, OperationalError)), transaction.atomic(using=alias):
+            row.save(using=alias)
+    assert partitions_read(rows.filter(shop="shop-new")) == 1
+    assert partitions_read(rows.filter(number=new.number)) == SHARDS
+    assert find_by_key(order, number=new.number, using=alias) == new
+    assert find_by_key(order, number=new.number, using=alias).double == 2 * new.place
+    rows.filter(pk=new.pk).update(shop="elsewhere", number="A")
+    assert find_by_key(order, number="A", using=alias).shop == "elsewhere"
+    rows.filter(pk=new.pk).delete()
+    for number in ("A", new.number):
+        with pytest.raises(order.DoesNotExist):
+            find_by_key(order, number=number, using=alias)
+    with pytest.raises(InvalidArgument, match="one key"):
+        find_by_key(order, using=alias)
+
+    # Done is done; the index's triggers would be lost by another split, and it goes back.
+    operation = ShardedTable("Order", by="shop", shards=SHARDS, giving_up=["number"])
+    run_operation(operation, order, alias)
+    again = ShardedTable("Order", by="shop", shards=2)
+    with pytest.raises(InvalidArgument, match="trigger"):
+        run_operation(again, order, alias)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias, back=True)
+    run_operation(again, order, alias)
+    assert partitions_read(rows.filter(number="A")) == 2
+    assert {id: tuple(row) for id, *row in rows.values_list("pk", *names)} == expected
+
+
+@servers
+@commits
+def test_what_a_split_would_break_is_refused(alias, order):
+    def refused(match, **options):
+        with pytest.raises(InvalidArgument, match=match):
+            run_operation(ShardedTable("Order", **options), order, alias)
+
+    refused(r"would lose .*number.* \(number\)", by="shop")
+    refused(r"split_order_once \(shop, place\)", by="note", giving_up=["number"])
+    refused("giving_up names other", by="shop", giving_up=["number", "other"])
+    refused("has no column 'colour'; it has id", by="colour")
+    for shards in (1, 1025, "4", True):
+        with pytest.raises(InvalidArgument, match="2 to 1024"):
+            ShardedTable("Order", by="shop", shards=shards)
+    with pytest.raises(InvalidArgument, match="list of names"):
+        ShardedTable("Order", by="shop", giving_up="number")
+    with transaction.atomic(using=alias):
+        refused("atomic = False", by="shop")
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE split_order_line (id int, of_order bigint, "
+            "FOREIGN KEY (of_order) REFERENCES split_order (id))"
+        )
+    refused("foreign key .* of split_order_line", by="shop", giving_up=["number"])
+    with connections[alias].cursor() as cursor:
+        cursor.execute("DROP TABLE split_order_line")
+    order(shop="a", number="x", place=1).save(using=alias)
+    run_operation(ShardedTable("O", by="shop", shards=2, giving_up=["number"]), order, alias)
+    order(shop="b", number="x", place=1).save(using=alias)
+    with pytest.raises(InvalidArgument, match="two rows with number = 'x'"):
+        run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    with pytest.raises(InvalidArgument, match="is split by shop itself"):
+        run_operation(KeyIndex("Order", key="shop", by="shop"), order, alias)
+
+
+@commits
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_sqlite_has_no_partitions(alias, order):
+    run_operation(ShardedTable("Order", by="shop"), order, alias)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    row = order(shop="a", number="x", place=1)
+    row.save(using=alias)
+    assert find_by_key(order, number="x", using=alias) == row
+
+
+def test_fields_that_may_be_null_and_several_keys_are_refused():
+    from outbox_app.fleet.sharded_table import field_of
+    from outbox_app.models import PreparedEvent, StreamHead
+
+    with pytest.raises(InvalidArgument, match="decided_at may be null"):
+        field_of(PreparedEvent, "decided_at")
+    with pytest.raises(InvalidArgument, match="several columns"):
+        field_of(StreamHead, "stream")
+    assert isinstance(field_of(PreparedEvent, "event_id"), models.UUIDField)
