@@ -311,9 +311,8 @@ class Attempt:
         run: list[Call] = []
         ids = set(self.answered)
         for call in self.calls[start:]:
-            if call.alone or call.command != name or call.expected is not None:
-                break
-            if call.command_id in ids:
+            fits = call.command == name and call.expected is None and not call.alone
+            if not fits or call.command_id in ids:
                 break
             ids.add(call.command_id)
             run.append(call)
