@@ -13,13 +13,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-prepared up test test-matrix lint docs screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared up test test-matrix lint docs screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 demo: $(VENV)/.example ## show that nothing is lost and nothing leaks; needs no server
 	$(BIN)/python -m example_project.demo $(ARGS)
+
+demo-pipeline: $(VENV)/.pipeline ## the same, and then Spark archives and audits the log; needs Java 17
+	$(BIN)/python -m example_project.demo --pipeline $(ARGS)
 
 demo-prepared: $(VENV)/.example ## show that an event is published if its sender, elsewhere, has committed
 	$(BIN)/python -m example_project.prepared_demo $(ARGS)
@@ -70,9 +73,13 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.example: setup.cfg $(VENV)/.created
-	$(PIP) --editable '.[example,door,spark]'
+	$(PIP) --editable '.[example,door]'
 	@touch $@
+
+$(VENV)/.pipeline: setup.cfg $(VENV)/.created
+	$(PIP) --editable '.[example,door,spark]'
+	@touch $@ $(VENV)/.example
 
 $(VENV)/.everything: setup.cfg $(VENV)/.created | system
 	$(PIP) --editable '.[all]'
-	@touch $@ $(VENV)/.example
+	@touch $@ $(VENV)/.example $(VENV)/.pipeline

@@ -8,4 +8,6 @@ the notes that the worker made of each run. The views are compared with the orde
 
 Then ten thousand buyers want a thousand pieces of one article at one moment. The process that
 serves them is killed, and all ask again: each must be told what it was told before.
+
+With ``--pipeline`` Spark then archives and audits the events of the orders.
 """

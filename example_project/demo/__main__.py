@@ -24,6 +24,9 @@ def main():
     parser.add_argument(
         "--buyers", type=int, default=10_000, help="of the flash sale, ten for a piece (10000)"
     )
+    parser.add_argument(
+        "--pipeline", action="store_true", help="then archive and audit the log with Spark"
+    )
     parser.add_argument("--keep", action="store_true", help="keep what an earlier run has left")
     options = parser.parse_args()
     if min(options.orders, options.writers, options.buyers) < 1:
@@ -40,7 +43,7 @@ def main():
             if not options.keep:
                 data_folder.empty()
             data_folder.make()
-            return run(options.orders, options.writers, options.buyers)
+            return run(options.orders, options.writers, options.buyers, options.pipeline)
     except data_folder.InUseError as error:
         return f"demo: {error}"
     except KeyboardInterrupt:

@@ -31,7 +31,7 @@ def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedPr
 def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
     tmp_path: Path,
 ) -> None:
-    arguments = ("--orders", "300", "--writers", "2", "--buyers", "2000")
+    arguments = ("--orders", "300", "--writers", "2", "--buyers", "2000", "--pipeline")
     done = example("demo", *arguments, data=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"drainer-2 .* killed with SIGKILL", done.stdout)
@@ -44,6 +44,7 @@ def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
     assert "Sale: 2,000 buyers, 200 pieces; 200 sold, 1,800 told no, 0 left" in done.stdout
     assert re.search(r"^Asked again: [1-9].* 0 of them get another now$", done.stdout, re.MULTILINE)
     assert "Receipts: 200 sent, 0 missing, 0 without a sale" in done.stdout
+    assert "audited log=outbox_event events=800 streams=200 defects=0 " in done.stdout
     # The killed drainer had published a batch: all of it went twice.
     row = re.search(r"^duplicated +\d+ +(\d+) +(\d+) of them explained", done.stdout, re.MULTILINE)
     assert row
