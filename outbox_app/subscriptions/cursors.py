@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import django.db
@@ -25,15 +26,17 @@ from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import outbox_settings
+from ..eventlog.filter import EventFilter
 from ..eventlog.reader import Events, LogReader, reads_by_time
 from ..eventlog.record import COLUMNS, RecordedEvent
 from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
 from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
-from ..models import Cursor, DatabaseNow, Subscription
+from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..process.backoff import described
 from ..text import storable
+from .id_gaps import open_gaps
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -116,7 +119,14 @@ class LogCursor:
 
 
 def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
-    """Return the cursor of a partition in a log; made where it has never run.
+    """Return the cursor of a partition in a log; made where it has never run."""
+    return StoredRows(subscriber, [part]).cursor(part, reader)
+
+
+def cursors_of(
+    subscriber: Subscriber, parts: Collection[int], reader: LogReader
+) -> dict[int, Cursor]:
+    """Return the cursors of partitions in a log, not checked; made where they have never run.
 
     Raises ``Paused`` where the subscription is: ``pause`` bumps the revisions in the same
     transaction, so a position cannot be stored any more with a cursor that was returned before.
@@ -125,21 +135,16 @@ def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
     paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
     cursors = (
         Cursor.objects.using(subscriber.using)
-        .filter(subscription=subscriber.name, partition=part, log=reader.table)
+        .filter(subscription=subscriber.name, partition__in=parts, log=reader.table)
         .annotate(is_paused=Exists(paused))
     )
-    found: Any = cursors.first()
-    if found is None:
+    found: list[Any] = list(cursors)
+    if len(found) < len(parts):
         _begin(subscriber, reader)
-        found = cursors.first()
-    if found is None:
-        raise CursorConflict(f"Cursor {part} of {subscriber.name!r} in {reader.table} was deleted.")
-    if found.is_paused:
+        found = list(cursors.all())
+    if any(each.is_paused for each in found):
         raise Paused(f"Subscription {subscriber.name!r} is paused.")
-    if found.partitions != subscriber.partitions:
-        raise PartitionsDiffer.between(subscriber.name, found.partitions, subscriber.partitions)
-    cursor: Cursor = found
-    return cursor
+    return {each.partition: each for each in found}
 
 
 def reader_of(cursor: Cursor, *, using: str) -> LogReader:
@@ -165,20 +170,22 @@ def _begin(subscriber: Subscriber, reader: LogReader) -> None:
         Cursor.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
 
-def is_locked(cursor: Cursor, *, using: str) -> bool:
-    """Say whether another process has locked the cursor's row: it is handling a page.
+def locked_of(keys: Collection[int], *, using: str) -> set[int]:
+    """Return the cursors whose rows other processes have locked: they are handling pages.
 
     Storing a position would wait for that page, and keep the other subscriptions waiting.
     """
     if not connections[using].features.has_select_for_update_nowait:
-        return False
-    rows = Cursor.objects.using(using).filter(pk=cursor.pk).select_for_update(nowait=True)
+        return set()
+    rows = Cursor.objects.using(using).filter(pk__in=keys).select_for_update(nowait=True)
     try:
         with transaction.atomic(using=using):
-            rows.values_list("pk").first()
+            list(rows.values_list("pk"))
     except django.db.OperationalError:
-        return True
-    return False
+        if len(keys) == 1:
+            return set(keys)
+        return set().union(*(locked_of([key], using=using) for key in keys))
+    return set()
 
 
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
@@ -211,6 +218,61 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
     retry_at = DatabaseNow() + timedelta(seconds=delay)
     rows.filter(revision=cursor.revision).update(**columns, error=cursor.error, retry_at=retry_at)
     return delay
+
+
+class StoredRows:
+    """What partitions begin from, each read by one statement for all of them when first needed.
+
+    In the order of one partition: the cursors of a log, their locks, at last what is parked. What
+    another process writes in between has moved the cursor as well: the page that was handled
+    without it is dropped. A state that several share is verified once; one that is refused is
+    refused to each.
+    """
+
+    def __init__(self, subscriber: Subscriber, parts: Collection[int]) -> None:
+        self.subscriber = subscriber
+        self.parts = parts
+        self.using = subscriber.using
+        #: By table, then by partition.
+        self._cursors: dict[str, dict[int, Cursor]] = {}
+        #: By table: ids of cursors.
+        self._locked: dict[str, set[int]] = {}
+        self._verified: list[tuple[LogReader, WindowState]] = []
+
+    def cursor(self, part: int, reader: LogReader) -> Cursor:
+        name, table = self.subscriber.name, reader.table
+        if table not in self._cursors:
+            self._cursors[table] = cursors_of(self.subscriber, self.parts, reader)
+        cursor = self._cursors[table].get(part)
+        if cursor is None:
+            raise CursorConflict(f"Cursor {part} of {name!r} in {table} was deleted.")
+        if cursor.partitions != self.subscriber.partitions:
+            raise PartitionsDiffer.between(name, cursor.partitions, self.subscriber.partitions)
+        return cursor
+
+    def verify(self, reader: LogReader, state: WindowState) -> None:
+        for other, verified in self._verified:
+            if other.table == reader.table and verified == state and reader.believe(other):
+                return
+        reader.verify(state)
+        self._verified.append((reader, state))
+
+    def is_locked(self, cursor: Cursor) -> bool:
+        if cursor.log not in self._locked:
+            keys = [each.pk for each in self._cursors[cursor.log].values()]
+            self._locked[cursor.log] = locked_of(keys, using=self.using)
+        return cursor.pk in self._locked[cursor.log]
+
+    @cached_property
+    def parked(self) -> list[tuple[int, str, str, int]]:
+        rows = ParkedStream.objects.using(self.using).filter(
+            subscription=self.subscriber.name, partition__in=self.parts
+        )
+        return list(rows.values_list("partition", "log", "stream", "version"))
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        return open_gaps(self.subscriber, using=self.using)
 
 
 def is_stopped(cursor: Cursor) -> bool:
@@ -272,23 +334,63 @@ class SharedPages:
             self._stored.append(stored)
 
     def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
-        """Read a page of which no partition has more than ``limit`` rows."""
+        """Read a page of which no partition has more than ``limit`` rows.
+
+        What follows a full page is read at once, as long as the partitions have room for it and
+        it is small: each partition stores its position once for all of it.
+        """
         reader = at.reader
         only = replace(reader.only, part=tuple(parts))
         most = min(max(limit, self._limits.get(reader.table, 0)), max(limit, MAX_ROWS))
         while True:
-            page = reader.page(at.state, most, only=only, columns=(*reader.columns, "slice"))
-            rows: dict[int, list[tuple[Any, ...]]] = {n: [] for n in parts}
-            for row in page.rows:
-                rows[row[-1] % only.parts].append(row[:-1])
+            page, rows = _split(reader, at.state, most, only, parts)
             longest = max(map(len, rows.values()))
-            # At most four times, after a full page: the first large events do not fill the memory.
-            fitting = most * limit * 9 // (max(longest, limit // 4, 1) * 10)
-            if longest <= limit and len(page.rows) < most:
-                fitting = most
             if longest <= limit or most <= limit:
                 break
-            most = max(limit, fitting)
-        size = sum(len(row[_DATA]) + len(row[_METADATA]) for row in page.rows)
-        self._limits[reader.table] = most // 2 if size > MAX_SIZE else max(limit, fitting)
+            most = max(limit, most * limit * 9 // (longest * 10))
+        size, full = _size(page), len(page.rows) >= most
+        while full and longest <= limit:
+            count = len(page.rows)
+            wanted = min(
+                3 * count,
+                count * (limit - longest) * 9 // (max(longest, 1) * 10),
+                count * max(0, MAX_SIZE - size) // max(size, 1),
+                max(limit, MAX_ROWS) - count,
+            )
+            if wanted <= count // 4:
+                break
+            following, found = _split(reader, page.state, wanted, only, parts)
+            if not following.rows or any(len(rows[n]) + len(found[n]) > limit for n in parts):
+                break  # it begins the next page
+            for n in parts:
+                rows[n] += found[n]
+            full = len(following.rows) >= wanted
+            page = replace(
+                following,
+                rows=page.rows + following.rows,
+                position=max(page.position, following.position),
+            )
+            size += _size(following)
+            longest = max(map(len, rows.values()))
+        if size > MAX_SIZE:
+            most = len(page.rows) // 2
+        elif full:
+            # At most four times, after a full page: the first large events do not fill the memory.
+            most = len(page.rows) * limit * 9 // (max(longest, limit // 4, 1) * 10)
+        self._limits[reader.table] = most
         return SharedPage(reader.table, at.state, page, rows)
+
+
+def _split(
+    reader: LogReader, state: WindowState, limit: int, only: EventFilter, parts: list[int]
+) -> tuple[Page[Any], dict[int, list[tuple[Any, ...]]]]:
+    """Return a page of some partitions, and its rows by partition."""
+    page = reader.page(state, limit, only=only, columns=(*reader.columns, "slice"))
+    rows: dict[int, list[tuple[Any, ...]]] = {n: [] for n in parts}
+    for row in page.rows:
+        rows[row[-1] % only.parts].append(row[:-1])
+    return page, rows
+
+
+def _size(page: Page[Any]) -> int:
+    return sum(len(row[_DATA]) + len(row[_METADATA]) for row in page.rows)

@@ -9,10 +9,9 @@ look every few seconds, and none where nothing is missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from django.db import connections
-from django.db.models import Q
 
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
@@ -25,6 +24,14 @@ from .subscriber import Subscriber
 LOOK_SECONDS = 3.0
 #: Gap rows of one log that are open at a time; more rows add no information.
 MAX_ROWS = 100
+
+
+def open_gaps(subscriber: Subscriber, *, using: str) -> list[Gap]:
+    if connections[using].vendor != "mysql":
+        return []
+    rows = Gap.objects.using(using).open()
+    rows = rows.filter(kind=Gap.Kind.ID, subscription=subscriber.name)
+    return list(rows.order_by("first"))
 
 
 class IdGaps:
@@ -46,17 +53,12 @@ class IdGaps:
         self._open: dict[str, list[Gap]] = {}
         self._next_look: dict[str, float] = {}
 
-    def load(self) -> None:
+    def load(self, rows: Iterable[Gap]) -> None:
+        """Take its own of the open gaps; partition 0 also those of partitions that are no more."""
         self._open = {}
-        if connections[self.using].vendor != "mysql":
-            return
-        mine = Q(partition=self.part)
-        if self.part == 0:  # with those of partitions that are no more
-            mine |= Q(partition__gte=self.partitions)
-        rows = Gap.objects.using(self.using).open()
-        rows = rows.filter(mine, kind=Gap.Kind.ID, subscription=self.subscription)
-        for row in rows.order_by("first"):
-            self._open.setdefault(row.log, []).append(row)
+        for row in rows:
+            if self.part == (row.partition if row.partition < self.partitions else 0):
+                self._open.setdefault(row.log, []).append(row)
 
     def look(self, reader: LogReader, state: WindowState) -> None:
         """Bring the rows of a log up to date with the cursor's state, where it is time."""

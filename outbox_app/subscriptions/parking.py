@@ -8,7 +8,7 @@ the transaction of the last of them. Only the owner of the partition writes here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import django.db
@@ -41,9 +41,11 @@ class Parking:
         #: Events for which a stream was parked by now.
         self.failed = 0
 
-    def load(self) -> None:
-        rows = self._rows().values_list("log", "stream", "version")
-        self.parked = {(log, stream): version for log, stream, version in rows}
+    def load(self, rows: Iterable[tuple[int, str, str, int]] | None = None) -> None:
+        if rows is None:
+            rows = self._rows().values_list("partition", "log", "stream", "version")
+        own = (row[1:] for row in rows if row[0] == self.part)
+        self.parked = {(log, stream): version for log, stream, version in own}
 
     def without(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         if not self.parked:

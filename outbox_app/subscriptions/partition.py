@@ -36,10 +36,9 @@ from .cursors import (
     CursorConflict,
     LogCursor,
     SharedPages,
-    cursor_of,
+    StoredRows,
     evidence,
     fail,
-    is_locked,
     is_stopped,
 )
 from .handling import Attempt, CheckedPage, call_handler, narrowed
@@ -120,10 +119,15 @@ class Partition:
                 at.state = at.passed
             at.passed = None
 
-    def prepare(self) -> None:
-        """Read the cursors where it has none, unless it rests."""
-        if not (self._cursors or self.resting):
-            self._load()
+    @property
+    def unprepared(self) -> bool:
+        """Whether it has no cursors yet, and does not rest."""
+        return not (self._cursors or self.resting)
+
+    def prepare(self, rows: StoredRows | None = None) -> None:
+        """Take its cursors where it has none, of rows that were read for several partitions."""
+        if self.unprepared:
+            self._load(rows or StoredRows(self.subscriber, [self.part]))
 
     def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
@@ -149,12 +153,12 @@ class Partition:
         for reader in self._readers:
             reader.close()
 
-    def _load(self) -> None:
-        """Read the cursors, and see that they belong to this database."""
+    def _load(self, rows: StoredRows) -> None:
+        """Take its cursors, and see that they belong to this database."""
         found = []
         for reader in self._readers:
             try:
-                cursor = cursor_of(self.subscriber, self.part, reader)
+                cursor = rows.cursor(self.part, reader)
             except ReadRefused as error:  # it has no row yet to write that on
                 self.error = described(error)
                 self._rest_until = self.clock() + outbox_settings().MAX_BACKOFF
@@ -164,19 +168,20 @@ class Partition:
                 return
             try:
                 state = reader.load(cursor.state)
-                reader.verify(state)
+                rows.verify(reader, state)
             except DATABASE_UNAVAILABLE:
                 raise
             except Exception as error:
                 self._fail(cursor, error)
                 return
-            if is_locked(cursor, using=self.using):
+            if rows.is_locked(cursor):
                 self.error = "Another process, which has had it before, still handles a page of it."
                 self._rest_until = self.clock() + LOCKED_SECONDS
                 return
             found.append(LogCursor(reader, cursor, state, self.clock()))
-        self._load_parked()
-        self._id_gaps.load()
+        self.parking.load(rows.parked)
+        self.gaps.load()
+        self._id_gaps.load(rows.gaps)
         self._cursors = found
         # An error from before it had its cursors is over; what is on their rows is not.
         self.error = next((each.cursor.error for each in found if each.cursor.error), "")

@@ -25,7 +25,7 @@ from ..process.lease import BEATS, LeaseHolder
 from ..process.loop import ProcessLoop
 from ..process.wakeup import EVENTS
 from ..text import get_logger
-from .cursors import Paused, SharedPages
+from .cursors import Paused, SharedPages, StoredRows
 from .partition import Partition
 from .repartition import adopt_partitions
 from .subscriber import Subscriber
@@ -97,8 +97,10 @@ class SubscriptionWorker:
         more = False
         if self._shared and len(self.partitions) > 1 and not (self.paused or self.error):
             try:
-                for partition in self.partitions.values():
-                    partition.prepare()
+                new = {part: each for part, each in self.partitions.items() if each.unprepared}
+                rows = StoredRows(self.subscriber, list(new))
+                for partition in new.values():
+                    partition.prepare(rows)
             except Paused:
                 self.paused = True
             self._shared.begin_turn()

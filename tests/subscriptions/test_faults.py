@@ -14,7 +14,7 @@ from django.db import connections
 
 from outbox_app import subscriber
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, InboxEntry, Incident, Process, Subscription
+from outbox_app.models import Cursor, Event, InboxEntry, Incident, Process, Subscription
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.subscriptions.cursors import CursorConflict
 from outbox_app.subscriptions.partition import Partition
@@ -24,6 +24,7 @@ from tests import forking
 from tests.faults.tools import ROOT, eventually, on
 from tests.patience import patience
 from tests.servers import processes
+from tests.subscribers import note
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,6 +104,27 @@ def test_killed_anywhere(alias, published, start, point):
     start()
     eventually(lambda: len(noted(alias)) >= 21, "the second one has handled all")
     assert_exact(alias, 7)
+
+
+def test_killed_between_two_partitions_of_one_page(alias, published, start, monkeypatch):
+    """Some have stored where the page ends, and others have not: each event is handled once."""
+    streams = [f"s{n}" for n in range(8)]
+    published(*streams * 4)
+    killed = start("--once", failpoint="committed=kill@2", partitions=4)
+    assert killed.wait() == -signal.SIGKILL, killed.log.read_text()
+    cursors = Cursor.objects.using(alias)
+    assert sorted(cursors.values_list("revision", flat=True)) == [0, 0, 1, 1]
+    passed = max(cursors.values_list("position", flat=True))
+    assert Event.objects.using(alias).filter(pk__lte=passed).count() > 5, "of more than one read"
+    published(*streams)
+    Process.objects.using(alias).all().delete()  # its lease has run out
+    monkeypatch.setenv("OUTBOX_ALIAS", alias)
+    subscriber("noted", partitions=4, batch_size=5)(note)
+    Runner([subscriber_named("noted")]).run(once=True)
+    seen = noted(alias)
+    assert {s: [v for t, v in seen if t == s] for s in streams} == {
+        stream: list(range(1, 6)) for stream in streams
+    }
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -199,7 +221,7 @@ def test_two_owners_of_one_page(alias, published):
     Subscription.objects.using(alias).create(name="noted")
     one, other = (Partition(subscriber_named("noted"), 0) for _ in range(2))
     set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.run_once()))
-    one._load()
+    one.prepare()
     with pytest.raises(CursorConflict):
         one._process_page(one._cursors[0])
     one.run_once()

@@ -119,6 +119,23 @@ def handled(alias, request):
 
 
 @pytest.fixture
+def asked(alias):
+    """``asked(Model)``: how many statements have read a table."""
+    sent: list[str] = []
+
+    def note(execute, sql, params, many, context):
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    def count_of(model: Any) -> int:
+        table = connections[alias].ops.quote_name(model._meta.db_table)
+        return sum(f"FROM {table} WHERE" in each.replace("\n", " ") for each in sent)
+
+    with connections[alias].execute_wrapper(note):
+        yield count_of
+
+
+@pytest.fixture
 def pages_read(monkeypatch):
     """How many pages were read from a log, by the partitions that they were for."""
     read: list[Any] = []
@@ -416,4 +433,85 @@ def test_pages_grow_while_they_are_full_and_small(handled, published, monkeypatc
     shared.turn()
     assert held._limits["outbox_event"] < grown
     shared.finish()
+    shared.assert_exact()
+
+
+def test_partitions_that_begin_together_read_their_rows_together(handled, published, asked):
+    shared = handled(partitions=16)
+    published(*ALL)
+    shared.turn()
+    first = asked(Cursor), asked(ParkedStream)
+    for part in range(16):
+        shared.drop(part)
+        shared.take(part)
+    shared.turn()
+    looks = 1 + connections[shared.alias].features.has_select_for_update_nowait
+    assert asked(Cursor) - first[0] == looks
+    assert (first[1], asked(ParkedStream)) == (1, 2)
+    shared.assert_exact()
+
+
+@on("postgres", "mariadb")
+def test_one_of_those_that_begin_together_is_handled_elsewhere(handled, published, alias):
+    """Its row is locked: the others do not wait for it."""
+    shared = handled()
+    shared.turn()
+    published(*ALL)
+    for part in range(PARTS):
+        shared.drop(part)
+        shared.take(part)
+    with Session(alias) as other:
+        other.begin()
+        rows = Cursor.objects.using(alias).select_for_update().filter(partition=2)
+        other.do(lambda: list(rows))
+        shared.turn()
+    assert {part_of(s) for page in shared.pages for s in page} == {0, 1, 3}
+    assert "still handles" in shared.worker.partitions[2].error
+    shared.wait()
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_a_backlog_of_small_events_is_stored_in_few_pages(handled, published, pages_read, alias):
+    """What follows a full page is read at once: each partition stores a page that is full."""
+    shared = handled(batch_size=8)
+    published(*ALL * 4)
+    shared.turn()
+    assert len(pages_read) > 1
+    assert Incident.objects.using(alias).count() > 20
+    assert set(Cursor.objects.using(alias).values_list("revision", flat=True)) == {1}
+    assert max(map(len, shared.pages)) <= 8
+    shared.finish()
+    shared.assert_exact()
+
+
+def test_large_events_are_read_by_short_pages(handled, published, pages_read, alias, monkeypatch):
+    monkeypatch.setattr("outbox_app.subscriptions.cursors.MAX_SIZE", 1000)
+    shared = handled(batch_size=8)
+    published(*ALL * 4, data={"text": "x" * 200})
+    shared.turn()
+    assert len(pages_read) == 1
+    assert Incident.objects.using(alias).count() == 8
+    shared.finish()
+    shared.assert_exact()
+
+
+@on("postgres", "mariadb")
+def test_late_commits_between_the_reads_of_a_page(handled, published, alias, monkeypatch):
+    shared, page = handled(batch_size=8), LogReader.page
+    with Session(alias) as late:
+        late.begin()
+        for part in range(PARTS):
+            late.publish(streams(part)[0])
+        published(*(streams(part, 2)[1] for part in range(PARTS)), *["more"] * 30)
+
+        def then_commit(*given, **named):
+            found = page(*given, **named)
+            if late.blocks:
+                late.commit()
+                published(*ALL)
+            return found
+
+        monkeypatch.setattr(LogReader, "page", then_commit)
+        shared.finish()
     shared.assert_exact()
