@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from playwright.sync_api import Page
@@ -21,6 +22,7 @@ root => {
     const found = [];
     for (let each = node; each; each = each.parentElement) {
       found.push(getComputedStyle(each).backgroundColor);
+      if (found.at(-1).startsWith("rgb(")) break;  // opaque: nothing behind it is seen
     }
     return found;
   };
@@ -66,6 +68,7 @@ def _faint(seen: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{each['what']!r}: {ratio:.2f}, {each['colour']} on {ground}"
 
 
+@cache
 def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     """Return the contrast of two opaque colours: 1 for alike, 21 for black and white."""
     dark, bright = sorted((_luminance(one), _luminance(other)))
@@ -93,6 +96,7 @@ def _over(colour: tuple[float, ...], ground: tuple[float, ...]) -> tuple[float, 
     return (*(alpha * c + (1 - alpha) * g for c, g in zip(colour[:3], ground[:3], strict=True)), 1)
 
 
+@cache
 def _parsed(text: str) -> tuple[float, ...]:
     numbers = [float(number) for number in re.findall(r"[\d.]+", text)]
     assert text.startswith("rgb"), text
