@@ -156,6 +156,9 @@ class FleetSettings:
     CLUSTER: Literal["fail_fast", "fail_over"] = "fail_over"
     #: Seconds for all attempts of a call together.
     DEADLINE: float = 5.0
+    #: Which servers lead the entities of routed types: those that are registered, those that are
+    #: listed here, or none: then each command is executed where it arrives.
+    TOPOLOGY: Literal["elected"] | Sequence[str] | None = "elected"
     #: Number of the datacentre, 0 to 7, with whose 32 nodes ids are made. None: with any of 256.
     DATACENTRE: int | None = None
 

@@ -34,6 +34,14 @@ def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
     for name, fault in faults:
         text = f"OUTBOX['FLEET'][{name!r}] is {getattr(conf, name)!r}, which {fault}."
         yield Error(text, hint=HINT, id="outbox.E046")
+    leads = not isinstance(conf.TOPOLOGY, list | tuple) or conf.ADDRESS in conf.TOPOLOGY
+    if conf.ADDRESS and not faults and not leads:
+        yield Warning(
+            f"OUTBOX['FLEET']['TOPOLOGY'] does not list {conf.ADDRESS!r}, this server's own: it "
+            "leads no entity, and passes all commands of routed types on.",
+            hint="Add it, unless that is meant.",
+            id="outbox.W037",
+        )
     is_listed = conf.ADDRESS in conf.SERVERS.get(conf.SERVICE, ()) if not faults else True
     if conf.ADDRESS and conf.REGISTRY.endswith("StaticRegistry") and not is_listed:
         yield Warning(
@@ -59,6 +67,13 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         type(conf.DATACENTRE) is int and 0 <= conf.DATACENTRE < DATACENTRES
     ):
         yield "DATACENTRE", f"is no integer from 0 to {DATACENTRES - 1}, and not None"
+    leading = conf.TOPOLOGY
+    if leading not in (None, "elected") and (
+        not isinstance(leading, list | tuple)
+        or any(map(address_fault, leading))
+        or not 0 < len(leading) == len(set(leading))
+    ):
+        yield "TOPOLOGY", "is neither 'elected', nor None, nor a list of different addresses"
     hints = get_type_hints(FleetSettings)
     for name in ("BALANCE", "CLUSTER"):
         if getattr(conf, name) not in get_args(hints[name]):

@@ -23,5 +23,6 @@ urlpatterns = [
     ),
     path("check", views.check, name="check"),
     path("entities/<str:type>/<path:id>/<str:command>", commands.execute, name="execute"),
+    path("routed", commands.routed, name="routed"),
     path("openapi.json", commands.openapi, name="openapi"),
 ]

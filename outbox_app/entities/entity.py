@@ -35,6 +35,8 @@ class Entity(EntityRow):
     batch_size: ClassVar[int] = 1000
     #: Which versions keep the state after them: "every" one, or the "last" of each transaction.
     states: ClassVar[Literal["every", "last"]] = "every"
+    #: Commands that arrive at another server than the one that leads the entity go there.
+    routed: ClassVar[bool] = False
     #: Seconds for which a caller waits, unless it says otherwise.
     timeout: ClassVar[float] = 10.0
     #: In a command: the time, by the database's clock.

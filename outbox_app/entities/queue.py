@@ -34,6 +34,7 @@ from ..failpoints import failpoint
 from ..text import get_logger
 from . import counting
 from .execution import answer, in_callers_transaction
+from .passing import NotPassedOn, leader_of, pass_on
 from .request import Call, Command, Outcome
 
 logger = get_logger("outbox_app.entities")
@@ -57,6 +58,7 @@ class Line:
     key: Hashable
     entity: Any
     using: str
+    leader: str = ""
     waiting: OrderedDict[Call, None] = field(default_factory=OrderedDict)
 
     def take(self) -> list[Call]:
@@ -137,7 +139,9 @@ class Queues:
             with self.lock:
                 batch = line.take()
                 self.waiting -= len(batch)
-            if batch:
+            if batch and line.leader:
+                pass_on(line.entity, batch, leader=line.leader)
+            elif batch:
                 left = answer(line.entity, batch, using=line.using)
         except BaseException:
             # This thread has to end. Others do what it leaves: ids tell what was committed.
@@ -154,7 +158,8 @@ class Queues:
             others = set(left)
             answered = [call for call in batch if call not in others]
             _deliver(answered)
-        counting.trace_batch(line.entity, answered, began)
+        if not line.leader:
+            counting.trace_batch(line.entity, answered, began)
         counting.write_if_due(line.using)
 
     def waiting_on(self, using: str) -> int:
@@ -176,7 +181,7 @@ class Queues:
 
     def _enter(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Line:
         with self.lock:
-            line = self.lines.get(key) or Line(key, entity, using)
+            line = self.lines.get(key) or Line(key, entity, using, call.leader)
             ahead = len(line.waiting)
             if self.closed:
                 raise _overloaded(ENDING)
@@ -307,11 +312,14 @@ in_one_thread = False
 
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
-    """Answer a command. This and ``aask`` decide where it goes: to this process."""
+    """Answer a command. This and ``aask`` decide where it goes: to this process, or its leader."""
     call = Call(asked, _deadline(entity, timeout))
     if not _belongs_here(entity, using):
-        key = using, _scope(using), entity, call.id
-        return queues.ask(call, entity, key, using=using)
+        scope = scope_of(using)
+        if scope is None and leader_of(call, entity, using=using):
+            with suppress(NotPassedOn):
+                return queues.ask(call, entity, (using, entity, call.leader), using=using)
+        return queues.ask(call, entity, (using, scope, entity, call.id), using=using)
     answer(entity, [call], using=using)
     counting.write_if_due(using)
     return call.result()
@@ -319,7 +327,7 @@ def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Ou
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """As ``ask``, for a coroutine."""
-    scope = _scope(using)
+    scope = scope_of(using)
     here = in_one_thread or scope is not None or entity.batch_size == 1
     if not here and getattr(AsyncToSync.executors, "current", None):  # below synchronous code
         here = await sync_to_async(_belongs_here)(entity, using)
@@ -327,6 +335,9 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
         # The session belongs to the thread that Django's own synchronous code runs in.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
     call = Call(asked, _deadline(entity, timeout))
+    if leader_of(call, entity, using=using):
+        with suppress(NotPassedOn):
+            return await queues.aask(call, entity, (using, entity, call.leader), using=using)
     return await queues.aask(call, entity, (using, scope, entity, call.id), using=using)
 
 
@@ -369,7 +380,7 @@ def ask_many(
     return [each.answer if isinstance(each, Call) else each for each in calls]
 
 
-def _scope(using: str) -> Hashable | None:
+def scope_of(using: str) -> Hashable | None:
     """Return what tells apart sessions that may not write for one another; None: nothing does."""
     named = outbox_settings().ENTITY_SCOPE
     scope: Hashable = import_string(named)() if named else None

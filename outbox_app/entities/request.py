@@ -106,6 +106,8 @@ class Call:
         #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
         self.leads = False
+        #: The server that it is passed to; empty: it is executed here.
+        self.leader = ""
         #: What the last attempt made of it; the caller's as soon as that is committed.
         self.answer: Outcome | BaseException | None = None
         #: Of the version that is written of it. The response, and the state after it (None: there

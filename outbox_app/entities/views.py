@@ -16,6 +16,7 @@ import django.db
 from django.http import HttpRequest
 
 from .. import exceptions as errors
+from ..conf import fleet_settings
 from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.serving import SENDER, Said, door, seconds_left
@@ -24,7 +25,8 @@ from ..models import Peer
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
 from .operations import entity_named, entity_types
-from .request import Outcome
+from .passing import answered_here
+from .request import Call, Command, Outcome
 
 logger = get_logger("outbox_app.door")
 
@@ -122,6 +124,24 @@ def _problem(error: Exception, peer: Peer, command: str) -> tuple[int, Any, dict
             return status, said, {"Retry-After": str(after)} if status == 503 else {}
     logger.error("Failed peer=%s command=%s", peer.name, command, exc_info=error)
     return 500, {"code": "failed", "detail": "The command has failed. The log says why."}, {}
+
+
+@door("POST", SENDER, messages.JSON)
+def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
+    """Execute here, and nowhere else, what another server of this service has passed on."""
+    if peer.name != fleet_settings().SERVICE:
+        raise MessageRefused(404, "Commands are passed on by servers of one service only.")
+    given = messages.fields(content, ("type", "commands"))
+    versions: dict[Any, Any] = {None: ANY, 0: NO_STREAM}
+    try:
+        entity = entity_named(given["type"])
+        calls = [
+            Call(Command(*asked, command_id=key, expected_version=versions.get(at, at)))
+            for *asked, key, at in given["commands"]
+        ]
+    except (errors.OutboxError, TypeError, ValueError) as error:
+        raise MessageRefused(422, "There is no such type, or no such command.") from error
+    return 200, answered_here(entity, calls, seconds_left(request) or entity.timeout)
 
 
 @door("GET", SENDER, messages.JSON)

@@ -105,7 +105,7 @@ class Service:
             seconds: The deadline, where it is earlier.
             repeatable: The call carries an id, or changes nothing.
         """
-        known = _known_of(self.name)
+        known = known_of(self.name)
         until = time.monotonic() + min(self.deadline, seconds or self.deadline)
         known.budget.called()
         listing = known.watch.listing(until - time.monotonic())
@@ -220,7 +220,7 @@ class KnownServer:
 
 def servers(name: str) -> list[KnownServer]:
     """Return the servers of a service as this process knows them. Waits for the first list."""
-    known, now = _known_of(name), time.monotonic()
+    known, now = known_of(name), time.monotonic()
     listing = known.watch.listing(fleet_settings().DEADLINE)
     found = []
     for member in listing.servers:
@@ -234,7 +234,7 @@ _lock = threading.Lock()
 _services: dict[str, Known] = {}
 
 
-def _known_of(service: str) -> Known:
+def known_of(service: str) -> Known:
     if service not in _services:
         join_as_client()
         with _lock:

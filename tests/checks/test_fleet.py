@@ -28,6 +28,8 @@ def found(settings: Any, **given: Any) -> list[tuple[str | None, str]]:
         {"REGISTRY": STATIC, "SERVERS": {"shop": [URL], "bank": ()}},
         {"REGISTRY": STATIC, "SERVERS": {"shop": [URL]}, "SERVICE": "shop", "ADDRESS": URL},
         {"BALANCE": "round_robin", "CLUSTER": "fail_fast"},
+        {"SERVICE": "shop", "ADDRESS": URL, "TOPOLOGY": [URL]},
+        {"TOPOLOGY": None},
         {"DATACENTRE": 0},
         {"DATACENTRE": 7},
     ],
@@ -43,6 +45,7 @@ WRONG = {
     "WEIGHT": [-1, 101, "x", 1.5, True, None],
     "DEADLINE": [0, -1, "5", True, float("inf"), float("nan"), None],
     "DATACENTRE": [-1, 8, "3", 1.0, True],
+    "TOPOLOGY": ["static", [], [URL, URL], ["x"], [7], URL, 1],
     "BALANCE": ["fair", None, 1],
     "CLUSTER": ["fail_later", None],
     "REGISTRY": ["nowhere.Registry", "", None, "outbox_app.models.Server", "json.loads"],
@@ -86,3 +89,9 @@ def test_no_dictionary(settings: Any) -> None:
     settings.OUTBOX = {"FLEET": ["shop"]}
     assert [each.id for each in check_settings()] == ["outbox.E003"]
     assert list(check_fleet()) == []
+
+
+def test_a_server_that_leads_nothing(settings: Any) -> None:
+    other = "http://127.0.0.1:2/outbox/"
+    [(id, text)] = found(settings, SERVICE="shop", ADDRESS=URL, TOPOLOGY=[other])
+    assert (id, URL in text) == ("outbox.W037", True)

@@ -28,7 +28,7 @@ from outbox_app.exceptions import (
 )
 from outbox_app.fleet import service
 from tests.door.test_messages import served  # noqa: F401
-from tests.entities.conftest import declare  # noqa: F401
+from tests.entities.conftest import declare, fresh  # noqa: F401
 from tests.entities.models import Account
 from tests.faults.tools import on
 
@@ -255,6 +255,39 @@ def test_headers_that_are_not_signed(alias: str, account: None, send: Any) -> No
         assert send("withdraw", {"amount": 1}, sent=sent).status_code == 401
     headers = {"Outbox-Redirected": "7"}  # means nothing
     assert send("withdraw", {"amount": 1}, sent=headers).status_code == 200
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True)
+def test_what_another_server_passes_on(alias: str, account: None, send: Any, settings: Any) -> None:
+    """It is executed here; what has no answer is for the other server to do."""
+    commands = [
+        ["a", "withdraw", {"amount": 4}, "k-1", None],
+        ["b", "open", {"owner": "bob"}, "k-2", 0],
+        ["a", "withdraw", {"amount": 4}, "k-1", None],
+        ["a", "withdraw", {"amount": 50}, "k-3", 2],
+        ["a", "withdraw", {"amount": 4}, "k-4", 7],
+        ["a", "fail", {}, "k-5", None],
+    ]
+
+    def passed_on(**given: Any) -> Any:
+        body = json.dumps({"type": TYPE, "commands": commands} | given).encode()
+        return send(path="/outbox/routed", key=None, body=body)
+
+    assert passed_on().status_code == 404  # by a peer of another service
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing"}}
+    assert passed_on().json() == [
+        [{"balance": 6}, 2, None, False],
+        [None, 1, None, False],
+        [{"balance": 6}, 2, None, True],
+        [None, 3, ["balance", "There is not enough on the account."], False],
+        None,
+        None,
+    ]
+    for odd in ({"type": "auth.user"}, {"commands": [["a"]]}, {"commands": 7}, {"more": 1}):
+        assert passed_on(**odd).status_code == 422
+    assert passed_on(commands=[["a", "withdraw", [], "k-6", None]]).status_code == 422
+    assert len(versions()) == 3
 
 
 @one

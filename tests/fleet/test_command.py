@@ -54,6 +54,15 @@ def test_drain_and_weight(two: list[Server], alias: str) -> None:
     assert two[1].weight == 0
 
 
+def test_topology(two: list[Server], fleet: Any) -> None:
+    counts = {line.split()[2]: int(line.split()[0]) for line in run("topology").splitlines()}
+    assert counts.keys() == {ONE, TWO}
+    assert sum(counts.values()) == 1024
+    assert run("topology", "--id", "a-17") in (f"a-17: {ONE}\n", f"a-17: {TWO}\n")
+    fleet(TOPOLOGY=None)
+    assert run("topology", "--id", "a-17").startswith("No server leads")
+
+
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [

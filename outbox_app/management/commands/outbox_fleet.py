@@ -6,14 +6,17 @@ process has made of its answers.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import fleet_settings
+from ...eventlog.newevent import slice_of
 from ...exceptions import InvalidArgument
 from ...fleet.registry import Registry, new_registry
+from ...fleet.topology import allocation
 from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
@@ -24,11 +27,13 @@ Shows the processes of a service, and has some of them take no more calls.
   drain NAME        give a server no more calls. What it is doing it goes on doing
   weight NAME N     give it N parts of the calls beside the weights of the others, 0 to 100, drained
                     or not
+  topology          which server leads how many of the 1024 slices of entities of routed types
 
 NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
 within two seconds. It holds until the process ends: the next one begins as its settings say.
 
   manage.py outbox_fleet servers --service shop --json
+  manage.py outbox_fleet topology --id a-17
   manage.py outbox_fleet drain https://shop-3.example/outbox/
 
 Exit codes: 0 done; 1 no such server; 2 wrong arguments, no tables, or a registry in which others
@@ -41,13 +46,15 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        servers, drain, weight = map(actions.add_parser, ("servers", "drain", "weight"))
+        names = "servers", "drain", "weight", "topology"
+        servers, drain, weight, topology = map(actions.add_parser, names)
         name = "of this service (default: OUTBOX['FLEET']['SERVICE'])"
         servers.add_argument("--service", metavar="NAME", help=name)
         servers.add_argument("--json", action="store_true", help="as JSON")
         for each in (drain, weight):
             each.add_argument("name", metavar="NAME", help="address, node or id of a server")
         weight.add_argument("weight", type=int, metavar="N", help="0 to 100")
+        topology.add_argument("--id", help="of an entity: show which server leads it")
 
     def handle(self, *, action: str, **options: Any) -> None:
         registry = new_registry()
@@ -68,6 +75,16 @@ class Command(TeachingCommand):
             takes = f"{weight} {each.address}" if each.address else ""
             self.write(f"{each.kind}  {each.node}  {each.id}  {each.version}  {takes}".rstrip())
         self.write(f"{service}: {len(found)} registered")
+
+    def _topology(self, registry: Registry, *, id: str | None, **_: Any) -> None:
+        leaders = allocation(registry.members(fleet_settings().SERVICE))
+        if not leaders:
+            self.write("No server leads: commands are executed where they arrive.")
+        elif id is not None:
+            self.write(f"{id}: {leaders[slice_of(id)]}")
+        else:
+            for address, count in sorted(Counter(leaders).items()):
+                self.write(f"{count:4} slices  {address}")
 
     def _drain(self, registry: Registry, *, name: str, **_: Any) -> None:
         self._change(registry, name, draining=True)

@@ -1,0 +1,98 @@
+"""Commands of a routed type go to the server that leads their entity, so that they meet there.
+
+What has gathered for one server goes in one request, and is executed where it arrives: a command is
+passed on once, whatever either server believes. All that the leader does not answer (it is dead, or
+stopped, or refuses) is executed here, under the same command ids. So nothing depends on the leader:
+if it goes on later, it finds the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..aliases import log_alias
+from ..conf import fleet_settings
+from ..door import client, peers
+from ..eventlog.newevent import slice_of
+from ..exceptions import PeerError
+from ..fleet import topology
+from ..models import Peer
+from .request import Call, Outcome, Rejection
+
+#: Seconds that a leader has for an answer, at most.
+SECONDS = 2.0
+
+
+class NotPassedOn(Exception):
+    """The leader has not answered: the command is to be executed here."""
+
+
+def leader_of(call: Call, entity: Any, *, using: str) -> str:
+    """Note, and return, the address that a command is to be passed to; empty: it stays here.
+
+    The leader has neither the language nor the time zone of a caller, and one database.
+    """
+    if not entity.routed or not call.usual or using != log_alias(entity.versions):
+        return ""
+    call.leader = topology.leader_elsewhere(slice_of(call.id))
+    return call.leader
+
+
+def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
+    """Let the leader answer; what it does not answer is ``NotPassedOn``."""
+    asked = [[c.id, c.command, c.arguments, c.command_id, c.expected] for c in calls]
+    seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
+    answers: list[Any]
+    try:
+        peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
+        status, said = client.call(
+            *(peer, "POST", "routed", {"type": entity._meta.label_lower, "commands": asked}),
+            address=leader,
+            seconds=seconds,
+            most=peers.LIMITS["bytes"],
+        )
+        if status != 200 or len(said) != len(calls):
+            raise PeerError(f"The answer is {status}.")
+        answers = [_outcome(each) for each in said]
+    except Exception as error:  # whatever it is, the commands can be executed here
+        topology.avoid(leader, len(calls), error)
+        answers = [NotPassedOn() for _ in calls]
+    for call, answer in zip(calls, answers, strict=True):
+        call.answer = answer
+        call.leader, call.leads = "", False  # where there is no answer, it waits here from now on
+
+
+def _outcome(said: Any) -> Outcome | NotPassedOn:
+    if said is None:
+        return NotPassedOn()
+    response, version, no, replayed = said
+    return Outcome(response, version, no and Rejection(*no), replayed)
+
+
+def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
+    """Execute what another server has passed on; None for what it has to do itself."""
+    from .queue import queues, scope_of  # which imports this
+
+    using = log_alias(entity.versions)
+    deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
+    for call in calls:
+        call.deadline = deadline
+
+    async def wait() -> list[Any]:
+        waiting = (
+            queues.aask(call, entity, (using, scope, entity, call.id), using=using)
+            for call in calls
+        )
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    return [_told(each) for each in asyncio.run(wait())]
+
+
+def _told(answer: Any) -> list[Any] | None:
+    if not isinstance(answer, Outcome):
+        return None
+    no = answer.rejected
+    return [answer.response, answer.version, no and [no.code, no.text], answer.replayed]

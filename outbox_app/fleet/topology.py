@@ -1,0 +1,69 @@
+"""Which server of a service leads what: a pure function of the list that a process has.
+
+A slice belongs to one of the servers by rendezvous hashing with their weights, so a server that
+comes or goes moves its own slices only. Each process computes this from its own list; nobody writes
+it down, and two processes need not agree: what is passed to another server than the leader is
+executed where it arrives, and costs a conflict at most.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from hashlib import blake2b
+
+from ..conf import SLICES, fleet_settings
+from ..text import get_logger
+from .cluster import known_of
+from .registry import SERVER, Member
+
+logger = get_logger("outbox_app.fleet")
+
+#: Seconds for which nothing is passed to a server that has not answered.
+AVOIDED = 5.0
+_avoided: dict[str, float] = {}
+
+
+def leader_elsewhere(slice: int) -> str:
+    """Return the address of the leader of a slice; empty: it is here, or there is none."""
+    conf = fleet_settings()
+    if conf.TOPOLOGY is None or not conf.SERVICE:
+        return ""
+    listed = conf.TOPOLOGY == "elected"
+    owners = allocation(known_of(conf.SERVICE).watch.listing().servers if listed else ())
+    address = owners[slice] if owners else ""
+    away = address == conf.ADDRESS or time.monotonic() < _avoided.get(address, 0)
+    return "" if away else address
+
+
+def allocation(members: Iterable[Member]) -> tuple[str, ...]:
+    """Return the address of the leader of each slice, as the setting TOPOLOGY says; empty: none."""
+    topology = fleet_settings().TOPOLOGY
+    if topology == "elected":
+        servers = {m for m in members if m.kind == SERVER and m.weight and not m.draining}
+        return _allocation(tuple(sorted((m.address, m.weight) for m in servers)))
+    return _allocation(tuple((address, 1) for address in topology or ()))
+
+
+@lru_cache(maxsize=8)
+def _allocation(servers: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    if not servers:
+        return ()
+    return tuple(max(servers, key=partial(_score, n))[0] for n in range(SLICES))
+
+
+def _score(slice: int, server: tuple[str, int]) -> float:
+    address, weight = server
+    digest = blake2b(f"{slice} {address}".encode(), digest_size=6).digest()
+    return -weight / math.log((int.from_bytes(digest) + 0.5) / 2**48)
+
+
+def avoid(address: str, commands: int, why: object) -> None:
+    """Pass nothing to a server for a while."""
+    logger.warning(
+        "Executed here, as the leader did not answer address=%s commands=%d error=%r",
+        *(address, commands, why),
+    )
+    _avoided[address] = time.monotonic() + AVOIDED

@@ -1,0 +1,147 @@
+"""Commands that another server leads: what goes there, in how many requests, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import translation
+
+from outbox_app.entities import passing, queue
+from outbox_app.exceptions import PeerUnavailable, VersionConflict
+from outbox_app.fleet import topology
+from tests.entities.models import Account
+from tests.patience import SECONDS, eventually
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
+]
+LEADER = "http://127.0.0.1:1/outbox/"
+PEER = {"direction": "both", "address": LEADER, "keys": [{"id": "f", "secret": "env:FLEET_KEY"}]}
+
+
+@pytest.fixture(autouse=True)
+def routed(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server leads every account."""
+    monkeypatch.setattr(Account, "routed", True)
+    monkeypatch.setattr(topology, "_avoided", {})
+    fleet = {"SERVICE": "shop", "TOPOLOGY": [LEADER]}
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": fleet, "PEERS": {"shop": PEER}}
+
+
+@pytest.fixture
+def requests(account: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The commands of each request to the leader, who answers with what the last of them says."""
+    made: list[Any] = []
+
+    def call(peer: Any, method: str, path: str, payload: Any, **options: Any) -> Any:
+        assert (peer.name, method, path, options["address"]) == ("shop", "POST", "routed", LEADER)
+        assert payload["type"] == "entities.account"
+        made.append(payload["commands"])
+        said = payload["commands"][0][2].get("item", "none")
+        if isinstance(said, Exception):
+            raise said
+        return 200, [said] * len(payload["commands"])
+
+    monkeypatch.setattr(passing.client, "call", call)
+    return made
+
+
+@pytest.fixture
+def account(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Account, "routed", False)
+    Account.execute("a", "open", {"owner": "ann", "balance": 10}, command_id="open", using=alias)
+    monkeypatch.setattr(Account, "routed", True)
+
+
+def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any) -> None:
+    yes = ask("enlist", {"item": [7, 8, None, False]}, command_id="k", expected_version=1)
+    assert (yes.response, yes.version, yes.rejected, yes.replayed) == (7, 8, None, False)
+    no = asyncio.run(
+        Account.aexecute("a", "enlist", {"item": [None, 9, ["c", "t"], True]}, command_id="l")
+    )
+    assert (no.response, no.version, no.replayed) == (None, 9, True)
+    assert (no.rejected.code, no.rejected.text) == ("c", "t")
+    assert requests == [
+        [["a", "enlist", {"item": [7, 8, None, False]}, "k", 1]],
+        [["a", "enlist", {"item": [None, 9, ["c", "t"], True]}, "l", None]],
+    ]
+    assert len(rows()) == 1
+
+
+def test_what_has_gathered_goes_in_one_request(
+    requests: list[Any], ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, there, call = threading.Event(), threading.Event(), passing.client.call
+
+    def held(*args: Any, **options: Any) -> Any:
+        there.set()
+        assert go.wait(SECONDS)
+        return call(*args, **options)
+
+    monkeypatch.setattr(passing.client, "call", held)
+    with ThreadPoolExecutor(7) as pool:
+        asked = [pool.submit(ask, "enlist", {"item": [0, 2, None, False]})]
+        assert there.wait(SECONDS)
+        asked += [pool.submit(ask, "enlist", {"item": [1, 2, None, False]}) for _ in range(6)]
+        eventually(lambda: sum(len(line.waiting) for line in queue.queues.lines.values()) == 6)
+        go.set()
+        assert [each.result().response for each in asked] == [0] + [1] * 6
+    assert [len(each) for each in requests] == [1, 6]
+
+
+def test_all_that_waited_have_given_up(requests: list[Any], alias: str) -> None:
+    line = queue.Line("a", Account, alias, LEADER)
+    queue.queues.lines["a"] = line
+    queue.queues.lead(line)
+    assert (requests, queue.queues.lines) == ([], {})
+
+
+@pytest.mark.parametrize(
+    "failure", [PeerUnavailable("gone"), OSError("odd"), [1, 2], "text"], ids=repr
+)
+def test_a_leader_that_does_not_answer(
+    requests: list[Any], ask: Any, rows: Any, monkeypatch: Any, failure: Any
+) -> None:
+    """The command is executed here, and the next ones, until it is tried again."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        requests.append("failed")
+        if isinstance(failure, Exception):
+            raise failure
+        return 200, [failure]
+
+    monkeypatch.setattr(passing.client, "call", call)
+    assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
+    again = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="async")
+    assert asyncio.run(again).response == {"balance": 8}
+    assert (len(requests), len(rows())) == (1, 3)
+    topology._avoided.clear()
+    again = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="async-2")
+    assert asyncio.run(again).response == {"balance": 7}
+    assert (len(requests), len(rows())) == (2, 4)
+
+
+def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> None:
+    """Its errors are those of this process; a leader that answers so is not avoided."""
+    for _ in range(2):
+        with pytest.raises(VersionConflict):
+            ask("enlist", {"item": None}, expected_version=7)
+    assert len(requests) == 2
+
+
+def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: Any) -> None:
+    with transaction.atomic(using=alias):
+        ask("withdraw", {"amount": 1})
+    with translation.override("de"):
+        ask("withdraw", {"amount": 1})
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_SCOPE": "os.getpid"}
+    ask("withdraw", {"amount": 1})
+    assert not requests
+    assert Account.objects.using(alias).get().state["balance"] == 7

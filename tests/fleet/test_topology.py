@@ -1,0 +1,70 @@
+"""Which server leads a slice, as one process computes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from outbox_app.fleet import topology
+from outbox_app.fleet.registry import CLIENT, Member
+from outbox_app.fleet.topology import allocation, leader_elsewhere
+
+URLS = [f"http://127.0.0.1:{port}/outbox/" for port in (1, 2, 3, 4)]
+STATIC = "outbox_app.fleet.registries.StaticRegistry"
+
+
+def member(address: str, **given: Any) -> Member:
+    return Member(service="shop", address=address, **given)
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "_avoided", {})
+
+
+def test_a_server_that_goes_moves_its_own_slices(fleet: Any) -> None:
+    before = allocation(map(member, URLS))
+    after = allocation(map(member, reversed(URLS[1:])))
+    assert len(before) == 1024
+    assert all(180 < count < 330 for count in Counter(before).values())
+    moved = [n for n in range(1024) if before[n] != after[n]]
+    assert {before[n] for n in moved} == {URLS[0]}
+    assert {after[n] for n in moved} == set(URLS[1:])
+
+
+def test_by_weight(fleet: Any) -> None:
+    counts = Counter(allocation([member(URLS[0], weight=30), member(URLS[1], weight=90)]))
+    assert counts[URLS[1]] == pytest.approx(768, abs=60)
+
+
+def test_who_leads_nothing(fleet: Any) -> None:
+    others = [member(URLS[1], weight=0), member(URLS[2], draining=True), member("", kind=CLIENT)]
+    assert set(allocation([member(URLS[0]), *others])) == {URLS[0]}
+    assert allocation(others) == ()
+    fleet(TOPOLOGY=URLS[2:])
+    assert set(allocation([member(URLS[0])])) == set(URLS[2:])
+    fleet(TOPOLOGY=None)
+    assert allocation([member(URLS[0])]) == ()
+
+
+def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet(TOPOLOGY=URLS[:2], ADDRESS=URLS[0])
+    found = [leader_elsewhere(n) for n in range(1024)]
+    assert set(found) == {"", URLS[1]}  # this server's own stay
+    at = found.index(URLS[1])
+    now = [100.0]
+    monkeypatch.setattr(topology.time, "monotonic", lambda: now[0])
+    topology.avoid(URLS[1], 3, "no answer")
+    assert leader_elsewhere(at) == ""
+    now[0] += topology.AVOIDED
+    assert leader_elsewhere(at) == URLS[1]
+    for changes in ({"TOPOLOGY": None}, {"TOPOLOGY": URLS[:2], "SERVICE": ""}):
+        fleet(**{"SERVICE": "shop"} | changes)
+        assert leader_elsewhere(at) == ""
+
+
+def test_a_list_that_is_not_known_yet(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet(REGISTRY=STATIC, SERVERS={"shop": []})
+    assert leader_elsewhere(7) == ""
