@@ -25,6 +25,7 @@ from django.test.utils import isolate_apps
 from outbox_app.models import Fence
 from outbox_app.prepared import questions
 from outbox_app.subscriptions import subscriber
+from tests.fleet.conftest import begin_anew
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,9 +99,12 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(subscriber, "_subscribers", dict(subscriber._subscribers))
     monkeypatch.setattr(questions, "_functions", list(questions._functions))
     prepares = "outbox_app.prepared import" in page.read_text()
-    with isolate_apps("tests"), billing(tmp_path) if prepares else transaction.atomic():
-        for block in blocks(page):
-            exec(block, module.__dict__)
+    try:
+        with isolate_apps("tests"), billing(tmp_path) if prepares else transaction.atomic():
+            for block in blocks(page):
+                exec(block, module.__dict__)
+    finally:
+        begin_anew()  # a page that asks for servers has begun to watch them
 
 
 def test_pages_are_found() -> None:

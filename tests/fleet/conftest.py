@@ -13,15 +13,21 @@ from tests.patience import patience
 LEASE = 1.0
 
 
-@pytest.fixture(autouse=True)
-def process_begins_and_ends() -> Iterator[None]:
-    """As one that is not announced, and has called no service."""
-    yield
+def begin_anew() -> None:
+    """Let this process be one that is not announced, and has called no service."""
     announcing.leave()
     watches = [known.watch for known in cluster._services.values()]
     cluster.forget()
     for watch in watches:
         watch.thread.join()
+
+
+@pytest.fixture(autouse=True)
+def process_begins_and_ends() -> Iterator[None]:
+    """A list that another test has left would be that of another database."""
+    begin_anew()
+    yield
+    begin_anew()
 
 
 @pytest.fixture
