@@ -1,7 +1,8 @@
 """Which worker runs what: groups stay together, and what a dead worker had left goes to the next.
 
 That of pytest-xdist 3.8 runs the test again that killed its worker, which kills the next one; it
-gives tests to a worker that has not collected them yet, and waits for one that got none.
+gives tests to a worker that has not collected them yet, and waits for one that got none, or that
+got one test and waits for the next.
 """
 
 from __future__ import annotations
@@ -26,3 +27,6 @@ class Scheduling(LoadGroupScheduling):
     def _reschedule(self, node: Any) -> None:
         if node in self.registered_collections:
             super()._reschedule(node)
+            # A worker begins a test when it has the next one, or is told that there is none.
+            if self._pending_of(self.assigned_work[node]) == 1 and not node.shutting_down:
+                super()._reschedule(node)
