@@ -42,7 +42,7 @@ def call(
 
     Args:
         address: Of one of the peer's servers. Default: the peer's own.
-        seconds: For all of it. The peer is told, and gives up when the caller has.
+        seconds: For all of it. The peer reads them, and gives up when the caller has.
         headers: More of them; those that mean something to the door are covered.
         most: Bytes that the answer may have.
     """

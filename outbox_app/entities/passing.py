@@ -1,9 +1,9 @@
 """Commands of a routed type go to the server that leads their entity, so that they meet there.
 
 What has gathered for one server goes in one request, and is executed where it arrives: a command is
-passed on once, whatever either server believes. All that the leader does not answer (it is dead, or
-stopped, or refuses) is executed here, under the same command ids. So nothing depends on the leader:
-if it goes on later, it finds the answers.
+passed on once, also where each server believes the other to lead. All that the leader does not
+answer (it is dead, or stopped, or refuses) is executed here, under the same command ids. So nothing
+depends on the leader: if it goes on later, it finds the answers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         if status != 200 or len(said) != len(calls):
             raise PeerError(f"The answer is {status}.")
         answers = [_outcome(each) for each in said]
-    except Exception as error:  # whatever it is, the commands can be executed here
+    except Exception as error:  # after any error the commands can be executed here
         topology.avoid(leader, len(calls), error)
         answers = [NotPassedOn() for _ in calls]
     for call, answer in zip(calls, answers, strict=True):

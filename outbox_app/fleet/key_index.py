@@ -1,7 +1,7 @@
 """Finding a row of a split table by another key than the one that it is split by: one partition.
 
 A table of its own has, for each row, the key and the value of the column that the table is split
-by. Triggers write it, so it is written in the transaction of the row, by whatever statement. The
+by. Triggers write it, so each statement that writes a row writes it in the same transaction. The
 key is its primary key: what a split table keeps unique no longer, it does. It is filled while the
 table is written to; killed at any point, migrate again.
 """

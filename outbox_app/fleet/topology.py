@@ -1,8 +1,8 @@
 """Which server of a service leads what: a pure function of the list that a process has.
 
 A slice belongs to one of the servers by rendezvous hashing with their weights, so a server that
-comes or goes moves its own slices only. Each process computes this from its own list; nobody writes
-it down, and two processes need not agree: what is passed to another server than the leader is
+comes or goes moves its own slices only. Each process computes this from its own list; it is written
+nowhere, and two processes need not agree: what is passed to another server than the leader is
 executed where it arrives, and costs a conflict at most.
 """
 

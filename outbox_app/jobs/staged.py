@@ -49,7 +49,7 @@ FEW = 1000
 def cancel(
     task_id: str, *, ordering_key: str = "", using: str | None = None, app: Celery | None = None
 ) -> bool:
-    """Take back a job: it is deleted if it is staged, and Celery is told to revoke it.
+    """Take back a job: it is deleted if it is staged, and Celery is asked to revoke it.
 
     Both happen at the commit, if a transaction is open. Workers are told in any case, as a drainer
     may be publishing the job at this moment: those that run then skip it, unless they have begun.

@@ -150,6 +150,12 @@ def test_only_what_is_held_is_put_off(alias, staged, options):
     assert rows(alias)[0].envelope == before
 
 
+def test_a_job_that_its_own_process_publishes_is_not_put_off(alias, staged):
+    id = staged(countdown=86400)
+    StagedJob.objects.using(alias).update(is_immediate=True)
+    assert not reschedule(id, eta=timezone.now() + 3 * DAY, using=alias)
+
+
 def test_a_rollback_leaves_the_old_time(alias, staged):
     id = staged(countdown=86400)
     [before] = rows(alias)

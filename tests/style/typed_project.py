@@ -1,4 +1,4 @@
-"""A project as its type checkers see it; nobody runs it. Where a line is wrong, both must say so.
+"""A project as its type checkers see it; it is not run. Where a line is wrong, both must say so.
 
 ``make lint`` checks it with mypy and with pyright: a comment that ignores an error which is not
 there is an error, too.
