@@ -3,7 +3,9 @@
 Task names, streams, types and reasons come from users of the project's users. Characters that
 cannot be seen (line breaks, terminal codes), text that runs backwards and lone surrogates are shown
 as escapes. HTML is not escaped here: templates do that. The package's loggers come from
-``get_logger``: what they log is escaped before a handler has it. Imports nothing of ours.
+``get_logger``: before a handler has a record, it is escaped, and each ``key=%s`` of its message is
+an attribute of it, as if given by ``extra``: JSON formatters and structlog read those. Imports
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import logging
 import re
 import textwrap
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain, repeat
 from numbers import Number
 from typing import Any
 
@@ -19,6 +23,10 @@ from typing import Any
 Write = Callable[[str], Any]
 #: Characters that are shown at most.
 LIMIT = 10_000
+#: A place of a log message, with the name of its field, and its conversion.
+_PLACE = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-z%])")
+#: What a value of a field is quoted for.
+_QUOTED = re.compile(r'[\s"=]')
 
 
 def escaped(text: object, *, but: str = "") -> str:
@@ -70,6 +78,12 @@ def storable(text: str) -> str:
     return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
+def per_second(count: int, seconds: float) -> float:
+    """Return a rate with as many digits as say something: 4200, 12, 0.08."""
+    rate = count / (seconds or 1)
+    return round(rate) if rate >= 10 else float(f"{rate:.2g}")
+
+
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of that name, whose records are escaped before any handler has them."""
     logger = logging.getLogger(name)
@@ -81,7 +95,11 @@ def _escape(record: logging.LogRecord) -> bool:
     # The message stays apart from its arguments, as error trackers group records by it.
     record.msg = escaped(record.msg)
     if isinstance(record.args, tuple):
-        record.args = tuple(map(_argument, record.args))
+        places = chain(_places(record.msg), repeat(("", "")))
+        record.args = tuple(_argument(*each) for each in zip(record.args, places, strict=False))
+        for (name, _), value in zip(_places(record.msg), record.args, strict=False):
+            if name:
+                record.__dict__.setdefault(name, getattr(value, "plain", value))
     if record.exc_info and record.exc_info[1] and not record.exc_text:
         # Formatters take this text. Indented, no line of an exception can pass for a log line.
         text = logging.Formatter().formatException(record.exc_info)
@@ -89,10 +107,37 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _argument(value: object) -> Any:
-    if value is None or isinstance(value, Number | _Argument):
+@lru_cache
+def _places(message: str) -> list[tuple[str, str]]:
+    """Return the name and the conversion of each place of the message: ``jobs=%d``, ``%s``."""
+    return [(found[1], found[2]) for found in _PLACE.finditer(message) if found[2] != "%"]
+
+
+def _argument(value: object, place: tuple[str, str]) -> Any:
+    name, conversion = place
+    if value is None or isinstance(value, Number | _Argument | _Field):
         return value
+    if name:
+        return _Field(value, conversion)
     return escaped(value) if isinstance(value, str) else _Argument(value)
+
+
+class _Field(str):
+    """A value of a log line, quoted where a blank or a quote would make it look like several."""
+
+    plain: str
+
+    def __new__(cls, value: object, conversion: str) -> _Field:
+        try:
+            plain = escaped(repr(value) if conversion == "r" else value)
+        except Exception as error:  # of a class whose author was not careful
+            plain = f"its text cannot be had ({type(error).__name__})"
+        quoted = '"{}"'.format(plain.replace('"', '\\"'))
+        field = super().__new__(cls, quoted if _QUOTED.search(plain) or not plain else plain)
+        field.plain = plain
+        return field
+
+    __repr__ = str.__str__
 
 
 class _Argument:

@@ -9,18 +9,26 @@ from __future__ import annotations
 import getpass
 import inspect
 import json
+import logging
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 
 from ..exceptions import InvalidArgument, OutboxError
-from ..text import escaped, storable
+from ..text import escaped, get_logger, storable
 
 #: The help of ``--database``, where it is the outbox's.
 OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
+#: A line of the log where the project configures none; the time has its zone.
+LINE = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+UNSEEN = (
+    "Progress is not shown: LOGGING has no level INFO for the logger 'outbox_app' "
+    "(docs/howto/deploy.md)."
+)
 
 
 class TeachingCommand(BaseCommand):
@@ -82,8 +90,31 @@ class TeachingCommand(BaseCommand):
         """Run what returns an exit code, and exit with it; ``database`` is its ``using``."""
         names = inspect.signature(function).parameters.keys() & options.keys()
         given = {name: options[name] for name in names}
-        if code := function(*args, using=options["database"], write=self.write, **given):
+        if "write" in inspect.signature(function).parameters:
+            given["write"] = self.write
+        with self.logging():
+            code = function(*args, using=options["database"], **given)
+        if code:
             raise SystemExit(code)
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Show what is logged: as ``LOGGING`` says, or where it says nothing, here."""
+        logger = get_logger("outbox_app")
+        if logger.hasHandlers():
+            if not logger.isEnabledFor(logging.INFO):
+                self.stderr.write(UNSEEN)
+            yield
+            return
+        handler, level = logging.StreamHandler(self.stdout), logger.level
+        handler.setFormatter(logging.Formatter(LINE, "%Y-%m-%dT%H:%M:%S%z"))
+        logger.addHandler(handler)
+        logger.setLevel(level or logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
     def confirm(self, question: str) -> None:
         """Ask a person, and refuse where the answer is not yes."""

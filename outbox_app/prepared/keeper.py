@@ -254,13 +254,13 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
         defaults={"detail": detail},
     )
     logger.error(
-        "Contradiction event=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
+        "Contradiction event_id=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
     )
     return Answer(row.event_id, CONTRADICTION, detail)
 
 
 def _refused(sender: str, id: UUID, error: Exception, using: str) -> Answer:
-    logger.error("Not published event=%s error=%r", id, error)
+    logger.error("Not published event_id=%s error=%r", id, error)
     rows = PreparedEvent.objects.using(using).filter(sender=sender, event_id=id)
     reason = described(error)
     rows.open().update(state=State.UNDECIDED, next_check_at=None, reason=reason)

@@ -73,7 +73,9 @@ def _own_answer(question: Question) -> str:
         try:
             answer = function(question)
         except Exception:
-            logger.exception("Check-back failed function=%r event=%s", function, question.event_id)
+            logger.exception(
+                "Check-back failed function=%r event_id=%s", function, question.event_id
+            )
             return IN_PROGRESS
         if answer in (COMMITTED, IN_PROGRESS):
             return str(answer)

@@ -7,10 +7,18 @@ share the senders.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from ..aliases import outbox_alias
-from ..process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
-from ..text import Write, get_logger
+from ..process.foreground import (
+    Progress,
+    prepare,
+    require_at_least,
+    run_workers,
+    stop_on_signals,
+    with_trouble,
+)
+from ..text import get_logger
 from .asking import CheckBack
 
 logger = get_logger("outbox_app.prepared")
@@ -24,7 +32,6 @@ def run(
     interval: float | None = None,
     once: bool = False,
     processes: int = 1,
-    write: Write = logger.info,
 ) -> int:
     """Ask senders until SIGTERM or SIGINT, or with ``once`` until nothing is due.
 
@@ -33,25 +40,22 @@ def run(
     """
     require_at_least(processes=(processes, 1), interval=(interval, 0.01))
     using = using or outbox_alias()
-    prepare(using, write=write)
-    work = partial(_run_here, using, interval=interval, once=once, write=write)
-    return run_workers(work, count=processes, restart=not once, write=write)
+    prepare(using)
+    work = partial(_run_here, using, interval=interval, once=once)
+    return run_workers(work, count=processes, restart=not once)
 
 
-def _run_here(
-    using: str, *, interval: float | None, once: bool, write: Write, parent: int | None = None
-) -> int:
+def _run_here(using: str, *, interval: float | None, once: bool, parent: int | None = None) -> int:
     loop = CheckBack(
-        using=using, interval=interval, on_turn=Progress(write, _progress, parent=parent)
+        using=using, interval=interval, on_turn=Progress(logger, _progress, parent=parent)
     )
     stop_on_signals(loop.stop)
-    write(f"prepared started database={using}")
+    logger.info("Check-back started database=%s", using)
     decided = loop.run(once=once)
     trouble = loop.trouble
-    write(f"prepared stopped decided={decided}{trouble and f' trouble={trouble}'}")
+    logger.info(*with_trouble(trouble, "Check-back stopped decided=%d", decided))
     return EXIT_SILENT if once and trouble else EXIT_OK
 
 
-def _progress(loop: CheckBack, rate: float) -> str:
-    trouble = loop.trouble
-    return f"asking rate={rate:.0f}/s decided={loop.done}{trouble and f' trouble={trouble}'}"
+def _progress(loop: CheckBack, rate: float) -> tuple[Any, ...]:
+    return with_trouble(loop.trouble, "Asking rate=%s/s decided=%d", rate, loop.done)

@@ -1,4 +1,4 @@
-"""Work in the foreground: arguments, signals, progress lines, and several processes.
+"""Work in the foreground: arguments, signals, records of progress, and several processes.
 
 SIGTERM and SIGINT finish what is in progress and hand the leases back. With several processes the
 parent passes a stop on, and starts a new worker for each that dies. Workers are forked, so nothing
@@ -7,6 +7,7 @@ that is connected may be open before. A worker ends by itself when its parent wa
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -19,26 +20,32 @@ from django.db import connections
 
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
-from ..text import Write
+from ..text import Write, get_logger, per_second
 from .loop import ProcessLoop
 from .preflight import require_alias, require_migrated, require_sessions
 from .waiting import StopFlag
+
+logger = get_logger("outbox_app.process")
 
 #: Exit code where a process died that nothing had stopped.
 EXIT_DIED = 1
 
 
 class Progress:
-    """Writes a line every PROGRESS_INTERVAL seconds in which there was work or trouble.
+    """Logs a record every PROGRESS_INTERVAL seconds in which there was work or trouble.
 
-    ``line`` makes it, of the loop and what was done per second. The end of the process ``parent``
-    stops the loop.
+    ``line`` makes message and arguments, of the loop and what was done per second. The end of the
+    process ``parent`` stops the loop.
     """
 
     def __init__(
-        self, write: Write, line: Callable[[Any, float], str], *, parent: int | None
+        self,
+        logger: logging.Logger,
+        line: Callable[[Any, float], tuple[Any, ...]],
+        *,
+        parent: int | None,
     ) -> None:
-        self.write = write
+        self.logger = logger
         self.line = line
         self.parent = parent
         self.interval = outbox_settings().PROGRESS_INTERVAL
@@ -54,7 +61,12 @@ class Progress:
         since, before = self.at, self.done
         self.at, self.done = now, loop.done
         if self.done != before or loop.trouble:
-            self.write(self.line(loop, (self.done - before) / (now - since)))
+            self.logger.info(*self.line(loop, per_second(self.done - before, now - since)))
+
+
+def with_trouble(trouble: str, message: str, *values: Any) -> tuple[Any, ...]:
+    """Return message and arguments of a record that ends with the trouble, if there is any."""
+    return (f"{message} trouble=%s", *values, trouble) if trouble else (message, *values)
 
 
 def throttled(write: Write) -> Write:
@@ -78,12 +90,12 @@ def require_at_least(**least: tuple[float | None, float]) -> None:
             raise InvalidArgument(f"{option} must be at least {minimum}; got {value}.")
 
 
-def prepare(using: str, *, write: Write) -> None:
+def prepare(using: str) -> None:
     """Bound the waits for a database, and refuse one in which no work is possible."""
     require_alias(using)
     set_timeouts(using)
     require_migrated(using)
-    require_sessions(using, write=write)
+    require_sessions(using)
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
@@ -92,7 +104,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 def run_workers(
-    work: Callable[..., int], *, count: int, restart: bool, write: Write, final: int | None = None
+    work: Callable[..., int], *, count: int, restart: bool, final: int | None = None
 ) -> int:
     """Run ``work()`` here, or ``work(parent=pid)`` in ``count`` processes until all have ended.
 
@@ -126,7 +138,7 @@ def run_workers(
             if final is not None and child.exitcode == final:
                 code = final
             elif child.exitcode and not stopping.is_set():
-                write(f"process died pid={child.pid} exit_code={child.exitcode}")
+                logger.error("Process died pid=%d exit_code=%d", child.pid, child.exitcode)
                 if not restart:
                     code = code or EXIT_DIED
                 else:

@@ -139,7 +139,7 @@ class ProcessLoop(ABC):
             with self._watchdog.busy():
                 step(*args)
         except (django.db.Error, LeaseLost) as error:
-            self.logger.warning("Step failed process=%s step=%r error=%r", self, step, error)
+            self.logger.warning("Step failed what=%s step=%r error=%r", self, step, error)
             self._disconnect()
             return False
         return True

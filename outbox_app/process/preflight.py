@@ -9,7 +9,6 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import django.db
@@ -18,6 +17,9 @@ from django.db.models import Model
 
 from ..exceptions import InvalidArgument, NotMigrated, UnfitSession
 from ..models import StagedJob
+from ..text import get_logger
+
+logger = get_logger("outbox_app.process")
 
 #: What several processes on one SQLite file need.
 SQLITE_OPTIONS = (
@@ -95,7 +97,7 @@ def sqlite_fault(using: str) -> str:
     )
 
 
-def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
+def require_sessions(using: str) -> None:
     """Refuse sessions in which work is impossible; warn of those in which it is hard."""
     try:
         wrong = session_faults(using)
@@ -108,7 +110,7 @@ def require_sessions(using: str, *, write: Callable[[str], Any]) -> None:
             "alias: DATABASES[…]['OPTIONS']['init_command'] = \"SET …\"."
         )
     if fault := sqlite_fault(using):
-        write(f"warning: {fault}. Set {SQLITE_OPTIONS}")
+        logger.warning("The database waits badly: %s. Set %s", fault, SQLITE_OPTIONS)
 
 
 def _is_wal(name: Any) -> bool:

@@ -25,7 +25,7 @@ from ..prepared import fences
 from ..process.counters import pruned
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
-from ..text import Write, get_logger
+from ..text import Write, get_logger, per_second
 
 logger = get_logger("outbox_app.retention")
 
@@ -144,9 +144,9 @@ def remove(
     for count, reached in batches:
         removed += count
         if not dry_run:
-            rate = removed / (time.monotonic() - started or 1)
+            rate = per_second(removed, time.monotonic() - started)
             at = f"{reached:%F %T}" if isinstance(reached, datetime) else reached
-            tell(f"pruning {what} removed={removed} rate={rate:.0f}/s reached={at}")
+            tell(f"pruning {what} removed={removed} rate={rate}/s reached={at}")
     done = f"would prune {what} rows={removed}" if dry_run else f"pruned {what} removed={removed}"
     seconds = time.monotonic() - started
     write(f"{done} older_than={age} database={using} seconds={seconds:.1f}")

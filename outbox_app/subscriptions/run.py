@@ -6,12 +6,19 @@ the partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from ..exceptions import InvalidArgument, UnknownSubscription
-from ..process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
+from ..process.foreground import (
+    Progress,
+    prepare,
+    require_at_least,
+    run_workers,
+    stop_on_signals,
+    with_trouble,
+)
 from ..text import get_logger
 from .runner import Runner
 from .subscriber import Subscriber, all_subscribers, subscriber_named
@@ -29,7 +36,6 @@ def run(
     batch_size: int | None = None,
     once: bool = False,
     processes: int = 1,
-    write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Run subscriptions in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
@@ -46,11 +52,11 @@ def run(
     chosen = choose(names, using)
     faults = [] if names else [each.fault for each in all_subscribers() if each.fault]
     for fault in faults:
-        write(f"subscription left out reason={fault}")
-    prepare(chosen[0].using, write=write)
+        logger.warning("Subscription left out reason=%s", fault)
+    prepare(chosen[0].using)
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
-    work = partial(_run_here, chosen, once=once, write=write, **options)
-    code = run_workers(work, count=processes, restart=not once, write=write)
+    work = partial(_run_here, chosen, once=once, **options)
+    code = run_workers(work, count=processes, restart=not once)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
 
@@ -82,20 +88,18 @@ def _run_here(
     chosen: list[Subscriber],
     *,
     once: bool,
-    write: Callable[[str], Any],
     parent: int | None = None,
     **options: Any,
 ) -> int:
-    runner = Runner(chosen, **options, on_turn=Progress(write, _progress, parent=parent))
+    runner = Runner(chosen, **options, on_turn=Progress(logger, _progress, parent=parent))
     stop_on_signals(runner.stop)
     names = ",".join(each.name for each in chosen)
-    write(f"subscriptions started database={runner.using} names={names}")
+    logger.info("Subscriptions started database=%s names=%s", runner.using, names)
     handled = runner.run(once=once)
     trouble = runner.trouble
-    write(f"subscriptions stopped handled={handled}{trouble and f' trouble={trouble}'}")
+    logger.info(*with_trouble(trouble, "Subscriptions stopped handled=%d", handled))
     return EXIT_STOPPED if once and trouble else EXIT_OK
 
 
-def _progress(runner: Runner, rate: float) -> str:
-    trouble = runner.trouble
-    return f"handling rate={rate:.0f}/s handled={runner.done}{trouble and f' trouble={trouble}'}"
+def _progress(runner: Runner, rate: float) -> tuple[Any, ...]:
+    return with_trouble(runner.trouble, "Handling rate=%s/s handled=%d", rate, runner.done)

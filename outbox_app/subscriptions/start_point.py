@@ -108,9 +108,7 @@ class Move:
         elif self.after == 0:
             there = "to the beginning: every event that is kept is handled again"
         else:
-            there = (
-                f"to {self.after}: the events behind it are handled, again or for the first time"
-            )
+            there = f"to {self.after}: events behind it are handled, again or for the first time"
         passes = self.passes and f"; passes over {self.passes}"
         return f"{self.table}: from where it is ({here}) {there}{passes}"
 

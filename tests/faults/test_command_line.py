@@ -25,7 +25,7 @@ def test_once_drains_what_is_there_and_says_what_it_left(
 
     assert drainer.wait() == 0
     assert "batch_size=7 interval=0.1" in drainer.output
-    assert "drainer stopped published=30 dead=0 held=2" in drainer.output
+    assert "Drainer stopped published=30 dead=0 held=2" in drainer.output
     assert set(jobs.receive(app)) == set(jobs.jobs) - set(held)
     assert_handed_back(alias)
 
@@ -56,7 +56,7 @@ def test_a_drainer_process_that_is_killed_is_replaced(
     first = eventually(lambda: len(pids()) == 2 and pids(), "two drainers")
     assert drainer.pid not in first
     os.kill(min(first), signal.SIGKILL)
-    drainer.says("process died")
+    drainer.says("Process died")
     eventually(lambda: len(pids() - first) == 1, "a third one")
     jobs.stage(app, 200)
     eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
@@ -69,11 +69,11 @@ def test_a_drainer_process_that_is_killed_is_replaced(
 def test_progress_lines(alias, redis_url, make_named_app, start_drainer, book):
     app, jobs = make_named_app(redis_url), book(alias)
     drainer = start_drainer(alias, app, outbox={"PROGRESS_INTERVAL": 0.05})
-    drainer.says("drainer started")
+    drainer.says("Drainer started")
     eventually(
-        lambda: jobs.stage(app, 50) and "draining rate=" in drainer.output, "a line of progress"
+        lambda: jobs.stage(app, 50) and "Draining rate=" in drainer.output, "a line of progress"
     )
-    [line, *_] = [text for text in drainer.output.splitlines() if "draining rate=" in text]
+    [line, *_] = [text for text in drainer.output.splitlines() if "Draining rate=" in text]
     for field in ("/s published=", " backlog=", " oldest=", " dead=0"):
         assert field in line
     assert drainer.stop() == 0

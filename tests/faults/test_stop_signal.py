@@ -41,7 +41,7 @@ def test_under_load(alias, number, redis_url, make_named_app, start_drainer, boo
         ended.set()
         writer.join(patience())
 
-    assert "drainer stopped published=" in drainer.output
+    assert "Drainer stopped published=" in drainer.output
     assert_handed_back(alias)
     drain(alias)
     jobs.jobs = staged
@@ -95,7 +95,7 @@ def test_while_the_broker_is_away(
             broker.cut()
     for app in apps:
         jobs.stage(app, 10)
-    eventually(lambda: drainer.output.count("Unavailable what=broker") == 2, "both are in trouble")
+    eventually(lambda: drainer.output.count('Unavailable what="broker') == 2, "both are in trouble")
 
     assert drainer.stop() == 0
     assert_handed_back(alias)

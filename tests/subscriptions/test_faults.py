@@ -169,7 +169,7 @@ def test_a_stop_finishes_the_page_and_hands_back(alias, published, start):
     process.popen.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert not Process.objects.using(alias).exists()
-    assert "subscriptions stopped handled=30" in process.log.read_text()
+    assert "Subscriptions stopped handled=30" in process.log.read_text()
 
 
 @on("postgres", "mariadb")

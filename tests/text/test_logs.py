@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 import outbox_app
+from outbox_app.management.teaching import TeachingCommand
 from outbox_app.monitoring import log_lines
 from outbox_app.process.backoff import Backoff
-from outbox_app.text import escaped, get_logger
+from outbox_app.text import escaped, get_logger, per_second
 
 from .conftest import HOSTILE, assert_harmless
 
@@ -28,9 +32,14 @@ class Careless(Exception):
         return f"Careless({self})"
 
 
+class Unspeakable:
+    def __str__(self) -> str:
+        raise LookupError
+
+
 def test_every_logger_is_known() -> None:
     assert len(NAMES) >= 10
-    assert all(name.startswith("outbox_app.") for name in NAMES)
+    assert all(name == "outbox_app" or name.startswith("outbox_app.") for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,6 +77,81 @@ def test_the_message_stays_apart_from_its_arguments(caplog: pytest.LogCaptureFix
     get_logger("outbox_app.drain").warning("Said text=%s count=%d", HOSTILE, 3)
     [record] = caplog.records
     assert (record.msg, record.args) == ("Said text=%s count=%d", (escaped(HOSTILE), 3))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "kept"),
+    [
+        ("plain", "plain", "plain"),
+        ("two words", '"two words"', "two words"),
+        ('say "yes"', '"say \\"yes\\""', 'say "yes"'),
+        ("a=b", '"a=b"', "a=b"),
+        ("", '""', ""),
+        (HOSTILE, escaped(HOSTILE), escaped(HOSTILE)),
+        (3, "3", 3),
+        (None, "None", None),
+        (ValueError("x y"), '"x y"', "x y"),
+        (Unspeakable(), '"its text cannot be had (LookupError)"', ANY),
+    ],
+    ids=ascii,
+)
+def test_a_field_is_quoted_for_people_and_an_attribute_for_programs(
+    logged: StringIO, caplog: pytest.LogCaptureFixture, value: object, shown: str, kept: object
+) -> None:
+    get_logger("outbox_app.drain").warning("100%% %s by=%s jobs=%d", "said", value, 7)
+    assert logged.getvalue() == f"WARNING outbox_app.drain 100% said by={shown} jobs=7\n"
+    [record] = caplog.records
+    assert (record.by, record.jobs) == (kept, 7)  # type: ignore[attr-defined]
+
+
+def test_an_error_is_kept_as_its_repr(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger("outbox_app.drain").warning("Failed error=%r", ValueError("x y"))
+    [record] = caplog.records
+    assert record.getMessage() == "Failed error=\"ValueError('x y')\""
+    assert record.error == "ValueError('x y')"  # type: ignore[attr-defined]
+
+
+def test_no_field_has_the_name_of_something_that_a_record_or_structlog_has() -> None:
+    taken = {*vars(logging.makeLogRecord({})), "asctime", "event", "level", "logger", "timestamp"}
+    fields = {name for text in SOURCES for name in re.findall(r"\b(\w+)=%[a-z.\d]", text)}
+    assert len(fields) > 40
+    assert not fields & taken
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "shown"),
+    [(42_000, 10, 4200), (125, 10, 12), (15, 10, 1.5), (1, 10, 0.1), (5, 60, 0.083), (1, 0, 1)],
+)
+def test_a_slow_rate_is_not_none(count: int, seconds: float, shown: float) -> None:
+    assert per_second(count, seconds) == shown
+
+
+class TestCommand:
+    """One stream: that of the project, or where it configures none, the command's output."""
+
+    def run(self) -> tuple[str, str]:
+        out, err = StringIO(), StringIO()
+        command = TeachingCommand(stdout=out, stderr=err)
+        logger = get_logger("outbox_app.drain")
+        command.run(lambda using: logger.info("Drainer started database=%s", using), database="b")
+        return out.getvalue(), err.getvalue()
+
+    def test_where_nothing_is_configured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        logger = logging.getLogger("outbox_app")
+        monkeypatch.setattr(logger, "propagate", False)
+        out, err = self.run()
+        line = rf"[\d-]+T[\d:]+[+-]\d+ INFO outbox_app\.drain\[{os.getpid()}\] "
+        assert re.fullmatch(line + "Drainer started database=b\n", out)
+        assert (err, logger.handlers, logger.level) == ("", [], logging.NOTSET)
+
+    def test_where_the_project_says_what_is_shown(self, logged: StringIO) -> None:
+        assert self.run() == ("", "")
+        assert logged.getvalue() == "INFO outbox_app.drain Drainer started database=b\n"
+
+    def test_where_the_project_hides_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        out, err = self.run()
+        assert out == ""
+        assert "Progress is not shown" in err
 
 
 def test_what_the_signals_say(logged: StringIO) -> None:

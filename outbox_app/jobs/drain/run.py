@@ -6,7 +6,6 @@ parent passes a stop on, and starts a new drainer for each that dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,6 @@ def drain_outbox(
     once: bool = False,
     processes: int = 1,
     max_jobs: int | None = None,
-    write: Callable[[str], Any] = logger.info,
 ) -> int:
     """Drain in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
@@ -42,7 +40,6 @@ def drain_outbox(
         once: Stop when nothing is left.
         processes: How many drainers, each a process of its own.
         max_jobs: Stop after about so many jobs, in each process.
-        write: Takes progress lines.
 
     Returns:
         An exit code: 0, 1 where a drainer process died, 3 where the broker is unsafe.
@@ -59,45 +56,44 @@ def drain_outbox(
         interval=(interval, 0.01),
     )
     using = using or outbox_alias()
-    prepare(using, write=write)
+    prepare(using)
     options = {"using": using, "interval": interval, "batch_size": batch_size, "max_jobs": max_jobs}
     return run_workers(
-        partial(_drain_here, options, once=once, write=write),
+        partial(_drain_here, options, once=once),
         count=processes,
         restart=not once,
         final=EXIT_UNSAFE,
-        write=write,
     )
 
 
-def _drain_here(
-    options: dict[str, Any], *, once: bool, write: Callable[[str], Any], parent: int | None = None
-) -> int:
-    drainer = Drain(**options, on_turn=Progress(write, _progress, parent=parent))
+def _drain_here(options: dict[str, Any], *, once: bool, parent: int | None = None) -> int:
+    drainer = Drain(**options, on_turn=Progress(logger, _progress, parent=parent))
     stop_on_signals(drainer.stop)
-    write(
-        f"drainer started database={drainer.using} batch_size={drainer.batch_size} "
-        f"interval={drainer.interval:g}"
+    logger.info(
+        "Drainer started database=%s batch_size=%d interval=%g",
+        *(drainer.using, drainer.batch_size, drainer.interval),
     )
     if slow := without_batches():
-        write(f"drainer is slow: {slow}")
+        logger.warning("Drainer is slow: %s", slow)
     try:
         drainer.open_brokers()
         tally = drainer.run(once=once)
     except UnsafeBroker as error:
-        write(f"unsafe broker: {error}")
+        logger.error("Unsafe broker: %s", error)
         return EXIT_UNSAFE
-    waiting = f" held={held(using=drainer.using).rows}" if once else ""
-    write(f"drainer stopped published={tally.published} dead={tally.dead}{waiting}")
+    stopped, counts = "Drainer stopped published=%d dead=%d", [tally.published, tally.dead]
+    if once:
+        stopped, counts = f"{stopped} held=%d", [*counts, held(using=drainer.using).rows]
+    logger.info(stopped, *counts)
     return EXIT_OK
 
 
-def _progress(drainer: Drain, rate: float) -> str:
+def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
     tally = drainer.tally
     if drainer.trouble:
-        return f"waiting published={tally.published} trouble={drainer.trouble}"
+        return "Waiting published=%d trouble=%s", tally.published, drainer.trouble
     waiting = backlog(using=drainer.using)
     return (
-        f"draining rate={rate:.0f}/s published={tally.published} backlog={waiting.shown} "
-        f"oldest={waiting.oldest_seconds:.1f}s dead={tally.dead}"
+        "Draining rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d",
+        *(rate, tally.published, waiting.shown, waiting.oldest_seconds, tally.dead),
     )
