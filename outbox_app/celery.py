@@ -1,8 +1,9 @@
 """The one-line change of a project: ``from outbox_app.celery import OutboxCelery as Celery``.
 
 Inside ``transaction.atomic()`` every way of sending stages a row in that transaction, so the task
-is sent if and only if it commits. Outside a transaction, in ``retry()`` and ``replace()``, and with
-an explicit producer or connection, everything works as in Celery. A door: imports only staging.
+is sent if and only if it commits. Outside a transaction, in ``retry()`` and ``replace()``, with an
+explicit producer or connection, and for tasks of another mode, everything works as in Celery. A
+door: imports only staging.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from django.db import connections, transaction
 
 from .aliases import outbox_alias
 from .conf import require_celery
+from .jobs.staging.modes import mode_of
 from .jobs.staging.sending import StagingMixin, celery_app
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
@@ -63,7 +65,8 @@ class OutboxTask(_DjangoTask):
 
     def _stage_or_wait(self, call: Callable[[], Any]) -> None:
         alias = outbox_alias() if apps.models_ready else None
-        if alias is None or not connections[alias].in_atomic_block:
+        mode = mode_of(self.app, self.name) if apps.models_ready else "send"
+        if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
             transaction.on_commit(call)
         elif self.app.conf.task_always_eager:
             transaction.on_commit(call, using=alias)

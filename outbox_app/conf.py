@@ -46,6 +46,9 @@ class OutboxSettings:
     #: A ``.delay()`` outside any transaction: "send" as Celery would, "stage" in a transaction of
     #: its own, or "refuse" with an error.
     OUTSIDE: Literal["send", "stage", "refuse"] = "send"
+    #: "stage" or "send" by patterns of task names; the first that matches decides. Where
+    #: none does: "stage". The attribute ``outbox`` of a task wins.
+    TASK_MODES: Mapping[str, Literal["stage", "send"]] = field(default_factory=dict)
     #: Largest message that is staged, in bytes (body and headers).
     MAX_MESSAGE_BYTES: int = 16 * 1024 * 1024
     #: A message larger than this is staged with a warning in the log, in bytes.

@@ -16,7 +16,9 @@ from celery import Celery, Task
 from django.core.checks import CheckMessage, Error, Warning
 from kombu import serialization
 
+from ..conf import outbox_settings
 from ..jobs.staging.declarations import load_tasks
+from ..jobs.staging.modes import MODES, deciding_pattern, own_mode
 from ..jobs.staging.sending import active_apps, staging_apps
 from .messages import listed
 
@@ -39,7 +41,7 @@ def check_apps(**kwargs: Any) -> list[CheckMessage]:
     found = [*_check_names([app.main or "" for app in apps])]
     for app in apps:
         found += [*_check_configuration(app)] or [*_check_modules(app), *_check_content(app)]
-    return [*found, *_check_tasks()]
+    return [*found, *_check_tasks(), *_check_modes(apps)]
 
 
 def _check_names(names: list[str]) -> Iterator[CheckMessage]:
@@ -93,6 +95,34 @@ def _check_tasks() -> Iterator[CheckMessage]:
                 "go to the app that was made last. Silence this if they are to be sent at once.",
                 id="outbox.W032",
             )
+
+
+def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
+    """Unfitting patterns and attributes; ``check_settings`` looks at the modes of the setting."""
+    names: set[str] = set()
+    for app in staging:
+        with suppress(Exception):  # said by _check_configuration and _check_modules
+            names.update(app.tasks)
+            for name in sorted(app.tasks):
+                if (mode := own_mode(app, name)) not in (*MODES, None):
+                    yield Error(
+                        f"The attribute outbox of task {name} is {mode!r}; expected one of "
+                        f"{', '.join(map(repr, MODES))}.",
+                        hint='Write @app.task(outbox="send"), or leave it out.',
+                        id="outbox.E048",
+                    )
+    idle: list[str] = []
+    with suppress(TypeError):  # they are no patterns: said by check_settings
+        deciding = set(map(deciding_pattern, names))
+        idle = [each for each in outbox_settings().TASK_MODES if each not in deciding]
+    if idle:
+        yield Warning(
+            f"Patterns of OUTBOX['TASK_MODES'] that decide for no task: {listed(idle)}.",
+            hint="The first pattern that matches decides, so put those of single tasks before "
+            "wider ones; and compare the spelling. Silence this if the tasks are called by name "
+            "only.",
+            id="outbox.W039",
+        )
 
 
 def _check_modules(app: Celery) -> Iterator[CheckMessage]:

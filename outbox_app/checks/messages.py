@@ -19,6 +19,7 @@ LISTED = 5
 #: Pages by the ids that they explain, without "outbox.".
 PAGES = {
     "docs/reference/settings.md": ("E001", "E002", "E003", "E004", "E043", "E044", "E046", "E047"),
+    "docs/reference/staging.md": ("E048", "W039"),
     "docs/howto/models.md": ("E005", "E006", "W005"),
     "docs/howto/several-databases.md": ("E007", "E011", "E023", "E024"),
     "docs/howto/restore.md": ("E012",),

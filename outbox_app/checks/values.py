@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import OutboxSettings, outbox_settings
 from ..door.peers import peer_faults
+from ..jobs.staging.modes import MODES
 from ..process.lease import BEATS, TRUST
 
 #: Settings whose least value is not "more than 0" (for integers: 1).
@@ -95,6 +96,12 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         return None if _is_function(value) else "the dotted path of a function"
     if name == "PEERS":
         return None if isinstance(value, dict) else "a dictionary of peers by their names"
+    if name == "TASK_MODES":
+        fits = isinstance(value, dict) and all(
+            isinstance(pattern, str) and pattern and mode in MODES
+            for pattern, mode in value.items()
+        )
+        return None if fits else "a dictionary of patterns, each with 'stage' or 'send'"
     if name == "FLEET":
         return None if isinstance(value, dict) else "a dictionary of its own keys"
     if get_origin(hint) is Mapping:

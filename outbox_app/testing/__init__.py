@@ -22,7 +22,7 @@ from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..jobs.drain.drain import Drain, DrainStats
 from ..jobs.staging.results import forget_staged
-from ..jobs.staging.sending import force_staging
+from ..jobs.staging.sending import celery_app, force_staging
 from ..models import StagedJob
 from ..signals import jobs_staged
 from ..transactions import is_atomic
@@ -119,7 +119,8 @@ def assert_staged(
         raise AssertionError(
             f"{len(sent)} of {count} {_name(task)} called outside a transaction, where production "
             f"sends at once. Open transaction.atomic(using={using!r}) in the code, or pass "
-            "outside=True. The test's own transaction does not count."
+            "outside=True. The test's own transaction does not count, and none does for a task "
+            "whose mode is not 'stage'."
         )
     return found
 
@@ -211,8 +212,13 @@ def drain_inline(*, using: str | None = None) -> DrainStats:
 
 @receiver(jobs_staged, dispatch_uid="outbox_app.testing")
 def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
-    if outbox_settings().OUTSIDE == "send" and not is_atomic(using):
-        _outside.update(job.task_id for job in jobs)
+    is_outside = outbox_settings().OUTSIDE == "send" and not is_atomic(using)
+    _outside.update(job.task_id for job in jobs if is_outside or _is_sent(job))
+
+
+def _is_sent(job: StagedJob) -> bool:
+    app: Any = celery_app(job.app)
+    return app is not None and app.outbox_mode(job.task) != "stage"
 
 
 def _name(task: TaskOrName) -> str:

@@ -98,6 +98,26 @@ def test_insecure_content_is_accepted(make_app, accepted):
     assert message.id == "outbox.W004"
 
 
+def test_attribute_that_is_no_mode(make_app):
+    app = make_app()
+    app.task(name="ping", outbox=False, shared=False)(tasks.add)
+    app.task(name="pong", outbox="send", shared=False)(tasks.add)
+    [message] = [each for each in check_apps() if each.id == "outbox.E048"]
+    assert "task ping is False" in message.msg
+
+
+def test_patterns_that_decide_for_no_task(make_app, settings):
+    app = make_app()
+    app.task(name="shop.ping", shared=False)(tasks.add)
+    modes = {"shop.p*": "send", "shop.ping": "stage", "shopp.*": "send", "*": "stage"}
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": modes}
+    [message] = [each for each in check_apps() if each.id == "outbox.W039"]
+    assert message.msg.endswith(": shop.ping, shopp.*.")
+
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": [1]}
+    assert not [each for each in check_apps() if each.id == "outbox.W039"]
+
+
 def test_apps_of_one_name():
     name = f"twice-{uuid4().hex}"
     apps = [OutboxCelery(name, broker="memory://", set_as_current=False) for _ in range(2)]

@@ -42,6 +42,7 @@ def test_unknown_alias(settings, name, value):
 
 WRONG = {
     "OUTSIDE": ["never", None, 1, ["send"]],
+    "TASK_MODES": [["shop.*"], {"shop.*": "stag"}, {1: "send"}, {"": "send"}, {"shop.*": False}],
     "DEAD_KEY": ["stop", True],
     "STRICT_TASK_NAMES": [1, "yes", None],
     "WAKE": [0, "no"],

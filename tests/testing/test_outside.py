@@ -11,6 +11,7 @@ from outbox_app import publish, stage
 from outbox_app.celery import OutboxCelery
 from outbox_app.exceptions import NotAtomic
 from outbox_app.testing import assert_not_staged, assert_staged, run_staged, staged_jobs
+from tests import tasks
 
 FORMS = {
     "delay": lambda add: add.delay(1, 1),
@@ -123,3 +124,17 @@ class InTestCase(TestCase):
             self.app.send_task("elsewhere")
             publish("order-1", "order.placed")
         assert_staged("elsewhere")
+
+
+def test_a_task_that_is_sent_in_any_transaction_is_called_outside(alias, app, settings):
+    ping = app.task(name="ping", outbox="send")(tasks.add)
+    with transaction.atomic(using=alias):
+        ping.delay(1, 1)
+    with pytest.raises(AssertionError, match="whose mode is not 'stage'"):
+        assert_staged(ping)
+    assert_staged(ping, outside=True)
+    run_staged()
+
+    with transaction.atomic(using=alias):
+        stage(ping, (1, 1), using=alias)
+    assert_staged(ping)

@@ -7,7 +7,7 @@ inside ``atomic()`` on the outbox's alias              staged, in that transacti
 outside any transaction                                ``OUTBOX["OUTSIDE"]``: send, stage or refuse
 inside ``atomic()`` on another alias only              refused: it would not be atomic
 autocommit off, outside ``atomic()``                   refused: it would be sent before the commit
-explicit ``producer=`` or ``connection=``              sent: the caller asked for it
+``producer=`` or ``connection=``, mode not "stage"     sent: it was asked for (see ``modes``)
 ``retry()``, ``replace()``, the worker's follow-ups    sent: a rollback would lose them
 =====================================================  ==========================================
 """
@@ -30,8 +30,9 @@ from django.db import connections
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
 from ...exceptions import NotAtomic
-from ...transactions import is_atomic, lacks_autocommit, open_transactions
+from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from . import validation
+from .modes import Mode, mode_of
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 
@@ -140,10 +141,12 @@ class StagingMixin:
             del options["producer"]
         by_hand = any(options.get(key) for key in ("producer", "publisher", "connection"))
         task_args = args[0] if args else options.get("args")
+        task_kwargs = args[1] if len(args) > 1 else options.get("kwargs")
         using = ours.get("using")
-        alias = None if by_hand else self._alias_to_stage(name, task_args, using, options)
+        mode = self.outbox_mode(name, task_args, task_kwargs)
+        alias = None if by_hand else self._alias_to_stage(name, task_args, using, options, mode)
         if ours.get("ordering_key"):
-            self._check_order(name, task_args, alias, options)
+            self._check_order(name, task_args, alias if mode == "stage" else None, options)
         if alias is None:
             return super().send_task(name, *args, **options)  # type: ignore[misc]
 
@@ -203,8 +206,14 @@ class StagingMixin:
                     setattr(backend, wait, refuse_waiting(getattr(backend, wait)))
         return defer_result_subscriptions(backend, self._stages_here)
 
+    def outbox_mode(self, name: str, args: Any = None, kwargs: Any = None) -> Mode:
+        """Return what becomes of a call here: inside ``stage()`` it is staged in any mode."""
+        if _forced.get() is not None:
+            return "stage"
+        return mode_of(self, name, args, kwargs) if self._stages_calls() else "send"
+
     def _alias_to_stage(
-        self, name: str, args: Any, using: str | None, options: dict[str, Any]
+        self, name: str, args: Any, using: str | None, options: dict[str, Any], mode: Mode
     ) -> str | None:
         """Return the alias to stage on, or None to send."""
         explicit = _forced.get()
@@ -213,6 +222,8 @@ class StagingMixin:
         ):
             return None
         alias = using or (explicit.using if explicit else outbox_alias())
+        if mode != "stage":
+            return alias if is_in_test(alias) else None  # as below: no test needs a broker
         if is_atomic(alias) or (explicit and alias == explicit.using):
             return alias
         # What would be sent is staged in the transaction of a test: no test needs a broker for it.
@@ -254,7 +265,7 @@ class StagingMixin:
             raise NotAtomic(
                 f"{name} was called with an ordering_key where it is sent at once, ahead of those "
                 "that are staged with it. Open atomic() on the outbox's database, without "
-                "producer= or connection=, or leave the key out."
+                "producer= or connection=, for a task of mode 'stage', or leave the key out."
             )
 
     def _refuse_elsewhere(self, name: str, alias: str) -> None:

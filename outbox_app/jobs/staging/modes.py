@@ -1,0 +1,61 @@
+"""What becomes of a task's calls: its mode, from its attribute ``outbox``, else the setting.
+
+"stage" is the outbox, "send" is Celery as if there were none. What Celery calls for another task
+(``celery.map`` and its like, the poll of a chord) has the mode of that task. A call inside
+``stage()`` is staged in any mode.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ...conf import outbox_settings
+
+Mode = Literal["stage", "send"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
+    """Return the mode of a call; the arguments tell for whom Celery's own tasks are called."""
+    name = _called_for(name, args, kwargs)
+    mode: Mode | None = own_mode(app, name)
+    if mode is None:
+        pattern = deciding_pattern(name)
+        mode = "stage" if pattern is None else outbox_settings().TASK_MODES[pattern]
+    if mode not in MODES:
+        raise ImproperlyConfigured(
+            f"The mode of task {name} is {mode!r}; expected one of "
+            f"{', '.join(map(repr, MODES))}. Correct its attribute outbox, or "
+            "OUTBOX['TASK_MODES']."
+        )
+    return mode
+
+
+def own_mode(app: Any, name: str) -> Any:
+    """Return what a task itself says: ``@app.task(outbox="send")``."""
+    tasks = app.tasks if app.autofinalize else app._tasks
+    return getattr(tasks.get(name), "outbox", None)
+
+
+def deciding_pattern(name: str) -> str | None:
+    """Return the first pattern of TASK_MODES that matches a task's name."""
+    patterns = outbox_settings().TASK_MODES
+    return next((each for each in patterns if fnmatchcase(name, each)), None)
+
+
+def _called_for(name: str, args: Any, kwargs: Any) -> str:
+    try:
+        if name == "celery.chord_unlock":
+            inner = args[1]
+        elif name in ("celery.chain", "celery.group"):  # the body of a chord may be one
+            inner = kwargs["tasks"][0]
+        elif name in ("celery.map", "celery.starmap"):
+            inner = kwargs["task"]
+        else:
+            return name
+        return _called_for(inner["task"], inner["args"], inner["kwargs"])
+    except (LookupError, TypeError):  # called by hand, with anything
+        return name
