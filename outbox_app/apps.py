@@ -1,13 +1,17 @@
 """The Django app.
 
-When Django is ready it registers the system checks, connects the log lines, and imports the modules
-named ``subscribers`` of the installed apps, and, where Django's admin is installed, those named
-``admin``. It reads no database and contacts no broker.
+When Django is ready it registers the system checks, connects the log lines, turns the detector on
+where the setting DETECT says so, and imports the modules named ``subscribers`` of the installed
+apps, and, where Django's admin is installed, those named ``admin``. It reads no database and
+contacts no broker.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -20,11 +24,16 @@ class OutboxAppConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks
-        from .conf import require_celery
+        from .conf import outbox_settings, require_celery
         from .monitoring import log_lines
 
         require_celery()
         checks.register()
+        with suppress(ImproperlyConfigured):  # said by a check
+            if outbox_settings().DETECT:
+                from .jobs.staging import detector
+
+                detector.install()
         log_lines.connect()
         autodiscover_modules("subscribers")
         self._register_entities()

@@ -49,6 +49,9 @@ class OutboxSettings:
     #: "stage" or "send" by patterns of task names; the first that matches decides. Where
     #: none does: "stage". The attribute ``outbox`` of a task wins.
     TASK_MODES: Mapping[str, Literal["stage", "send"]] = field(default_factory=dict)
+    #: Find tasks that are sent inside a transaction, by plain Celery apps too: log each place once,
+    #: warn, or raise in the caller's line. For development and CI.
+    DETECT: Literal["log", "warn", "raise"] | None = None
     #: Largest message that is staged, in bytes (body and headers).
     MAX_MESSAGE_BYTES: int = 16 * 1024 * 1024
     #: A message larger than this is staged with a warning in the log, in bytes.

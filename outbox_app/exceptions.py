@@ -7,6 +7,7 @@
     │   ├── NotAtomic           no transaction, or one on another alias
     │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
     │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
+    ├── SentInTransaction       the detector is to raise; nothing was sent
     ├── StillStaged             a result was waited for before its job could leave (RuntimeError)
     ├── InvalidArgument         an argument is out of bounds, or names nothing (also a ValueError)
     ├── NotMigrated             the outbox's own tables are not there, or not yet
@@ -92,6 +93,10 @@ class InvalidJob(StagingRefused, ValueError):
 
 class UnknownTask(StagingRefused, LookupError):
     """Strict mode is on and the Celery app has no task of this name."""
+
+
+class SentInTransaction(OutboxError):
+    """A task was called inside a transaction, where the setting DETECT says "raise"; not sent."""
 
 
 class StillStaged(OutboxError, RuntimeError):

@@ -1,16 +1,23 @@
-"""The pytest fixture ``outbox``: the module ``outbox_app.testing``.
+"""The pytest fixture ``outbox``, and a report of what the tests send inside transactions.
 
-pytest loads this module in every run, before Django is configured, so it imports nothing but
-pytest. Whether a test may touch the database is left to its marks.
+The fixture is the module ``outbox_app.testing``. pytest loads this module in every run, before
+Django is configured, so it imports nothing but pytest. Whether a test may touch the database is
+left to its marks. With pytest-xdist the findings of the workers are reported together.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+_DETECTOR = "outbox_app.jobs.staging.detector"
+_of_workers: list[Any] = []
 
 
 @pytest.fixture
@@ -19,3 +26,45 @@ def outbox() -> Iterator[ModuleType]:
     testing = import_module("outbox_app.testing")
     with testing.in_one_thread():
         yield testing
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("outbox_app").addoption(
+        "--outbox-detect",
+        choices=["log", "warn", "raise"],
+        help="report tasks that are sent inside a transaction; warn: with a warning at the line; "
+        "raise: the call fails",
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if detect := session.config.getoption("outbox_detect"):
+        import_module(_DETECTOR).install(detect)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["outbox_found"] = _findings()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _of_workers.extend(getattr(node, "workeroutput", {}).get("outbox_found", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not (findings := _findings() + _of_workers):
+        return
+    detector = import_module(_DETECTOR)
+    together: Counter[Any] = Counter()
+    for place, count in findings:
+        together[detector.Finding(*place)] += count
+    terminalreporter.section("tasks sent inside a transaction")
+    for line in detector.report(together):
+        terminalreporter.line(line)
+
+
+def _findings() -> list[Any]:
+    """Return what was found in this process as plain values, which travel between processes."""
+    detector = sys.modules.get(_DETECTOR)
+    return [[list(place), count] for place, count in detector.found.items()] if detector else []

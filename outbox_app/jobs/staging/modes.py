@@ -20,7 +20,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
     """Return the mode of a call; the arguments tell for whom Celery's own tasks are called."""
-    name = _called_for(name, args, kwargs)
+    name = called_for(name, args, kwargs)
     mode: Mode | None = own_mode(app, name)
     if mode is None:
         pattern = deciding_pattern(name)
@@ -46,7 +46,7 @@ def deciding_pattern(name: str) -> str | None:
     return next((each for each in patterns if fnmatchcase(name, each)), None)
 
 
-def _called_for(name: str, args: Any, kwargs: Any) -> str:
+def called_for(name: str, args: Any, kwargs: Any) -> str:
     try:
         if name == "celery.chord_unlock":
             inner = args[1]
@@ -56,6 +56,6 @@ def _called_for(name: str, args: Any, kwargs: Any) -> str:
             inner = kwargs["task"]
         else:
             return name
-        return _called_for(inner["task"], inner["args"], inner["kwargs"])
+        return called_for(inner["task"], inner["args"], inner["kwargs"])
     except (LookupError, TypeError):  # called by hand, with anything
         return name

@@ -54,6 +54,7 @@ from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 #                                     the others from the drain: see ``publish_signals``
 #   app.__class__                     of a plain app that ``stage()`` was given: ``make_stageable``
 #   OutboxTask.…_on_commit            stage at once (``outbox_app.celery``)
+#   Celery.send_task, Task.apply_async  of all apps, where the setting DETECT is on: ``detector``
 #
 # Every context variable, and why (threads and greenlets stage side by side):
 #
@@ -218,7 +219,7 @@ class StagingMixin:
         """Return the alias to stage on, or None to send."""
         explicit = _forced.get()
         if explicit is None and (
-            not self._stages_calls() or _comes_before_an_error(name, args, options)
+            not self._stages_calls() or comes_before_an_error(name, args, options)
         ):
             return None
         alias = using or (explicit.using if explicit else outbox_alias())
@@ -261,7 +262,7 @@ class StagingMixin:
             return
         if not self._stages_calls() or self._follows_a_task(options):
             return
-        if not _comes_before_an_error(name, args, options):
+        if not comes_before_an_error(name, args, options):
             raise NotAtomic(
                 f"{name} was called with an ordering_key where it is sent at once, ahead of those "
                 "that are staged with it. Open atomic() on the outbox's database, without "
@@ -327,7 +328,7 @@ def make_stageable(app: Any) -> None:
         )
 
 
-def _comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:
+def comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool:
     # retry() and replace() raise after they have sent, so a row would be rolled back with the
     # caller's transaction. Where a task is replaced by a chord that is polled, the body tells.
     if name == "celery.chord_unlock" and not options.get("retries"):

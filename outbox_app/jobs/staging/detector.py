@@ -1,0 +1,148 @@
+"""The detector: finds what is sent inside a transaction, in development and in CI.
+
+A worker may get such a task before the commit, or for a rollback. It is found on each Celery app of
+the process, a plain one too, with a transaction of the code open on any alias, savepoints and
+``durable`` included; one of a ``TestCase`` does not count. Not found is what is safe or meant: what
+is staged, ``retry()`` and ``replace()``, and tasks with the attribute ``outbox="send"``. Two
+methods of Celery are wrapped: its signals swallow what a receiver raises, and none fires for a task
+that is eager. Logging and warning break no call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+from celery import Celery
+from celery.app.task import Task
+
+from ...conf import outbox_settings
+from ...exceptions import SentInTransaction
+from ...text import get_logger
+from ...transactions import open_transactions
+from .modes import called_for, own_mode
+from .sending import StagingMixin, comes_before_an_error
+
+logger = get_logger("outbox_app.detector")
+
+Detect = Literal["log", "warn", "raise"]
+#: Packages that may be between the project's line and Celery.
+_BETWEEN = {
+    *("celery", "kombu", "outbox_app", "django", "asgiref", "sentry_sdk", "opentelemetry"),
+    *("ddtrace", "newrelic", "elasticapm", "wrapt", "contextlib", "functools", "concurrent"),
+}
+
+
+class Finding(NamedTuple):
+    """A place that sends a task inside a transaction."""
+
+    task: str
+    file: str
+    line: int
+    alias: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task} is sent at {self.file}:{self.line} inside a transaction on "
+            f"{self.alias!r}: a worker may get it before the commit, or for a rollback. Send it "
+            "from an OutboxCelery app or after the block; where it is meant, let the task have "
+            "outbox='send'."
+        )
+
+
+#: What was found in this process, and how often.
+found: Counter[Finding] = Counter()
+_chosen: Detect | None = None
+_installed = False
+
+
+def install(detect: Detect | None = None) -> None:
+    """Look at each call from here on, and do ``detect``, or else what the setting says."""
+    global _chosen, _installed
+    _chosen = detect
+    if not _installed:
+        _installed = True
+        patched: Any = (Celery, Task)
+        patched[0].send_task = _looking(Celery.send_task)
+        patched[1].apply_async = _looking_if_eager(Task.apply_async)
+
+
+def report(findings: Counter[Finding]) -> Iterable[str]:
+    """Yield the lines of a report by task, those with most calls first."""
+    by_task: Counter[str] = Counter()
+    for finding, count in findings.items():
+        by_task[finding.task] += count
+    for task, count in by_task.most_common():
+        yield f"{task}: {count}"
+        for finding, times in findings.most_common():
+            if finding.task == task:
+                place = os.path.relpath(finding.file)
+                yield f"    {place}:{finding.line} ({finding.alias}): {times}"
+
+
+def _looking(send_task: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(send_task)
+    def look_and_send(
+        app: Any, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        _look(app, name, args, kwargs, options)
+        return send_task(app, name, args, kwargs, *rest, **options)
+
+    return look_and_send
+
+
+def _looking_if_eager(apply_async: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply_async)
+    def look_and_apply(
+        task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        if task.app.conf.task_always_eager:
+            _look(task.app, task.name, args, kwargs, options)
+        return apply_async(task, args, kwargs, *rest, **options)
+
+    return look_and_apply
+
+
+def _look(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> None:
+    try:
+        detect = _chosen or outbox_settings().DETECT
+        aliases = open_transactions() if detect else []
+        if not aliases or _is_meant(app, name, args, kwargs, options):
+            return
+        frame = _caller()
+        finding = Finding(name, frame.f_code.co_filename, frame.f_lineno, aliases[0])
+        found[finding] += 1
+    except Exception:
+        logger.exception("Detector failed task=%s", name)
+        return
+    if detect == "raise":
+        raise SentInTransaction(str(finding))
+    if detect == "warn":
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        _, file, line, _ = finding
+        warnings.warn_explicit(str(finding), RuntimeWarning, file, line, registry=registry)
+    elif found[finding] == 1:
+        text = "Sent inside a transaction task=%s at=%s database=%s"
+        logger.warning(text, name, f"{finding.file}:{finding.line}", finding.alias)
+
+
+def _is_meant(app: Any, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> bool:
+    if isinstance(app, StagingMixin) and app.outbox_mode(name, args, kwargs) == "stage":
+        return True
+    if own_mode(app, called_for(name, args, kwargs)) == "send":
+        return True
+    return comes_before_an_error(name, args, options)
+
+
+def _caller() -> FrameType:
+    """Return the frame of the project's line."""
+    frame = sys._getframe(2)
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    return frame
