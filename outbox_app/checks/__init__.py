@@ -20,6 +20,7 @@ from .logs import check_declared_logs, check_log_tables, check_logs, check_time_
 from .messages import linked
 from .models import check_models
 from .peers import check_peer_table, check_peers
+from .routing import check_reach, check_routed
 from .servers import check_servers
 from .values import check_settings
 
@@ -40,9 +41,9 @@ ALWAYS = (
     check_time_readers,
 )
 #: What is a matter of taste at a desk, and is not in production.
-DEPLOY = (check_business, check_connections, check_requests, check_brokers)
+DEPLOY = (check_business, check_connections, check_requests, check_reach, check_brokers)
 #: These connect.
-DATABASE = (check_databases, check_log_tables, check_peer_table)
+DATABASE = (check_databases, check_log_tables, check_peer_table, check_routed)
 DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)
 
 

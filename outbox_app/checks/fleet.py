@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any
+from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +17,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import FleetSettings, fleet_settings, outbox_settings
 from ..door.peers import address_fault, is_name
+from ..fleet.cluster import CHOICES
 from ..fleet.registry import Registry
 from ..models.node import DATACENTRES
 
@@ -57,6 +59,8 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         yield "SERVICE", "is no name of up to 80 characters without colon, slash and space"
     if conf.ADDRESS != "" and (fault := address_fault(conf.ADDRESS)):
         yield "ADDRESS", fault
+    elif urlsplit(conf.ADDRESS).hostname in ("0.0.0.0", "::"):
+        yield "ADDRESS", "is where a server listens, and no address to call"
     elif conf.ADDRESS and not conf.SERVICE:
         yield "ADDRESS", "is found by nothing, as there is no SERVICE"
     if type(conf.WEIGHT) is not int or not 0 <= conf.WEIGHT <= 100:
@@ -74,10 +78,9 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
         or not 0 < len(leading) == len(set(leading))
     ):
         yield "TOPOLOGY", "is neither 'elected', nor None, nor a list of different addresses"
-    hints = get_type_hints(FleetSettings)
-    for name in ("BALANCE", "CLUSTER"):
-        if getattr(conf, name) not in get_args(hints[name]):
-            yield name, f"is none of {', '.join(map(repr, get_args(hints[name])))}"
+    for name, known in CHOICES.items():
+        if getattr(conf, name) not in known:
+            yield name, f"is none of {', '.join(map(repr, known))}"
     try:
         if not issubclass(import_string(conf.REGISTRY), Registry):
             yield "REGISTRY", "is no registry"
@@ -90,8 +93,8 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
     if not isinstance(conf.SERVERS, Mapping) or not all(map(is_name, conf.SERVERS)):
         yield "SERVERS", "is no dictionary of lists of addresses by service"
         return
-    for name, listed in conf.SERVERS.items():
-        if not isinstance(listed, list | tuple) or len({*map(str, listed)}) < len(listed):
+    for name, given in conf.SERVERS.items():
+        if not isinstance(given, list | tuple) or len({*map(str, given)}) < len(given):
             yield "SERVERS", f"has for {name!r} no list of different addresses"
-        elif wrong := [each for each in listed if address_fault(each)]:
+        elif wrong := [each for each in given if address_fault(each)]:
             yield "SERVERS", f"has the address {wrong[0]!r} that {address_fault(wrong[0])}"

@@ -28,7 +28,7 @@ PAGES = {
     "docs/howto/hot-entity.md": ("W034",),
     "docs/howto/rotate-keys.md": ("W035",),
     "docs/reference/door.md": ("E045", "W036"),
-    "docs/howto/fleet.md": ("W037",),
+    "docs/howto/fleet.md": ("W037", "W040", "W041"),
     "docs/howto/unique-entities.md": ("E042", "W033"),
     "docs/howto/redis.md": ("E030", "W016", "W017", "W018", "W020"),
     "docs/howto/rabbitmq.md": ("E029", "W019", "W021"),

@@ -216,12 +216,12 @@ def address_fault(address: Any) -> str:
         parts, host = None, ""
     if not parts or not host or parts.query or parts.fragment or parts.username is not None:
         return "is not of the form https://host/path/"
-    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)):
+    if parts.scheme == "https" or (parts.scheme == "http" and is_this_host(host)):
         return ""
     return "is not https"
 
 
-def _is_loopback(host: str) -> bool:
+def is_this_host(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

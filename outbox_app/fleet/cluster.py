@@ -16,15 +16,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django.db import connections
 
-from ..conf import fleet_settings
+from ..conf import FleetSettings, fleet_settings
 from ..door import client
-from ..door.peers import peer_named, service_of
+from ..door.peers import is_name, peer_named, service_of
 from ..eventlog.newevent import ANY, ExpectedVersion
-from ..exceptions import PeerUnavailable
+from ..exceptions import InvalidArgument, PeerUnavailable
 from ..models import Peer
 from .announcing import join_as_client
 from .balance import Balance, Failing
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 WINDOW, SHARE, LEAST = 10, 0.2, 10
 #: Longest pause between two attempts, in seconds.
 PAUSE = 0.05
+#: What settings and callers may choose.
+CHOICES = {key: get_args(get_type_hints(FleetSettings)[key]) for key in ("CLUSTER", "BALANCE")}
 #: Answers of a proxy, or of a server that cannot work.
 UNAVAILABLE = (502, 503, 504)
 
@@ -195,7 +197,11 @@ class Service:
 def service(name: str, *, cluster: str = "", balance: str = "") -> Service:
     """Return a service, to be called as the settings say."""
     conf = fleet_settings()
-    return Service(name, cluster or conf.CLUSTER, balance or conf.BALANCE, conf.DEADLINE)
+    chosen = {"CLUSTER": cluster or conf.CLUSTER, "BALANCE": balance or conf.BALANCE}
+    for key, value in chosen.items():
+        if value not in CHOICES[key]:
+            raise InvalidArgument(f"{key.lower()} is one of {CHOICES[key]}; got {value!r}.")
+    return Service(_checked(name), chosen["CLUSTER"], chosen["BALANCE"], conf.DEADLINE)
 
 
 def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any) -> Any:
@@ -203,6 +209,14 @@ def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any
     if name := service_of(peer):
         return service(name).call(peer, method, path, payload, **options)
     return client.call(peer, method, path, payload, **options)
+
+
+def _checked(name: str) -> str:
+    if not is_name(name):
+        raise InvalidArgument(
+            f"A service is named by 1 to 80 characters without colon, slash and space: {name!r}."
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +234,7 @@ class KnownServer:
 
 def servers(name: str) -> list[KnownServer]:
     """Return the servers of a service as this process knows them. Waits for the first list."""
-    known, now = known_of(name), time.monotonic()
+    known, now = known_of(_checked(name)), time.monotonic()
     listing = known.watch.listing(fleet_settings().DEADLINE)
     found = []
     for member in listing.servers:
@@ -228,6 +242,12 @@ def servers(name: str) -> list[KnownServer]:
         is_kept = bool(listing.trouble) or member.address in listing.kept
         found.append(KnownServer(member, max(0.0, failing.until - now), failing.why, is_kept))
     return found
+
+
+def known_failing() -> dict[tuple[str, str], Failing]:
+    """Return the servers whose last call from here has failed, by service and address."""
+    failing = [(name, known.balance.failing.copy()) for name, known in _services.copy().items()]
+    return {(name, address): each for name, found in failing for address, each in found.items()}
 
 
 _lock = threading.Lock()

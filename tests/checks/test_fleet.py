@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from outbox_app.checks.fleet import check_fleet
+from outbox_app.checks.routing import check_reach, check_routed
 from outbox_app.checks.values import check_settings
+from outbox_app.models import Peer
+from tests.entities.models import Account
 
 URL = "http://127.0.0.1:1/outbox/"
 STATIC = "outbox_app.fleet.registries.StaticRegistry"
@@ -41,7 +44,16 @@ def test_what_is_right(settings: Any, given: Any) -> None:
 
 WRONG = {
     "SERVICE": [None, 7, "a b", "a:b", "a/b", "x" * 81],
-    "ADDRESS": [None, 7, "shop.example", "http://shop.example/", "https://a:b@c/", "ftp://x/"],
+    "ADDRESS": [
+        None,
+        7,
+        "shop.example",
+        "http://shop.example/",
+        "https://a:b@c/",
+        "ftp://x/",
+        "https://0.0.0.0:8443/",
+        "https://[::]/",
+    ],
     "WEIGHT": [-1, 101, "x", 1.5, True, None],
     "DEADLINE": [0, -1, "5", True, float("inf"), float("nan"), None],
     "DATACENTRE": [-1, 8, "3", 1.0, True],
@@ -95,3 +107,30 @@ def test_a_server_that_leads_nothing(settings: Any) -> None:
     other = "http://127.0.0.1:2/outbox/"
     [(id, text)] = found(settings, SERVICE="shop", ADDRESS=URL, TOPOLOGY=[other])
     assert (id, URL in text) == ("outbox.W037", True)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8443", "[::1]", "shop-1.example"])
+def test_an_address_of_this_host(settings: Any, host: str) -> None:
+    assert found(settings, SERVICE="shop", ADDRESS=f"https://{host}/outbox/") == []
+    assert [each.id for each in check_reach()] == ["outbox.W041"] * (host != "shop-1.example")
+    found(settings, SERVICE="shop", WEIGHT=-1)
+    assert list(check_reach()) == []
+
+
+@pytest.mark.django_db
+def test_a_routed_type_whose_commands_cannot_be_passed_on(
+    alias: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ids(**given: Any) -> list[str | None]:
+        settings.OUTBOX = {"DATABASE": alias, "FLEET": given}
+        assert list(check_routed()) == []  # no database is asked
+        return [each.id for each in (*check_routed(databases=[alias]), *check_reach())]
+
+    assert ids() == ids(SERVICE="shop") == []
+    monkeypatch.setattr(Account, "routed", True)
+    assert ids() == ids(SERVICE="shop") == ["outbox.W040"]
+    assert ids(SERVICE="shop", TOPOLOGY=None) == []
+    peer = Peer.objects.using(alias).create(name="shop", direction="keeper", address="service:shop")
+    assert ids(SERVICE="shop") == ["outbox.W040"]
+    Peer.objects.using(alias).filter(pk=peer.pk).update(direction="both")
+    assert ids(SERVICE="shop") == []

@@ -176,6 +176,13 @@ def test_keys_that_are_none(alias: str, account: None, send: Any, key: str | Non
 
 
 @one
+@pytest.mark.parametrize("key", ["a\x00", "a\x01b", "a\x7f"], ids=repr)
+def test_keys_that_no_signature_covers(alias: str, account: None, send: Any, key: str) -> None:
+    assert send("withdraw", {"amount": 1}, key=key).status_code in (400, 401)
+    assert len(versions()) == 1
+
+
+@one
 def test_the_longest_key(alias: str, account: None, send: Any) -> None:
     assert send("withdraw", {"amount": 1}, key="k" * 174).status_code == 200
 

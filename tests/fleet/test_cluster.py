@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox_app.door import client
-from outbox_app.exceptions import InvalidPeer, PeerUnavailable
+from outbox_app.exceptions import InvalidArgument, InvalidPeer, PeerUnavailable
 from outbox_app.fleet import cluster, servers, service
 from outbox_app.fleet.cluster import LEAST, Budget
 from outbox_app.fleet.registries import StaticRegistry
@@ -172,6 +172,20 @@ def test_what_is_known_of_the_servers(calls: Any) -> None:
     found = servers("shop")
     assert {each.why for each in found} == {"not connected"}
     assert all(4 < each.ejected <= 5 for each in found)
+
+
+@pytest.mark.parametrize("given", [{"cluster": "fair"}, {"balance": "x"}, {"balance": 7}], ids=repr)
+def test_what_there_is_not_to_choose(fleet: Any, given: Any) -> None:
+    with pytest.raises(InvalidArgument, match="is one of"):
+        service("shop", **given)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "service:shop", "x" * 81, None], ids=repr)
+def test_what_names_no_service(fleet: Any, name: Any) -> None:
+    for ask in (service, servers):
+        with pytest.raises(InvalidArgument, match="A service is named"):
+            ask(name)
+    assert not cluster._services
 
 
 def test_no_server(calls: Any, fleet: Any) -> None:

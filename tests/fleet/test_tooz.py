@@ -68,6 +68,20 @@ def test_fields_of_a_newer_version_are_left_out(here: Any) -> None:  # noqa: F81
     assert (found.id, found.address) == (member.id, member.address)
 
 
+@pytest.mark.parametrize(
+    "said", [b"x", None, {}, {"id": 7}, {"id": "x"}, {"weight": "x"}], ids=repr
+)
+def test_what_another_project_has_left_there(here: Any, said: Any) -> None:  # noqa: F811
+    ours = Member(service="shop", address="http://127.0.0.1:1/outbox/")
+    other = Member(service="shop", address="http://127.0.0.1:2/outbox/")
+    for each in (ours, other):
+        here.register(each)
+    if said and "weight" in said:
+        said = {"id": str(other.id), "service": "shop", **said}
+    here._coordinators[other.id].update_capabilities(b"outbox-shop", said).get()
+    assert [each.id for each in here.members("shop")] == [ours.id]
+
+
 def test_by_the_settings(registry: Any, redis_url: str) -> None:
     from outbox_app.checks.fleet import check_fleet
     from outbox_app.fleet.registry import new_registry

@@ -14,12 +14,15 @@ from uuid import UUID, uuid4
 
 from ...conf import fleet_settings, outbox_settings
 from ...process.waiting import PollWaiter, StopFlag
+from ...text import get_logger
 from ..registry import Member, Registry
 
 try:
     from tooz import ToozError, coordination
 except ImportError as error:
     raise ImportError("tooz is missing: pip install 'outbox-app[coordination]'") from error
+
+logger = get_logger("outbox_app.fleet")
 
 
 class ToozRegistry(Registry):
@@ -61,7 +64,7 @@ class ToozRegistry(Registry):
     def members(self, service: str) -> list[Member]:
         group = _group(service)
         looks = self._coordinator(self._looks, outbox_settings().LEASE_SECONDS)
-        names, found = {field.name for field in fields(Member)}, []
+        found = []
         try:
             ids = looks.get_members(group).get()
         except coordination.GroupNotCreated:
@@ -69,8 +72,10 @@ class ToozRegistry(Registry):
         for id in ids:
             with suppress(coordination.MemberNotJoined):  # meanwhile
                 said = looks.get_member_capabilities(group, id).get()
-                known = {name: said[name] for name in names & said.keys()}
-                found.append(Member(**known | {"id": UUID(said["id"])}))
+                try:
+                    found.append(_member(said))
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    logger.warning("Left out: no server of ours group=%s error=%r", group, error)
         return found
 
     @contextmanager
@@ -97,6 +102,15 @@ class ToozRegistry(Registry):
     def _stop(self, id: UUID) -> None:
         with suppress(ToozError):
             self._coordinators.pop(id).stop()
+
+
+def _member(said: Any) -> Member:
+    """Return what a member has said of itself. A newer release may say more."""
+    known = {each.name: said[each.name] for each in fields(Member) if each.name in said}
+    member = Member(**known | {"id": UUID(said["id"])})
+    if type(member.weight) is not int or not 0 <= member.weight <= 100:
+        raise ValueError(f"weight {member.weight!r}")
+    return member
 
 
 def _group(service: str) -> bytes:

@@ -1,0 +1,76 @@
+"""Servers that no other can call, and entity types whose commands cannot be passed on.
+
+Neither loses a command: what is not passed on is executed where it arrives. The peer with which the
+servers of a service call one another may be in the table, so its absence is said only where the
+database of the outbox is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
+
+from ..aliases import outbox_alias
+from ..conf import FleetSettings, fleet_settings, outbox_settings
+from ..door.peers import is_this_host, peer_named
+from ..entities.operations import entity_types
+from ..exceptions import InvalidPeer
+from ..models import Peer
+from .fleet import check_fleet
+from .messages import listed
+
+
+def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
+    """In production: say what keeps servers from being called."""
+    if (conf := _sound()) is None:
+        return
+    host = urlsplit(conf.ADDRESS).hostname
+    if host and is_this_host(host):
+        yield Warning(
+            f"OUTBOX['FLEET']['ADDRESS'] is {conf.ADDRESS!r}: no other host can call it.",
+            hint="Give each server the address under which the others reach it.",
+            id="outbox.W041",
+        )
+    if not conf.SERVICE and (names := _routed()):
+        yield Warning(
+            f"{listed(names)} is routed, and OUTBOX['FLEET'] has no SERVICE: no server can be "
+            "found, so commands are executed where they arrive.",
+            hint="Set SERVICE and ADDRESS, or take routed = True away.",
+            id="outbox.W040",
+        )
+
+
+def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Say that commands cannot be passed on. Peers may be in the table."""
+    conf, using = _sound(), outbox_alias()
+    if conf is None or using not in (databases or ()):
+        return
+    if not conf.SERVICE or conf.TOPOLOGY is None or not (names := _routed()):
+        return
+    if Peer._meta.db_table not in connections[using].introspection.table_names():
+        return
+    try:
+        peer_named(conf.SERVICE, Peer.Direction.BOTH)
+    except InvalidPeer:
+        yield Warning(
+            f"{listed(names)} is routed, and there is no peer {conf.SERVICE!r} of the direction "
+            "'both', with which servers of this service call one another: their commands are "
+            "executed where they arrive.",
+            hint="Add it to OUTBOX['PEERS'], with a key that all servers have.",
+            id="outbox.W040",
+        )
+
+
+def _sound() -> FleetSettings | None:
+    """Return the settings, if there is nothing wrong with them."""
+    if any(isinstance(each, Error) for each in check_fleet()):
+        return None
+    return fleet_settings() if isinstance(outbox_settings().FLEET, dict) else None
+
+
+def _routed() -> list[str]:
+    return [each._meta.label for each in entity_types() if each.routed]
