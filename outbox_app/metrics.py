@@ -8,6 +8,7 @@ the rest of the registry is served all the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,9 +79,15 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_entity_commands_per_minute": ("Commands recorded in the last full minute.", ()),
     "outbox_entity_rejections_per_minute": ("Rejected in the last full minute.", ("code",)),
     "outbox_entity_conflicts_per_minute": ("Repeated attempts of the last full minute.", ()),
+    "outbox_entity_routed_per_minute": (
+        "Of routed types in the last full minute: passed on, executed elsewhere.",
+        ("route",),
+    ),
     "outbox_entity_batch_size": ("Commands of a batch, lately.", ("percentile",)),
     "outbox_entity_commit_seconds": ("Seconds of a batch's transaction.", ("percentile",)),
     "outbox_entity_waiting": ("Commands that wait in the processes for their batch.", ()),
+    "outbox_servers": ("Servers of services whose lease has not run out.", ("service",)),
+    "outbox_server_slices": ("Slices of entities, of 1024, that a server leads.", ("address",)),
     "outbox_prepared_events": ("Prepared events that are open, up to 100001.", ("state",)),
     "outbox_prepared_oldest_seconds": ("Age of the oldest that is not undecided.", ()),
     "outbox_prepared_decisions_per_minute": (
@@ -194,6 +201,10 @@ def _samples(facts: OutboxStatus) -> Iterator[Sample]:
     yield "outbox_gaps_open", (), facts.gaps
     if facts.commands:
         yield from _of_entities(facts.commands)
+    for service, count in Counter(each.service for each in facts.servers).items():
+        yield "outbox_servers", (service,), count
+    for address, count in facts.slices.items():
+        yield "outbox_server_slices", (address,), count
     if facts.prepared:
         yield from _of_prepared(facts.prepared, facts.decisions)
 
@@ -203,6 +214,8 @@ def _of_entities(commands: Commands) -> Iterator[Sample]:
     for code, count in commands.rejected.items():
         yield "outbox_entity_rejections_per_minute", (code,), count
     yield "outbox_entity_conflicts_per_minute", (), commands.conflicts
+    yield "outbox_entity_routed_per_minute", ("passed_on",), commands.passed_on
+    yield "outbox_entity_routed_per_minute", ("elsewhere",), commands.elsewhere
     yield from _percentiles("outbox_entity_batch_size", *commands.batch_size)
     yield from _percentiles("outbox_entity_commit_seconds", *commands.commit_seconds)
     yield "outbox_entity_waiting", (), commands.waiting

@@ -2,8 +2,8 @@
 
 Works with ``django.contrib.admin`` alone. Everything is read-only but peers and what is decided:
 requeue and discard dead jobs; cancel, release and bury staged ones; confirm and cancel prepared
-events; pause, resume and replay subscriptions, release parked streams, skip gaps. Entity types are
-registered when Django is ready: see ``entity``.
+events; pause, resume and replay subscriptions, release parked streams, skip gaps; drain servers.
+Entity types are registered when Django is ready: see ``entity``.
 """
 
 from django.contrib import admin
@@ -18,6 +18,7 @@ from ..models import (
     Peer,
     PreparedEvent,
     Process,
+    Server,
     StagedJob,
     Statistic,
     Subscription,
@@ -27,7 +28,7 @@ from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
 from .prepared import FenceAdmin, PeerAdmin, PreparedEventAdmin
-from .process import IncidentAdmin, ProcessAdmin, StatisticAdmin
+from .process import IncidentAdmin, ProcessAdmin, ServerAdmin, StatisticAdmin
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
@@ -42,6 +43,7 @@ __all__ = [
     "PeerAdmin",
     "PreparedEventAdmin",
     "ProcessAdmin",
+    "ServerAdmin",
     "StagedJobAdmin",
     "StatisticAdmin",
     "SubscriptionAdmin",
@@ -51,6 +53,7 @@ __all__ = [
 admin.site.register(StagedJob, StagedJobAdmin)
 admin.site.register(DeadJob, DeadJobAdmin)
 admin.site.register(Process, ProcessAdmin)
+admin.site.register(Server, ServerAdmin)
 admin.site.register(Incident, IncidentAdmin)
 admin.site.register(Event, EventAdmin)
 admin.site.register(Subscription, SubscriptionAdmin)

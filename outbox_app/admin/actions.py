@@ -13,9 +13,11 @@ Only rows that were there when the question was asked are taken.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django import forms
 from django.conf import settings
@@ -350,4 +352,8 @@ def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]
 def _possible(field: Any, id: str) -> bool:
     if isinstance(field, models.CharField):
         return 0 < len(id) <= (field.max_length or 0) and id.isprintable()
+    if isinstance(field, models.UUIDField):
+        with suppress(ValueError):
+            return bool(UUID(id))
+        return False
     return number(id) is not None

@@ -20,8 +20,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..aliases import log_alias
+from ..aliases import log_alias, outbox_alias
 from ..entities.operations import entity_types
+from ..eventlog.newevent import slice_of
+from ..fleet.status import leaders_of, live_servers
 from ..models import EntityRow, EntityVersion
 from .base import OutboxAdmin, column, given
 from .event import EventAdmin, stream_of
@@ -47,8 +49,18 @@ class EntityAdmin(OutboxAdmin):
     ]
     shown_state = carried_column(_("state"), lambda entity: data_of(entity.state))
 
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        first, *others = super().get_fieldsets(request, obj)
+        leader = ["leader"] if self.model.routed else []
+        return [(first[0], {"fields": [*first[1]["fields"], *leader]}), *others]
+
     def alias(self) -> str:
         return log_alias(self.model.versions)
+
+    @admin.display(description=_("leads it"))
+    def leader(self, entity: EntityRow) -> str:
+        leaders = leaders_of(live_servers(using=outbox_alias()))
+        return leaders[slice_of(given(entity, "id"))] if leaders else "-"
 
     @admin.display(description=_("versions"))
     def last_versions(self, entity: EntityRow) -> SafeString:

@@ -29,6 +29,7 @@ from ..models import (
     Gap,
     Incident,
     PreparedEvent,
+    Server,
     StagedJob,
     Subscription,
     counting,
@@ -43,7 +44,7 @@ from .blocking import blocking
 REFRESH = 10
 #: The parts of the status, and whose rows they tell.
 PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gaps": Gap,
-         "prepared": PreparedEvent}  # fmt: skip
+         "prepared": PreparedEvent, "servers": Server}  # fmt: skip
 #: Incidents and gaps that are shown here; their lists have the rest.
 FEW = 10
 
@@ -83,7 +84,7 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
         context["subscriptions"] = sections.subscriptions(facts.subscriptions)
         context["charts"] = [*context.get("charts", []), sections.events_chart()]
     if facts.commands:
-        entities = sections.entities(facts.commands, types)
+        entities = sections.entities(facts, facts.commands, types)
         context["tables"].append(("entities", _("Entities"), entities))
     if facts.prepared:
         prepared = sections.prepared(facts.prepared, facts.decisions)

@@ -1,26 +1,38 @@
-"""Processes, incidents and statistics, read-only, and the overview.
+"""Processes, servers of the fleet, incidents and statistics, read-only, and the overview.
 
 The overview needs an address in the admin without a change to the project's AdminSite, so it lives
 below the list of processes; the app's index and every list of ours link to it. Statistics with a
 name come in the order of their index, the newest minute first; without, the last written come
 first. Unlike a log, their table is small: see ``pipeline.driver.run``.
+
+Servers are those of the database's registry. Whether one is ejected is what the process knows that
+shows the page. Who may change servers drains them, and sets their weights.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from django import forms
 from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
+from ..fleet.balance import Failing
+from ..fleet.cluster import known_failing
+from ..fleet.registries.database import change
+from ..fleet.status import live_servers, slices
 from ..pipeline.statistic_names import NAMES
 from ..text import one_line
-from .base import EscapedChangeList, OutboxAdmin, column
+from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
+from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
+from .masking import masked_line
 from .overview import overview
 from .row_range import RowRange
 
@@ -44,6 +56,67 @@ class ProcessAdmin(OutboxAdmin):
     @method_decorator(require_safe)
     def overview(self, request: HttpRequest) -> HttpResponse:
         return overview(request, self)
+
+
+class Weight(RequiredReason):
+    weight = forms.IntegerField(label=_("Weight"), min_value=0, max_value=100)
+    field_order = ("weight", "reason")
+
+
+def _change(rows: Any, **values: Any) -> str:
+    count = change(rows, **values)
+    return ngettext("%d server was changed.", "%d servers were changed.", count) % count
+
+
+def _ejected(failing: Failing | None) -> str:
+    if failing is None:
+        return "-"
+    seconds = max(0.0, failing.until - time.monotonic())
+    words = gettext("for %(seconds)d s: %(why)s") if seconds else gettext("no, but: %(why)s")
+    return masked_line(words % {"seconds": seconds, "why": failing.why}, 200)
+
+
+class ServerChangeList(EscapedChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        live = {each.pk: each for each in live_servers(using=self.queryset.db)}
+        leads, failing = slices(live.values()), known_failing()
+        for row in self.result_list:
+            address = given(row, "address")
+            row.leads = leads.get(address, 0) if row.pk in live else 0
+            row.failing = failing.get((given(row, "service"), address))
+
+
+class ServerAdmin(ConfirmedActionsAdmin):
+    list_display = ["node", "service", "kind", "address", "weight", "draining", "leads", "ejected",
+                    "heartbeat_at", "lease_seconds", "version"]  # fmt: skip
+    list_filter = [column_filter("service", _("service")), column_filter("kind", _("kind"))]
+    ordering = ("service", "-kind", "node", "id")
+    leads = column(_("leads, of 1024 slices"), lambda row: row.leads)
+    ejected = column(_("ejected here"), lambda row: _ejected(row.failing))
+    bulk_actions = (
+        BulkAction(
+            "drain_selected",
+            "change_server",
+            _("Drain servers"),
+            _(
+                "They are given no more calls, and finish those that they have. It holds until "
+                "their processes end, or a weight is set."
+            ),
+            lambda rows, values, by: _change(rows, draining=True),
+        ),
+        BulkAction(
+            "weight_selected",
+            "change_server",
+            _("Set the weight of servers"),
+            _("They are given so many parts of the calls, drained or not; 0: none."),
+            lambda rows, values, by: _change(rows, draining=False, weight=values["weight"]),
+            form=Weight,
+        ),
+    )
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return ServerChangeList
 
 
 class IncidentAdmin(OutboxAdmin):

@@ -246,7 +246,7 @@ def subscriptions(lags: list[lag.SubscriptionLag]) -> list[dict[str, Any]]:
 
 
 def entities(
-    commands: series.Commands, types: Collection[str]
+    facts: OutboxStatus, commands: series.Commands, types: Collection[str]
 ) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return rows with their two headings; of entities, those of the types."""
     fine = ["-" if each is None else duration(each, fine=True) for each in commands.commit_seconds]
@@ -254,6 +254,8 @@ def entities(
     figures = [
         (_("Commands per minute"), number(commands.recorded)),
         (_("Conflicts per minute"), number(commands.conflicts)),
+        (_("Passed on to the server that leads, per minute"), number(commands.passed_on)),
+        (_("Executed by another server than that, per minute"), number(commands.elsewhere)),
         (_("Waiting now"), number(commands.waiting)),
         (_("Commands of a batch, 50 % and 95 % have at most"), ", ".join(sizes)),
         (_("Time of a batch's transaction, 50 % and 95 % take at most"), ", ".join(fine)),
@@ -266,10 +268,12 @@ def entities(
         for name, count in commands.hottest.items()
         if name.partition(":")[0] in types
     ]
+    leading = [(one_line(name, 100), number(count)) for name, count in facts.slices.items()]
     return [
         (_("Figure"), _("Value"), figures),
         (_("Code of rejections"), _("Per minute"), rejected),
         (_("Most commands"), _("Last 5 minutes"), hottest),
+        (_("Server"), _("Leads, of 1024 slices"), leading),
     ]
 
 

@@ -80,8 +80,9 @@ def _figures(attempt: Attempt) -> tuple[Any, ...]:
     """Return what is counted of a batch: a caller's transaction may have very many."""
     answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
+    routes = Counter(step.route for step in attempt.steps if step.route)
     name = f"{attempt.entity._meta.label}:{attempt.id}"
-    return attempt.using, attempt.now, name, len(attempt.steps), codes
+    return attempt.using, attempt.now, name, len(attempt.steps), codes, routes
 
 
 def _count(
@@ -90,6 +91,7 @@ def _count(
     entity: str,
     size: int,
     codes: Counter[str],
+    routes: Counter[str],
     *,
     conflicts: int = 0,
     seconds: float | None = None,
@@ -102,6 +104,8 @@ def _count(
         minute.observe(counters.BATCH_SIZE, size, SIZES)
         if seconds is not None:
             minute.observe(counters.COMMIT_TIME, seconds)
+        for route, count in routes.items():
+            minute.add(counters.ROUTED, count, dimension=counters.ROUTE, label=route)
         for code, count in codes.items():
             known = [label for name, _, label in minute.values if name == counters.REJECTED]
             label = code if code in known or len(known) < CODES else OTHER

@@ -20,6 +20,7 @@ from ..eventlog.newevent import slice_of
 from ..exceptions import PeerError
 from ..fleet import topology
 from ..models import Peer
+from ..process.counters import ELSEWHERE, PASSED
 from .request import Call, Outcome, Rejection
 
 #: Seconds that a leader has for an answer, at most.
@@ -37,7 +38,10 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
     """
     if not entity.routed or not call.usual or using != log_alias(entity.versions):
         return ""
-    call.leader = topology.leader_elsewhere(slice_of(call.id))
+    slice = slice_of(call.id)
+    call.leader = topology.leader_elsewhere(slice)
+    if not call.leader and topology.is_led_elsewhere(slice):
+        call.route = ELSEWHERE
     return call.leader
 
 
@@ -61,7 +65,7 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         topology.avoid(leader, len(calls), error)
         answers = [NotPassedOn() for _ in calls]
     for call, answer in zip(calls, answers, strict=True):
-        call.answer = answer
+        call.answer, call.route = answer, ELSEWHERE
         call.leader, call.leads = "", False  # where there is no answer, it waits here from now on
 
 
@@ -80,6 +84,7 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
     for call in calls:
         call.deadline = deadline
+        call.route = ELSEWHERE if topology.is_led_elsewhere(slice_of(call.id)) else PASSED
 
     async def wait() -> list[Any]:
         waiting = (

@@ -108,6 +108,8 @@ class Call:
         self.leads = False
         #: The server that it is passed to; empty: it is executed here.
         self.leader = ""
+        #: How it came to where it is executed, as ``counters.ROUTED`` tells it; empty: directly.
+        self.route = ""
         #: What the last attempt made of it; the caller's as soon as that is committed.
         self.answer: Outcome | BaseException | None = None
         #: Of the version that is written of it. The response, and the state after it (None: there

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 
 from ..conf import SLICES, fleet_settings
+from ..models import Server
 from ..text import get_logger
 from .cluster import known_of
 from .registry import SERVER, Member
@@ -27,18 +28,27 @@ _avoided: dict[str, float] = {}
 
 
 def leader_elsewhere(slice: int) -> str:
-    """Return the address of the leader of a slice; empty: it is here, or there is none."""
+    """Return the address that commands of a slice are passed to; empty: they stay here."""
+    address = _leader(slice)
+    away = address == fleet_settings().ADDRESS or time.monotonic() < _avoided.get(address, 0)
+    return "" if away else address
+
+
+def is_led_elsewhere(slice: int) -> bool:
+    """Say whether another server leads a slice, whether it answers or not."""
+    return _leader(slice) not in ("", fleet_settings().ADDRESS)
+
+
+def _leader(slice: int) -> str:
     conf = fleet_settings()
     if conf.TOPOLOGY is None or not conf.SERVICE:
         return ""
     listed = conf.TOPOLOGY == "elected"
     owners = allocation(known_of(conf.SERVICE).watch.listing().servers if listed else ())
-    address = owners[slice] if owners else ""
-    away = address == conf.ADDRESS or time.monotonic() < _avoided.get(address, 0)
-    return "" if away else address
+    return owners[slice] if owners else ""
 
 
-def allocation(members: Iterable[Member]) -> tuple[str, ...]:
+def allocation(members: Iterable[Member | Server]) -> tuple[str, ...]:
     """Return the address of the leader of each slice, as the setting TOPOLOGY says; empty: none."""
     topology = fleet_settings().TOPOLOGY
     if topology == "elected":

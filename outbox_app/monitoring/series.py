@@ -92,6 +92,10 @@ class Commands:
     hottest: dict[str, float] = field(default_factory=dict)
     #: Commands that wait, as of the last write of each process that wrote lately.
     waiting: float = 0.0
+    #: Of the last full minute, of routed types: passed on by another server; executed by a server
+    #: that does not lead their entity.
+    passed_on: float = 0.0
+    elsewhere: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,8 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
         commit_seconds=percentiles(counters.COMMIT_TIME, counters.BUCKETS),
         hottest=dict(found[counters.HOTTEST].most_common(HOTTEST)),
         waiting=waiting.total(),
+        passed_on=lately[counters.ROUTED][counters.PASSED],
+        elsewhere=lately[counters.ROUTED][counters.ELSEWHERE],
     )
 
 

@@ -17,15 +17,17 @@ from django.apps import apps
 from django.db import connections
 
 from ..aliases import log_alias, outbox_alias
+from ..conf import fleet_settings
 from ..door.clocks import wrong_clocks
 from ..entities.operations import entity_types
 from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
+from ..fleet.status import live_servers, slices
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held
 from ..jobs.staging.declarations import declared
 from ..jobs.staging.sending import staging_apps
-from ..models import DatabaseNow, Event, Gap, Incident, StagedJob, counting
+from ..models import DatabaseNow, Event, Gap, Incident, Server, StagedJob, counting
 from ..prepared.status import PreparedStatus, prepared_status
 from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
@@ -37,7 +39,8 @@ INCIDENTS = 1000
 #: From this age on, in seconds, a transaction is listed for the old rows that it keeps.
 OLD_SNAPSHOT = 300.0
 #: What can be left out: a page shows a person only what that person may view.
-PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "prepared", "history"})
+PARTS = frozenset({"jobs", "dead", "subscriptions", "gaps", "entities", "prepared", "servers",
+                   "history"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class OutboxStatus:
     per_minute: PerMinute = PerMinute()
     #: None: the project has no entities.
     commands: Commands | None = None
+    #: Of the fleet, as the database's registry has them: those whose lease has not run out.
+    servers: list[Server] = field(default_factory=list)
     #: None: there are no prepared events.
     prepared: PreparedStatus | None = None
     decisions: Decisions = field(default_factory=Decisions)
@@ -107,6 +112,11 @@ class OutboxStatus:
     def published(self) -> float:
         """Jobs published in the last minute."""
         return sum(self.rates.values())
+
+    @property
+    def slices(self) -> dict[str, int]:
+        """How many slices of entities each server of this service leads, by its address."""
+        return slices(self.servers)
 
     def rate(self, each: DrainerStatus) -> float:
         """Return what a drainer has published lately, per minute."""
@@ -166,8 +176,8 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         using: Database alias of both. Default: the outbox's for jobs, and that of ``Event`` for
             subscriptions and gaps.
         parts: Which of ``jobs``, ``dead``, ``subscriptions``, ``gaps``, ``entities``,
-            ``prepared`` and ``history`` (incidents and figures per minute) to read besides the
-            drainers. Default: all.
+            ``prepared``, ``servers`` and ``history`` (incidents and figures per minute) to read
+            besides the drainers. Default: all.
     """
     jobs = using or outbox_alias()
     logs = using or log_alias(Event)
@@ -200,6 +210,8 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         facts["clocks"] = wrong_clocks(using=jobs)
         if prepared := prepared_status(using=jobs):
             facts |= {"prepared": prepared, "decisions": series.decisions(using=jobs)}
+    if "servers" in parts and fleet_settings().SERVICE:
+        facts["servers"] = live_servers(using=jobs)
     if "history" in parts:
         facts |= {"incidents": _incidents(jobs), "per_minute": _per_minute(jobs, logs)}
     found = OutboxStatus(

@@ -57,9 +57,12 @@ NEWEST_POSITION, LOG = "newest_position", "log"
 #: the first; batches by their size, and by the time of their transaction, as ``delay``.
 COMMANDS, REJECTED, CODE, CONFLICTS = "commands", "rejected_commands", "code", "command_conflicts"
 BATCH_SIZE, COMMIT_TIME = "command_batch_size", "command_commit_time"
+#: Of routed types, those that another server has passed on, and those that a server executed which
+#: does not lead their entity.
+ROUTED, PASSED, ELSEWHERE = "routed_commands", "passed_on", "elsewhere"
 #: The entities of a process with the most commands; how many wait in it (a sample).
 HOTTEST, ENTITY, WAITING = "hottest_entities", "entity", "commands_waiting"
-OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
+OF_ENTITIES = (COMMANDS, REJECTED, CONFLICTS, ROUTED, BATCH_SIZE, COMMIT_TIME, HOTTEST, WAITING)
 #: Of prepared events: those that were decided, by outcome and route, and after how long, as
 #: ``delay``.
 DECIDED, ROUTE, DECIDE_TIME = "prepared_decided", "route", "prepared_decide_time"

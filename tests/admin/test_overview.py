@@ -330,7 +330,7 @@ class TestEntities:
     def told(self, monkeypatch):
         hottest = {"entities.Account:a<b>": 900, "entities.Stock:s": 7}
         told = series.Commands(
-            1234, 3, {"bal<b>ance": 9, "": 1}, (1, 20), (0.002, None), hottest, 5
+            1234, 3, {"bal<b>ance": 9, "": 1}, (1, 20), (0.002, None), hottest, 5, 70, 6
         )
         monkeypatch.setattr(series, "commands", lambda aliases: told)
 
@@ -339,6 +339,8 @@ class TestEntities:
         for words in (
             "Commands per minute 1,234",
             "Conflicts per minute 3",
+            "Passed on to the server that leads, per minute 70",
+            "Executed by another server than that, per minute 6",
             "Waiting now 5",
             "50 % and 95 % have at most 1, 20",
             "50 % and 95 % take at most 2 ms, -",

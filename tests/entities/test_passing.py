@@ -11,11 +11,14 @@ import pytest
 from django.db import transaction
 from django.utils import translation
 
-from outbox_app.entities import passing, queue
+from outbox_app.entities import Command, counting, passing, queue
+from outbox_app.entities.request import Call
 from outbox_app.exceptions import PeerUnavailable, VersionConflict
 from outbox_app.fleet import topology
+from outbox_app.process import counters
 from tests.entities.models import Account
 from tests.patience import SECONDS, eventually
+from tests.process.counters.planted import totals
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -134,6 +137,28 @@ def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> N
         with pytest.raises(VersionConflict):
             ask("enlist", {"item": None}, expected_version=7)
     assert len(requests) == 2
+
+
+def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch: Any) -> None:
+    """With their batches, as these are counted: no statement is made for it."""
+    monkeypatch.setattr(counters, "_shared", {})
+    monkeypatch.setattr(counters, "EVERY", 1000)
+    ask("enlist", {"item": [7, 8, None, False]}, command_id="k")  # the leader counts it
+    monkeypatch.setattr(passing.client, "call", lambda *args, **options: (503, None))
+    ask("withdraw", {"amount": 1})  # not answered
+    ask("withdraw", {"amount": 1})  # not asked, for a while
+    calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id="here"))]
+    passing.answered_here(Account, calls, 10)  # this server does not lead it either
+    monkeypatch.setattr(topology, "_leader", lambda slice: "")
+    calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"p-{n}")) for n in range(2)]
+    passing.answered_here(Account, calls, 10)
+    ask("withdraw", {"amount": 1})
+    monkeypatch.setattr(counters, "EVERY", 0)
+    counting.write_if_due(alias)
+    found = totals(alias)
+    assert found["commands"] == 6
+    assert found["routed_commands elsewhere"] == 3
+    assert found["routed_commands passed_on"] == 2
 
 
 def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: Any) -> None:

@@ -37,7 +37,7 @@ def test_servers(two: list[Server]) -> None:
         ["server", "host:0"],
         ["server", "host:1"],
     ]
-    assert lines[1].endswith(f"weight 100 {ONE}")
+    assert lines[1].endswith(f"lease 600 s  weight 100 {ONE}")
     assert lines[3] == "shop: 3 registered"
     [_, first, _] = json.loads(run("servers", "--json"))
     assert (first["id"], first["address"]) == (str(two[0].id), ONE)
@@ -55,7 +55,11 @@ def test_drain_and_weight(two: list[Server], alias: str) -> None:
 
 
 def test_topology(two: list[Server], fleet: Any) -> None:
-    counts = {line.split()[2]: int(line.split()[0]) for line in run("topology").splitlines()}
+    *lines, last = run("topology").splitlines()
+    counts = {line.split()[2]: int(line.split()[0]) for line in lines}
+    assert last == (
+        "Last full minute: 0 commands, 0 of them passed on, 0 executed elsewhere, 0 conflicts"
+    )
     assert counts.keys() == {ONE, TWO}
     assert sum(counts.values()) == 1024
     assert run("topology", "--id", "a-17") in (f"a-17: {ONE}\n", f"a-17: {TWO}\n")

@@ -23,6 +23,7 @@ from outbox_app.models import (
     Incident,
     Lease,
     PreparedEvent,
+    Server,
     counting,
 )
 from outbox_app.monitoring import series
@@ -32,13 +33,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REFERENCE = DOCS / "reference" / "metrics.md"
 GUIDE = (DOCS / "howto" / "monitoring.md").read_text()
+SERVER = "http://127.0.0.1:1/outbox/"
 HOSTILE = 'E"\\\n{x="1"} 7\n# HELP outbox_up no\u202e'
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 @pytest.fixture
-def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
+def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch, settings):
     """An outbox in which every metric has a sample."""
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "shop"}}
+    for node, weight in (("host:1", 1), ("host:2", 0)):
+        Server.objects.using(alias).create(
+            service="shop", node=node, address=SERVER, weight=weight, lease_seconds=600
+        )
     seen_by("stock")
     published("a")
     run("stock")
@@ -53,7 +60,7 @@ def lively(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     drainer(host="web-3", trouble="away")
     Incident.objects.using(alias).create(kind="takeover", first_id=1, last_id=1)
     monkeypatch.setattr(series, "delays", lambda using: series.Delays(9, 0.1, 0.5, 2.0, []))
-    told = series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5)
+    told = series.Commands(60, 3, {"balance": 9, "": 1}, (1, 20), (0.002, 0.04), {"a": 9}, 5, 8, 4)
     monkeypatch.setattr(series, "commands", lambda aliases: told)
     prepared = {"decide_by": DatabaseNow(), "unreachable": 3, "last_answer": "OSError: away"}
     for sender in ("alias:billing", "alias:shop"):
@@ -107,9 +114,13 @@ def test_what_is_told_is_so(alias, lively):
     assert value(found, "outbox_entity_commands_per_minute") == 60
     assert value(found, "outbox_entity_rejections_per_minute", code="balance") == 9
     assert value(found, "outbox_entity_conflicts_per_minute") == 3
+    assert value(found, "outbox_entity_routed_per_minute", route="passed_on") == 8
+    assert value(found, "outbox_entity_routed_per_minute", route="elsewhere") == 4
     assert value(found, "outbox_entity_batch_size", percentile="95") == 20
     assert value(found, "outbox_entity_commit_seconds", percentile="50") == 0.002
     assert value(found, "outbox_entity_waiting") == 5
+    assert value(found, "outbox_servers", service="shop") == 2
+    assert value(found, "outbox_server_slices", address=SERVER) == 1024
     assert value(found, "outbox_prepared_events", state="prepared") == 2
     assert value(found, "outbox_prepared_events", state="undecided") == 0
     assert 0 <= value(found, "outbox_prepared_oldest_seconds") < 60

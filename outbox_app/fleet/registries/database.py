@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, fields
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
@@ -29,6 +30,13 @@ from ..registry import Member, Registry
 
 #: Channel of PostgreSQL.
 FLEET = "outbox_fleet"
+
+
+def change(rows: QuerySet[Server], **values: Any) -> int:
+    """Change servers, and wake who calls them; return how many there were."""
+    count = rows.filter(kind=Server.Kind.SERVER).update(**values)
+    wake(rows.db, FLEET)
+    return count
 
 
 class DatabaseRegistry(Registry):
@@ -60,9 +68,7 @@ class DatabaseRegistry(Registry):
         named = Q(node=name) | Q(address=name)
         with suppress(ValueError):
             named |= Q(id=UUID(name))
-        count = self._rows().filter(named, kind=Server.Kind.SERVER).update(**values)
-        wake(self.using, FLEET)
-        return count
+        return change(self._rows().filter(named), **values)
 
     @contextmanager
     def session(self, stop: StopFlag) -> Iterator[PollWaiter]:

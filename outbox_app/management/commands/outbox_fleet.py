@@ -12,11 +12,14 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...aliases import log_alias
 from ...conf import fleet_settings
+from ...entities.operations import entity_types
 from ...eventlog.newevent import slice_of
 from ...exceptions import InvalidArgument
 from ...fleet.registry import Registry, new_registry
 from ...fleet.topology import allocation
+from ...monitoring.series import commands
 from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
@@ -27,7 +30,8 @@ Shows the processes of a service, and has some of them take no more calls.
   drain NAME        give a server no more calls. What it is doing it goes on doing
   weight NAME N     give it N parts of the calls beside the weights of the others, 0 to 100, drained
                     or not
-  topology          which server leads how many of the 1024 slices of entities of routed types
+  topology          which server leads how many of the 1024 slices of entities of routed types,
+                    how many commands were passed on, and how many executed elsewhere
 
 NAME is an address, a node (host:pid) or an id, as servers shows them. Clients learn of a change
 within two seconds. It holds until the process ends: the next one begins as its settings say.
@@ -73,7 +77,10 @@ class Command(TeachingCommand):
         for each in found:
             weight = "draining" if each.draining else f"weight {each.weight}"
             takes = f"{weight} {each.address}" if each.address else ""
-            self.write(f"{each.kind}  {each.node}  {each.id}  {each.version}  {takes}".rstrip())
+            lease = f"lease {each.lease_seconds:g} s"
+            self.write(
+                f"{each.kind}  {each.node}  {each.id}  {each.version}  {lease}  {takes}".rstrip()
+            )
         self.write(f"{service}: {len(found)} registered")
 
     def _topology(self, registry: Registry, *, id: str | None, **_: Any) -> None:
@@ -85,6 +92,12 @@ class Command(TeachingCommand):
         else:
             for address, count in sorted(Counter(leaders).items()):
                 self.write(f"{count:4} slices  {address}")
+            counted = commands({log_alias(each.versions) for each in entity_types()})
+            self.write(
+                f"Last full minute: {counted.recorded:.0f} commands, {counted.passed_on:.0f} of "
+                f"them passed on, {counted.elsewhere:.0f} executed elsewhere, "
+                f"{counted.conflicts:.0f} conflicts"
+            )
 
     def _drain(self, registry: Registry, *, name: str, **_: Any) -> None:
         self._change(registry, name, draining=True)
