@@ -110,6 +110,7 @@ _PRESENT: dict[str, Callable[[], bool]] = {
     "pgbouncer": _program("pgbouncer"),
     "chromium-headless-shell": _program("chromium-headless-shell"),
     "faketime": _program("faketime"),
+    "prometheus": _program("promtool"),
     "openjdk-17-jre-headless": _program("java"),
     "libmariadb-dev": _program("mariadb_config"),
     "pkg-config": _program("pkg-config"),
