@@ -116,6 +116,7 @@ def test_one_line_changes_what_a_rollback_does_and_nothing_else(run: Any) -> Non
     assert (plain["reminded"], plain["loans"], plain["refused"]) == (3, 3, 500)
     assert plain["broken"] == "ZeroDivisionError: no books"
     assert plain["retried"] == [250, 2]
+    assert plain["keywords"]["traced by Sentry"] is True
     assert ["loans.tasks.broken", "ZeroDivisionError"] in plain_errors
     # What ran for a rollback is one more error, if its retries have come to their end.
     more = [error for error in plain_errors if error not in staged_errors]

@@ -49,6 +49,7 @@ def describe(self, *args, **kwargs):
         "eta": bool(request.eta),
         "limits": list(request.timelimit or []),
         "root": request.root_id == request.id,
+        "traced by Sentry": "sentry-trace" in (request.headers or {}),
     }
 
 
