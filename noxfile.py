@@ -17,7 +17,7 @@ import nox
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
 
-EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "example")
+EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
 #: Of the extra "test": the others check types, or drive what is left out here.
 RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
 ROOMS = ("checks", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring", "prepared")

@@ -23,7 +23,7 @@ class OutboxAppConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks
+        from . import checks, tasks  # noqa: F401  # registers a Celery task
         from .conf import outbox_settings, require_celery
         from .monitoring import log_lines
 

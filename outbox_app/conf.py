@@ -94,6 +94,8 @@ class OutboxSettings:
     INBOX_RETENTION_DAYS: int = 30
     #: Days for which incidents are kept.
     INCIDENT_RETENTION_DAYS: int = 30
+    #: Days for which results of ``django.tasks`` are kept.
+    TASK_RESULT_RETENTION_DAYS: int = 30
     #: Hours for which the counters of drainers and subscriptions are kept.
     STATISTICS_RETENTION_HOURS: int = 48
     #: Days for which events are kept once every subscription has passed them. None: without limit.

@@ -3,7 +3,8 @@
 The points, in the order of a batch: ``claimed`` (rows in hand), ``checked`` (the lease holds;
 before each send), ``published_not_deleted`` (the broker took them), ``deleted``. Those of immediate
 delivery: ``immediate_claimed`` (right after the commit), ``immediate_published``,
-``immediate_deleted``. The environment of a process sets its action:
+``immediate_deleted``. In a worker: ``task_ran`` (before the result of a task of ``django.tasks`` is
+recorded). The environment of a process sets its action:
 ``OUTBOX_FAILPOINT=published_not_deleted=kill@3`` kills it at the third pass; ``stop`` sends
 SIGSTOP, ``exit`` raises SystemExit. In one process, ``set_failpoint`` takes a callable.
 """

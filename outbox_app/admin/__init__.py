@@ -22,13 +22,20 @@ from ..models import (
     StagedJob,
     Statistic,
     Subscription,
+    TaskResult,
 )
 from .dead import DeadJobAdmin
 from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
 from .gap import GapAdmin
 from .prepared import FenceAdmin, PeerAdmin, PreparedEventAdmin
-from .process import IncidentAdmin, ProcessAdmin, ServerAdmin, StatisticAdmin
+from .process import (
+    IncidentAdmin,
+    ProcessAdmin,
+    ServerAdmin,
+    StatisticAdmin,
+    TaskResultAdmin,
+)
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
@@ -47,6 +54,7 @@ __all__ = [
     "StagedJobAdmin",
     "StatisticAdmin",
     "SubscriptionAdmin",
+    "TaskResultAdmin",
     "VersionAdmin",
 ]
 
@@ -63,3 +71,4 @@ admin.site.register(Statistic, StatisticAdmin)
 admin.site.register(PreparedEvent, PreparedEventAdmin)
 admin.site.register(Fence, FenceAdmin)
 admin.site.register(Peer, PeerAdmin)
+admin.site.register(TaskResult, TaskResultAdmin)

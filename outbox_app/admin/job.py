@@ -39,10 +39,10 @@ class JobAdmin(ConfirmedActionsAdmin):
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Look for a task id everywhere: it has an index."""
-        return None if _is_searched(request) else super().row_range(request)
+        return None if is_searched(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
-        return super().is_few(request) or _is_searched(request)
+        return super().is_few(request) or is_searched(request)
 
     due = column(_("due"), lambda job: _payload(job).due or "-")
     expires = column(_("expires"), lambda job: _payload(job).expires or "-")
@@ -67,7 +67,7 @@ def block(part: Part) -> SafeString:
     return format_html('<div>{}<pre class="outbox-message">{}</pre></div>', note, part.text)
 
 
-def _is_searched(request: HttpRequest) -> bool:
+def is_searched(request: HttpRequest) -> bool:
     # With a NUL Django refuses the search, and the list is that of all rows.
     term = request.GET.get("q", "").strip()
     return bool(term) and "\x00" not in term

@@ -1,4 +1,4 @@
-"""Processes, servers of the fleet, incidents and statistics, read-only, and the overview.
+"""Processes, servers, incidents, statistics and results of tasks, read-only, and the overview.
 
 The overview needs an address in the admin without a change to the project's AdminSite, so it lives
 below the list of processes; the app's index and every list of ours link to it. Statistics with a
@@ -6,11 +6,13 @@ name come in the order of their index, the newest minute first; without, the las
 first. Unlike a log, their table is small: see ``pipeline.driver.run``.
 
 Servers are those of the database's registry. Whether one is ejected is what the process knows that
-shows the page. Who may change servers drains them, and sets their weights.
+shows the page. Who may change servers drains them, and sets their weights. What tasks of
+``django.tasks`` are given and return, and their tracebacks, are for those who may see them.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -28,12 +30,14 @@ from ..fleet.cluster import known_failing
 from ..fleet.registries.database import change
 from ..fleet.status import live_servers, slices
 from ..pipeline.statistic_names import NAMES
-from ..text import one_line
+from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
 from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
+from .job import carried_column, is_searched
 from .masking import masked_line
 from .overview import overview
+from .payload import Part, data_of
 from .row_range import RowRange
 
 
@@ -159,3 +163,31 @@ class StatisticAdmin(OutboxAdmin):
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return StatisticChangeList
+
+
+def _part(row: Any, name: str) -> Part:
+    return data_of(json.loads(given(row, name)))
+
+
+def _workers(row: Any) -> str:
+    return shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
+
+
+class TaskResultAdmin(OutboxAdmin):
+    list_display = ["id", "task", "status", "enqueued_at", "started_at", "finished_at", "task_id"]
+    list_filter = [column_filter("status", _("status")), column_filter("task", _("task"))]
+    sortable_by = ["id"]
+    not_listed = ("call", "return_value", "errors", "worker_ids")
+    searched_column = "task_id"
+    search_help_text = _("The whole id of the result.")
+    payload_permission = "view_payload_taskresult"
+    fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",
+              "last_attempted_at", "finished_at", "called", "returned", "raised"]  # fmt: skip
+    attempts = column(_("workers"), _workers)
+    called = carried_column(_("call"), lambda row: _part(row, "call"))
+    returned = carried_column(_("return value"), lambda row: _part(row, "return_value"))
+    raised = carried_column(_("errors"), lambda row: _part(row, "errors"))
+
+    def row_range(self, request: HttpRequest) -> RowRange | None:
+        """Look for an id everywhere: it has an index."""
+        return None if is_searched(request) else super().row_range(request)

@@ -87,7 +87,9 @@ def _check_tasks() -> Iterator[CheckMessage]:
                 ):
                     plain.setdefault(called.app, set()).add(name)
     for app, names in plain.items():
-        if found := sorted(name for name in names if not name.startswith("celery.")):
+        if found := sorted(
+            name for name in names if not name.startswith(("celery.", "outbox_app."))
+        ):
             yield Warning(
                 f"Tasks of Celery app {app.main!r}, which does not stage, are sent at once, in a "
                 f"transaction too: {listed(found)}.",

@@ -187,13 +187,16 @@ def _is_asked_for(task: Any) -> bool:
     request = task.request
     if request.chain or request.callbacks or request.chord or request.is_eager:
         return True
+    if hasattr(request, "outbox_body"):  # a task of django.tasks: its result is a row
+        return True
     ignored = get_actual_ignore_result(task, request)
     return not ignored and not isinstance(task.backend, DisabledBackend)
 
 
 def _is_body(run: Any, task: Any) -> bool:
     """Say whether ``task`` executes ``run``, below wrappers of autoretry, pydantic or tracing."""
-    for body in (task.run, getattr(task, "__wrapped__", None)):
+    inner = getattr(task.request, "outbox_body", None)
+    for body in (task.run, getattr(task, "__wrapped__", None), inner):
         while body is not None:
             if getattr(body, "__func__", body) is run:
                 return True

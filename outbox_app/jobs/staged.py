@@ -24,7 +24,7 @@ from django.utils.timezone import is_naive
 from ..aliases import outbox_alias
 from ..conf import SHARDS, outbox_settings
 from ..exceptions import InvalidJob
-from ..models import DatabaseNow, DeadJob, StagedJob, counting
+from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
@@ -72,6 +72,8 @@ def cancel(
     with transaction.atomic(using=using):
         found = _of_task(task_id, ordering_key, using)
         taken = [job for job in found if _rows_of(using).filter(pk=job.pk)._raw_delete(using)]
+        ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
+        ready.filter(task_id=task_id).delete()  # without it no worker begins a task of django.tasks
     names = {job.app for job in taken}
     apps = [app] if app else [celery_app(name) or current_app for name in names] or [current_app]
 

@@ -5,7 +5,7 @@ from .collation import compare_bytes
 from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
-from .job import DeadJob, InboxEntry, Incident, StagedJob
+from .job import DeadJob, InboxEntry, Incident, StagedJob, TaskResult
 from .node import Node
 from .peer import Peer
 from .prepared import Fence, PreparedEvent
@@ -42,5 +42,6 @@ __all__ = [
     "Statistic",
     "StreamHead",
     "Subscription",
+    "TaskResult",
     "compare_bytes",
 ]

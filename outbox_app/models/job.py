@@ -3,6 +3,7 @@
 A row of ``StagedJob`` exists if and only if the transaction that staged it committed and the broker
 has not taken it yet: INSERT and DELETE are all that a delivered job costs. The row holds the
 finished message as bytes; nothing here decodes it. Order, leases and publishing live in ``jobs``.
+A row of ``TaskResult`` is written with a job of ``django.tasks``, and changed by its worker.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models
+from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import SHARDS
@@ -186,3 +188,57 @@ class Incident(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
+
+
+class TaskResultQuerySet(models.QuerySet["TaskResult"]):
+    def settled(self) -> TaskResultQuerySet:
+        """Those whose job is neither staged nor dead: it has left, or was discarded."""
+        rows = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))
+        staged, dead = map(Exists, rows)
+        return self.exclude(Q(status=TaskResult.Status.READY) & (staged | dead))
+
+
+class TaskResult(models.Model):
+    """A call of a task of ``django.tasks``, and what became of it."""
+
+    class Status(models.TextChoices):
+        """As in ``django.tasks``, which Django 5.2 does not have."""
+
+        READY = "READY", _("ready")
+        RUNNING = "RUNNING", _("running")
+        FAILED = "FAILED", _("failed")
+        SUCCESSFUL = "SUCCESSFUL", _("successful")
+
+    id = models.BigAutoField(primary_key=True)
+    #: The id of the result, and of the job: Celery's task id.
+    task_id = models.CharField(_("task id"), max_length=36, unique=True)
+    #: Module and name of the function.
+    task = models.CharField(_("task"), max_length=255)
+    #: Alias of the backend in TASKS, queue, priority, time, and arguments.
+    call = models.TextField(_("call"))
+    status = models.CharField(_("status"), max_length=10, choices=Status.choices)
+    enqueued_at = models.DateTimeField(_("enqueued at"))
+    started_at = models.DateTimeField(_("started at"), null=True)
+    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+    #: When it is due, began last, or finished: the retention counts from here.
+    kept_from = models.DateTimeField(_("kept from"), db_index=True)
+    return_value = models.TextField(_("return value"), default="null")
+    errors = models.TextField(_("errors"), default="[]")
+    #: One for each attempt.
+    worker_ids = models.TextField(_("workers"), default="[]")
+
+    objects = TaskResultQuerySet.as_manager()
+
+    class Meta:
+        db_table = "outbox_taskresult"
+        verbose_name = _("task result")
+        verbose_name_plural = _("task results")
+        permissions = [("view_payload_taskresult", _("Can see arguments and results of tasks"))]
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+    @property
+    def size(self) -> int:
+        return len(self.call) + len(self.return_value)

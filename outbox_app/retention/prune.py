@@ -1,4 +1,4 @@
-"""Retention: inbox ids, incidents, counters, decided events and fences are kept for a time.
+"""Retention: inbox ids, incidents, counters, task results, decided events and fences.
 
 Rows go oldest first, in batches found by the index on their time and deleted by primary key, each
 batch in a transaction of its own: a run that is interrupted has lost nothing and is started again.
@@ -19,7 +19,7 @@ from django.db.models import Model, QuerySet
 from ..aliases import inbox_alias, outbox_alias
 from ..conf import outbox_settings
 from ..exceptions import InvalidArgument
-from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic
+from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic, TaskResult
 from ..models.clock import database_time
 from ..prepared import fences
 from ..process.counters import pruned
@@ -58,6 +58,7 @@ KEPT = {
     "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
     # A drainer removes those of its own database by itself.
     "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", True),
+    "results": Kept(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS"),
     # Those that are open have no such time.
     "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
     "fences": Kept(Fence, "written_at", _senders_alias, "FENCE_RETENTION_DAYS"),
@@ -123,13 +124,14 @@ def prune(
     require_migrated(using, kept.model)
     if older_than is not None and kept.in_hours:
         age *= 24
-    rows = kept.model._default_manager.using(using).order_by(kept.column)
+    rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
     batches: Batches
     if kept.model is Fence:
         batches = fences.pruned(age, using=using, batch_size=batch_size, dry_run=dry_run)
     elif kept.in_hours:
         batches = _counter_batches(rows, age, batch_size, using=using, dry_run=dry_run)
     else:
+        rows = rows.settled() if kept.model is TaskResult else rows
         batches = _batches(rows, kept.column, age, batch_size, dry_run=dry_run)
     unit = "h" if kept.in_hours else "d"
     return remove(kind, batches, f"{age}{unit}", using=using, dry_run=dry_run, write=write)

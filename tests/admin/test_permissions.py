@@ -19,6 +19,7 @@ from outbox_app.models import (
     StagedJob,
     Statistic,
     Subscription,
+    TaskResult,
 )
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
@@ -180,7 +181,7 @@ def test_the_matrix_knows_every_address():
         for inner in getattr(outer, "url_patterns", [])
         if (inner.name or "").startswith("outbox_app_")
     }
-    above = (StagedJob, DeadJob, Process, Incident)
+    above = (StagedJob, DeadJob, Process, Incident, TaskResult)
     of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence, Peer)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")

@@ -25,6 +25,7 @@ from outbox_app.models import (
     StagedJob,
     Statistic,
     Subscription,
+    TaskResult,
 )
 from tests.jobs.dead.rows import message
 
@@ -65,6 +66,9 @@ def plant() -> dict[str, str]:
             settled_by=short, reason=text),
         Statistic(source=short[:128], minute=now(), name=LINK[:40], value=1, dimension="<b>",
                   label=short),
+        TaskResult(task_id=short[:36], task=short, call=json.dumps(everything), status="FAILED",
+                   errors=json.dumps([text]), worker_ids=json.dumps([text]), enqueued_at=now(),
+                   kept_from=now()),
     ]  # fmt: skip
     pages = {}
     for row in rows:
@@ -81,5 +85,6 @@ def clean() -> None:
         (StagedJob, "task"), (DeadJob, "task"), (Process, "host"), (Incident, "drainer"),
         (Event, "stream"), (Subscription, "name"), (Cursor, "subscription"),
         (ParkedStream, "subscription"), (Gap, "subscription"), (Statistic, "source"),
+        (TaskResult, "task"),
     ):  # fmt: skip
         model.objects.filter(**{f"{column}__startswith": MARKUP[:20]}).delete()

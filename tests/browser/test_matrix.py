@@ -33,6 +33,7 @@ from outbox_app.models import (
     StagedJob,
     Statistic,
     Subscription,
+    TaskResult,
 )
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer
@@ -50,6 +51,7 @@ MODELS = (
     StagedJob,
     Statistic,
     Subscription,
+    TaskResult,
 )
 METHODS = ("get", "head", "post", "put", "delete")
 SEEN, LOGIN, FORBIDDEN, METHOD = 200, 302, 403, 405
@@ -155,6 +157,8 @@ def one_of_each() -> dict[str, Any]:
         PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
         Fence.objects.create(event_id=uuid4(), outcome="committed"),
         Peer.objects.create(name="billing", direction="sender", address="https://a.example/"),
+        TaskResult.objects.create(task_id="x", task="shop.tasks.pack", call="{}", status="READY",
+                                  enqueued_at=now(), kept_from=now()),
     )  # fmt: skip
     return {row._meta.model_name: row for row in rows}
 

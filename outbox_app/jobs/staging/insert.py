@@ -9,7 +9,7 @@ row cannot be committed without the job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -114,7 +114,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
     from ...models import StagedJob
 
     require_table(StagedJob, "0001_initial", using=using)
-    limit = _chunk_bytes(jobs, using=using)
+    limit = chunk_bytes(jobs, using=using)
     with transaction.atomic(using=using, savepoint=False):
         batch = None
         if any(job.is_immediate for job in jobs):
@@ -196,7 +196,7 @@ def chunks(
         yield chunk
 
 
-def _chunk_bytes(jobs: list[StagedJob], *, using: str) -> int:
+def chunk_bytes(jobs: Sequence[Any], *, using: str) -> int:
     """Return how many bytes one INSERT may hold.
 
     MySQL cuts the connection, and with it the caller's transaction, when a statement is larger than

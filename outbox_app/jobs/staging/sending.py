@@ -227,20 +227,9 @@ class StagingMixin:
             return alias if is_in_test(alias) else None  # as below: no test needs a broker
         if is_atomic(alias) or (explicit and alias == explicit.using):
             return alias
-        # What would be sent is staged in the transaction of a test: no test needs a broker for it.
-        sent = alias if connections[alias].in_atomic_block else None
-        outside = outbox_settings().OUTSIDE
         if self._follows_a_task(options):
-            return sent
-        if outside == "stage" and lacks_autocommit(connections[alias]):
-            return alias
-        self._refuse_elsewhere(name, alias)
-        if outside == "refuse":
-            raise NotAtomic(
-                f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
-                f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
-            )
-        return sent if outside == "send" else alias
+            return alias if connections[alias].in_atomic_block else None
+        return alias_outside(name, alias)
 
     def _is_immediate(self, name: str, asked: bool | None) -> bool:
         explicit = _forced.get()
@@ -267,20 +256,6 @@ class StagingMixin:
                 f"{name} was called with an ordering_key where it is sent at once, ahead of those "
                 "that are staged with it. Open atomic() on the outbox's database, without "
                 "producer= or connection=, for a task of mode 'stage', or leave the key out."
-            )
-
-    def _refuse_elsewhere(self, name: str, alias: str) -> None:
-        """Refuse a call in a transaction with which its row would not be atomic."""
-        if lacks_autocommit(connections[alias]):
-            raise NotAtomic(
-                f"{name} was called with autocommit off on {alias!r} and outside atomic(): it "
-                f"would be sent before the commit. Open transaction.atomic(using={alias!r})."
-            )
-        if others := open_transactions():
-            raise NotAtomic(
-                f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
-                f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
-                f"using={others[0]!r} if that database has the outbox's tables and a drainer."
             )
 
     def _may_stage(self) -> bool:
@@ -310,6 +285,37 @@ class StagingMixin:
         driver_type = pool.connections.connection.transport.driver_type
         native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
         return 0 if native_delay else outbox_settings().HOLD_HORIZON
+
+
+def alias_outside(name: str, alias: str) -> str | None:
+    """Return the alias to stage a call on that is in no transaction of it, or None to send it."""
+    outside = outbox_settings().OUTSIDE
+    if outside == "stage" and lacks_autocommit(connections[alias]):
+        return alias
+    _refuse_elsewhere(name, alias)
+    if outside == "refuse":
+        raise NotAtomic(
+            f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
+            f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
+        )
+    # What would be sent is staged in the transaction of a test: no test needs a broker for it.
+    is_staged = outside == "stage" or connections[alias].in_atomic_block
+    return alias if is_staged else None
+
+
+def _refuse_elsewhere(name: str, alias: str) -> None:
+    """Refuse a call in a transaction with which its row would not be atomic."""
+    if lacks_autocommit(connections[alias]):
+        raise NotAtomic(
+            f"{name} was called with autocommit off on {alias!r} and outside atomic(): it "
+            f"would be sent before the commit. Open transaction.atomic(using={alias!r})."
+        )
+    if others := open_transactions():
+        raise NotAtomic(
+            f"{name} was called inside atomic(using={others[0]!r}), but jobs are staged on "
+            f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
+            f"using={others[0]!r} if that database has the outbox's tables and a drainer."
+        )
 
 
 def make_stageable(app: Any) -> None:

@@ -134,13 +134,18 @@ def check_job(job: StagedJob, message: Message, app: Celery) -> None:
     check_short_string("reply_to", message.properties.get("reply_to") or "", app)
     if job.queue.startswith("amq."):
         raise InvalidJob(f"queue {job.queue!r}: names that begin with 'amq.' belong to the broker.")
+    check_size(job)
+    if job.size > outbox_settings().WARN_MESSAGE_BYTES:
+        logger.warning(
+            "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
+        )
+
+
+def check_size(job: Any) -> None:
+    """Refuse a job, or a result, that is larger than the setting allows."""
     limit = outbox_settings().MAX_MESSAGE_BYTES
     if job.size > limit:
         raise InvalidJob(
             f"The message of {job} is {job.size} bytes; at most {limit} are possible "
             "(OUTBOX['MAX_MESSAGE_BYTES']). Store the data elsewhere and pass its key."
-        )
-    if job.size > outbox_settings().WARN_MESSAGE_BYTES:
-        logger.warning(
-            "Large job staged task=%s task_id=%s bytes=%d", job.task, job.task_id, job.size
         )

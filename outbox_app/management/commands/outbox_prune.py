@@ -22,6 +22,8 @@ Deletes old rows, oldest first, in small transactions. Run it once a day.
   --incidents   recorded causes of extra publishes (table outbox_incident).
   --counters    counters of drainers and subscriptions (in table outbox_statistic). A drainer
                 removes those of its own database by itself.
+  --results     results of tasks of django.tasks (table outbox_taskresult), those whose job is still
+                staged or dead excepted.
   --prepared    prepared events that were confirmed or cancelled (in table outbox_prepared).
   --fences      what became of a sender's transactions (table outbox_fence); with --database, which
                 names the sender's. A question about an older transaction is answered "too_old".
@@ -45,6 +47,7 @@ class Command(TeachingCommand):
         add("--inbox", action="store_true", help="remove old ids of executed jobs")
         add("--incidents", action="store_true", help="remove old incidents")
         add("--counters", action="store_true", help="remove old counters")
+        add("--results", action="store_true", help="remove old results of django.tasks")
         add("--prepared", action="store_true", help="remove prepared events that were decided")
         add("--fences", action="store_true", help="remove old fences; needs --database")
         add("--events", action="store_true", help="remove old events")
@@ -53,7 +56,8 @@ class Command(TeachingCommand):
         add("--log", metavar="LOG", help=log)
         age = (
             "age of what is removed, at least 1 (default: OUTBOX['INBOX_RETENTION_DAYS'] and "
-            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
+            "OUTBOX['INCIDENT_RETENTION_DAYS'], 30; OUTBOX['TASK_RESULT_RETENTION_DAYS'], 30; "
+            "OUTBOX['STATISTICS_RETENTION_HOURS'], 48, "
             "which is 2 days; OUTBOX['PREPARED_RETENTION_DAYS'] and "
             "OUTBOX['FENCE_RETENTION_DAYS'], 30; OUTBOX['EVENT_RETENTION_DAYS'] has none)"
         )
@@ -70,7 +74,7 @@ class Command(TeachingCommand):
         if not chosen:
             raise InvalidArgument(
                 "Say what to prune: --prepared, --fences, --inbox, --incidents, --counters, "
-                "--events, --archived DIR, or several."
+                "--results, --events, --archived DIR, or several."
             )
         if options["log"] and not options["events"]:
             raise InvalidArgument("--log goes with --events.")

@@ -1,0 +1,37 @@
+"""``OutboxBackend`` for the setting TASKS, and the Celery task that runs what it has enqueued.
+
+Celery loads this module in every worker, also where neither Django 6 nor ``django-tasks`` is
+installed: what needs one of them is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import shared_task
+
+if TYPE_CHECKING:
+    from .backend import OutboxBackend as OutboxBackend
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OutboxBackend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .backend import OutboxBackend
+
+    return OutboxBackend
+
+
+# A message is acknowledged after its task: one that its worker did not survive is delivered again.
+@shared_task(
+    name="outbox_app.run_task",
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    ignore_result=True,
+)
+def run_task(self: Any, task_id: str) -> None:
+    """Run the task of ``django.tasks`` that has this id."""
+    from .backend import execute
+
+    execute(task_id, self)

@@ -1,0 +1,304 @@
+"""The backend of ``django.tasks``: ``enqueue()`` stages a job, and a Celery worker runs it.
+
+The result is a row beside the job, written in the same transaction: after a rollback there is
+neither. The message holds the id alone, so what runs is what the row says. A worker that dies
+leaves the row RUNNING, its message is delivered again, and the task runs once more: at least once.
+The first attempt that ends decides the result; a delivery after that does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from datetime import datetime
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import django
+import django.db
+from celery import current_app
+from celery.exceptions import Retry
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections, transaction
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from ..aliases import outbox_alias
+from ..failpoints import failpoint
+from ..jobs.idempotent import RETRY_SECONDS
+from ..jobs.staging.insert import chunk_bytes
+from ..jobs.staging.sending import alias_outside
+from ..jobs.staging.stage import stage
+from ..jobs.staging.validation import check_name, check_size, speaks_amqp
+from ..models import TaskResult as Row
+from ..text import get_logger
+from ..transactions import is_atomic
+
+if TYPE_CHECKING or django.VERSION >= (6,):
+    from django.tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskError
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+else:
+    from django_tasks import DEFAULT_TASK_QUEUE_NAME, TaskContext, TaskResult, TaskResultStatus
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskError
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
+
+logger = get_logger("outbox_app.tasks")
+
+#: The Celery task that runs what is enqueued: see ``outbox_app.tasks``.
+RUN_TASK = "outbox_app.run_task"
+#: Priorities that brokers tell apart: -100 to 100 becomes 0 to 10, and 0 becomes 5.
+LEVELS = 10
+SEE = "\n\tSee docs/howto/django-tasks.md."
+
+
+class OutboxBackend(BaseTaskBackend):
+    """For ``TASKS = {"default": {"BACKEND": "outbox_app.tasks.OutboxBackend"}}``."""
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+    #: Whether a task with a priority was declared: then the broker should know priorities.
+    has_priorities = False
+
+    def validate_task(self, task: Task[..., Any]) -> None:
+        super().validate_task(task)
+        self.has_priorities |= bool(task.priority)
+
+    def enqueue(
+        self, task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TaskResult[Any, Any]:
+        """Stage a call in the caller's transaction, and the row of its result beside it.
+
+        Outside a transaction the setting OUTSIDE decides, as for ``delay()``.
+        """
+        self.validate_task(task)
+        path = check_name("task", task.module_path)
+        if _load(path).func is not task.func:
+            raise InvalidTask(f"A worker would run another function, as {path} is that one.")
+        now = timezone.now()
+        call = {
+            "backend": self.alias,
+            "queue_name": task.queue_name,
+            "priority": task.priority,
+            "run_after": task.run_after and task.run_after.isoformat(),
+            "args": normalize_json(args),
+            "kwargs": normalize_json(kwargs),
+        }
+        row = Row(
+            task_id=str(uuid4()),
+            task=path,
+            call=json.dumps(call),
+            status=Row.Status.READY,
+            enqueued_at=now,
+            kept_from=max(now, task.run_after or now),
+        )
+        _send(row, task)
+        result = _result(row, task)
+        task_enqueued.send_robust(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        try:
+            row = _rows().get(task_id=str(UUID(str(result_id))))
+        except (ValueError, Row.DoesNotExist) as error:
+            raise TaskResultDoesNotExist(result_id) from error
+        return _result(row, _task_of(row))
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        return list(_faults(self))
+
+
+def _send(row: Row, task: Task[..., Any]) -> None:
+    """Stage the job and insert the row; where no transaction asks for that, send it."""
+    using = outbox_alias()
+    _check_size(row)
+    options: dict[str, Any] = {"task_id": row.task_id, "shadow": row.task}
+    level = (task.priority + 100) * LEVELS // 200
+    options["priority"] = level if speaks_amqp(current_app) else LEVELS - level
+    if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
+        options["queue"] = task.queue_name
+    if due := task.run_after:
+        options["eta"] = timezone.make_aware(due) if timezone.is_naive(due) else due
+    run = current_app.tasks[RUN_TASK]
+    inside = is_atomic(using)
+    staged = inside or alias_outside(row.task, using)
+    with nullcontext() if inside or not staged else transaction.atomic(using=using):
+        row.save(using=using, force_insert=True)
+        try:
+            if staged:
+                stage(run, (row.task_id,), using=using, **options)
+            else:
+                run.apply_async((row.task_id,), **options)
+        except BaseException:
+            with suppress(django.db.Error):  # then the transaction cannot commit, either
+                row.delete(using=using)
+            raise
+
+
+def execute(task_id: str, celery_task: Any) -> None:
+    """Attempt a task, and record its result. What the task raises is raised again, for Celery."""
+    request = celery_task.request
+    try:
+        row = _begin(task_id, worker=f"{request.hostname}:{os.getpid()}")
+        error = _attempt(row, request) if row else None
+    except django.db.Error as unavailable:
+        if request.is_eager:
+            raise
+        # Celery takes a task that raises for done: its message would be gone.
+        attempts = request.retries + 1
+        raise celery_task.retry(
+            exc=unavailable, countdown=RETRY_SECONDS, max_retries=attempts
+        ) from unavailable
+    if error:
+        raise error
+
+
+def _begin(task_id: str, *, worker: str) -> Row | None:
+    with transaction.atomic(using=outbox_alias()):
+        row: Row | None = _rows().select_for_update().filter(task_id=task_id).first()
+        if row is None or row.finished_at:
+            what = "has finished already" if row else "was cancelled, or has been pruned"
+            logger.warning("Task is not run, as it %s task_id=%s", what, task_id)
+            return None
+        row.status = Row.Status.RUNNING
+        row.last_attempted_at = row.kept_from = timezone.now()
+        row.started_at = row.started_at or row.last_attempted_at
+        row.worker_ids = json.dumps([*json.loads(row.worker_ids), worker])
+        row.save()
+    return row
+
+
+def _attempt(row: Row, request: Any) -> Exception | None:
+    """Run the task; return what it has raised."""
+    task = None
+    try:
+        task = _task_of(row)
+        result = _result(row, task)
+        task_started.send_robust(type(task.get_backend()), task_result=result)
+        request.outbox_body = task.func
+        context = [TaskContext(task_result=result)] if task.takes_context else []
+        returned = task.call(*context, *result.args, **result.kwargs)
+        row.return_value = json.dumps(normalize_json(returned))
+        _check_size(row)
+    except (KeyboardInterrupt, Retry):
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) and str(error.code).startswith("-"):
+            raise  # its worker is terminated: the message is delivered again
+        row.status, row.return_value = Row.Status.FAILED, "null"
+        path = f"{type(error).__module__}.{type(error).__qualname__}"
+        trace = "".join(format_exception(error))
+        row.errors = json.dumps([{"exception_class_path": path, "traceback": trace}])
+        _finish(row, task)
+        return error if isinstance(error, Exception) else None
+    row.status = Row.Status.SUCCESSFUL
+    _finish(row, task)
+    return None
+
+
+def _finish(row: Row, task: Task[..., Any] | None) -> None:
+    """Record the result, unless another attempt has."""
+    failpoint("task_ran")
+    row.finished_at = row.kept_from = timezone.now()
+    names = ("status", "return_value", "errors", "finished_at", "kept_from")
+    values = {name: getattr(row, name) for name in names}
+    unfinished = _rows().filter(pk=row.pk, finished_at=None)
+    try:
+        changed = unfinished.update(**values)
+    except (django.db.OperationalError, django.db.InterfaceError):
+        # The connection may have died while the task ran, which is not to run again for that.
+        if connections[unfinished.db].in_atomic_block:
+            raise
+        connections[unfinished.db].close()
+        changed = unfinished.update(**values)
+    if not changed:
+        logger.warning("Another attempt has decided the result task_id=%s", row.task_id)
+    elif task:
+        task_finished.send_robust(type(task.get_backend()), task_result=_result(row, task))
+
+
+def _rows() -> Any:
+    return Row.objects.using(outbox_alias())
+
+
+def _check_size(row: Row) -> None:
+    check_size(row)
+    chunk_bytes([row], using=outbox_alias())
+
+
+def _load(path: str) -> Task[..., Any]:
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise InvalidTask(f"A worker cannot import {path}: {error}.") from error
+    if not isinstance(found, Task):
+        raise InvalidTask(f"A worker finds no task at {path}. Decorate the function itself.")
+    return found
+
+
+def _task_of(row: Row) -> Task[..., Any]:
+    task, call = _load(row.task), json.loads(row.call)
+    names = ("backend", "queue_name", "priority")
+    due = call["run_after"] and datetime.fromisoformat(call["run_after"])
+    with suppress(InvalidTask):  # the settings have changed since: it runs all the same
+        task = replace(task, run_after=due, **{name: call[name] for name in names})
+    return task
+
+
+def _result(row: Row, task: Task[..., Any]) -> TaskResult[..., Any]:
+    call = json.loads(row.call)
+    result: TaskResult[..., Any] = TaskResult(
+        task=task,
+        id=row.task_id,
+        status=TaskResultStatus(row.status),
+        enqueued_at=row.enqueued_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        last_attempted_at=row.last_attempted_at,
+        args=call["args"],
+        kwargs=call["kwargs"],
+        backend=call["backend"],
+        errors=[TaskError(**each) for each in json.loads(row.errors)],
+        worker_ids=json.loads(row.worker_ids),
+    )
+    object.__setattr__(result, "_return_value", json.loads(row.return_value))
+    return result
+
+
+def _faults(backend: OutboxBackend) -> Iterator[CheckMessage]:
+    conf = current_app.conf
+    if backend.options:
+        text = f"TASKS[{backend.alias!r}] has OPTIONS, and OutboxBackend takes none."
+        yield Warning(text, hint=f"Leave them out.{SEE}", id="outbox.W042")
+    declared = {queue.name for queue in conf.task_queues or ()}
+    missing = sorted(backend.queues - declared - {DEFAULT_TASK_QUEUE_NAME})
+    if declared and missing:
+        kind = Warning if conf.task_create_missing_queues else Error
+        yield kind(
+            f"TASKS[{backend.alias!r}] has the queues {', '.join(missing)}, which the setting "
+            f"task_queues of Celery app {current_app.main!r} does not declare.",
+            hint=f"Add them there; else no worker takes from them, unless -Q names them.{SEE}",
+            id="outbox.E049" if kind is Error else "outbox.W043",
+        )
+    known = conf.task_queue_max_priority or 0
+    if backend.has_priorities and speaks_amqp(current_app) and known < LEVELS:
+        yield Warning(
+            f"Tasks of TASKS[{backend.alias!r}] have priorities, and queues of Celery app "
+            f"{current_app.main!r} do not: RabbitMQ runs them in the order of their arrival.",
+            hint=f"Set task_queue_max_priority = {LEVELS}. A queue that is there has to be "
+            f"deleted first. Silence this where the queues say x-max-priority themselves.{SEE}",
+            id="outbox.W044",
+        )

@@ -1,0 +1,48 @@
+"""Results of ``django.tasks`` in the admin: what they carry is for those who may see it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.urls import reverse
+from django.utils.timezone import now
+
+from outbox_app.models import TaskResult
+
+from .pages import body, page, text
+
+LIST = reverse("admin:outbox_app_taskresult_changelist")
+CALL = {"backend": "default", "args": [17], "kwargs": {"password": "hunter2"}}
+
+
+@pytest.fixture
+def failed(alias):
+    times = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "kept_from"), now())
+    error = {"exception_class_path": "OSError", "traceback": "OSError: no <b>stock</b>\x1b"}
+    return TaskResult.objects.using(alias).create(
+        task_id="7d1ad9ba-6c4f-4d2f-9b0c-2f6cb0a6ef3e", task="shop.tasks.pack", status="FAILED",
+        call=json.dumps(CALL), errors=json.dumps([error]), worker_ids=json.dumps(["w@one:1"]),
+        **times,
+    )  # fmt: skip
+
+
+def test_the_page_shows_what_was_called_and_why_it_failed(superuser, failed):
+    shown = text(superuser.get(page(failed)))
+    for words in ("shop.tasks.pack", "failed", "w@one:1", "17", "OSError: no <b>stock</b>"):
+        assert words in shown
+    assert "hunter2" not in shown
+    assert "\x1b" not in shown
+
+
+def test_without_the_permission_it_is_hidden(log_in, failed):
+    shown = text(log_in("staff", permissions=["view_taskresult"]).get(page(failed)))
+    assert "it takes the permission outbox_app.view_payload_taskresult" in shown
+    assert "OSError" not in shown
+
+
+def test_the_list(superuser, failed):
+    for query in ({}, {"status": "FAILED"}, {"q": failed.task_id}):
+        assert page(failed) in body(superuser.get(LIST, query))
+    for query in ({"status": "READY"}, {"q": failed.task_id[:-1]}):
+        assert page(failed) not in body(superuser.get(LIST, query))

@@ -1,0 +1,93 @@
+"""Tasks of ``django.tasks`` (or its backport), as a project declares them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+from uuid import uuid4
+
+import django
+
+from outbox_app import idempotent
+from outbox_app.aliases import outbox_alias
+
+if django.VERSION >= (6,):
+    from django.tasks import exceptions, signals, task, task_backends
+else:
+    from django_tasks import exceptions, signals, task, task_backends
+
+__all__ = ["exceptions", "signals", "task_backends"]
+
+
+@task()
+def add(x: Any, y: Any = 0) -> Any:
+    return x + y
+
+
+@task()
+async def add_async(x: Any, y: Any = 0) -> Any:
+    return x + y
+
+
+@task(takes_context=True)
+def attempt(context: Any) -> list[Any]:
+    return [context.attempt, context.task_result.id, context.task_result.status]
+
+
+@task()
+def fail(message: str = "no stock") -> None:
+    raise ValueError(message)
+
+
+@task()
+def leave(code: Any) -> None:
+    sys.exit(code)
+
+
+@task()
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@task()
+def returns_no_json() -> Any:
+    return object()
+
+
+@task()
+def large(size: int) -> str:
+    return "x" * size
+
+
+@task()
+def effect(label: str) -> str:
+    """Write a row on the alias of the outbox; return its name."""
+    from django.contrib.auth.models import Group
+
+    return Group.objects.using(outbox_alias()).create(name=f"{label} {uuid4()}").name
+
+
+@task()
+@idempotent
+def effect_once(label: str) -> str:
+    return effect.func(label)
+
+
+@task()
+def die(path: str) -> str:
+    """Die at the first attempt, of which the file is the trace."""
+    with open(path, "a") as file:
+        file.write("attempt\n")
+    with open(path) as file:
+        if len(file.readlines()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def plain() -> None:
+    pass
+
+
+renamed = task()(plain)

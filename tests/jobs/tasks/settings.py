@@ -1,0 +1,5 @@
+"""The settings of the worker processes."""
+
+from tests.settings import *  # noqa: F403
+
+TASKS = {"default": {"BACKEND": "outbox_app.tasks.OutboxBackend", "QUEUES": ["default", "mails"]}}

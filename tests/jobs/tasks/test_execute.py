@@ -1,0 +1,253 @@
+"""What a worker makes of a message: states, errors, attempts, and deliveries that come again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import OperationalError, connections, transaction
+
+from outbox_app.failpoints import set_failpoint
+from outbox_app.models import StagedJob, TaskResult
+from tests.jobs.tasks import declared
+from tests.jobs.tasks.declared import add, signals
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def enqueue(alias: str) -> Callable[..., Any]:
+    """``enqueue(task, …)``: committed; its job is gone, as after the drain."""
+
+    def enqueue(task: Any, *args: Any) -> Any:
+        with transaction.atomic(using=alias):
+            result = task.enqueue(*args)
+        StagedJob.objects.using(alias).all().delete()
+        return result
+
+    return enqueue
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, str]]]:
+    """Which signals came, with the status at that time."""
+    names = ("task_started", "task_finished")
+    heard: list[tuple[str, str]] = []
+    receivers = {
+        name: lambda task_result, name=name, **_: heard.append((name, str(task_result.status)))
+        for name in names
+    }
+    for name, hear in receivers.items():
+        getattr(signals, name).connect(hear)
+    yield heard
+    for name, hear in receivers.items():
+        getattr(signals, name).disconnect(hear)
+
+
+@pytest.mark.parametrize("task", [add, declared.add_async], ids=["function", "coroutine"])
+def test_a_result(alias: str, enqueue: Any, run: Any, task: Any) -> None:
+    result = enqueue(task, [1], [2])
+    assert run(result).state == "SUCCESS"
+    result.refresh()
+    assert (result.status, result.return_value) == ("SUCCESSFUL", [1, 2])
+    assert result.enqueued_at <= result.started_at == result.last_attempted_at
+    assert result.started_at <= result.finished_at
+    assert result.attempts == 1
+    assert result.worker_ids[0].startswith("worker@here:")
+
+
+def test_the_context(alias: str, enqueue: Any, run: Any) -> None:
+    result = enqueue(declared.attempt)
+    TaskResult.objects.using(alias).update(worker_ids=json.dumps(["died"]))
+    run(result)
+    result.refresh()
+    assert result.return_value == [2, result.id, "RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("task", "argument", "error", "celery"),
+    [
+        (declared.fail, "no stock", ValueError, "FAILURE"),
+        (declared.fail, "\x00\ud800", ValueError, "FAILURE"),
+        (declared.leave, 3, SystemExit, "SUCCESS"),
+        (declared.returns_no_json, None, TypeError, "FAILURE"),
+    ],
+    ids=["raises", "text", "exits", "no JSON"],
+)
+def test_an_error(
+    alias: str, enqueue: Any, run: Any, task: Any, argument: Any, error: Any, celery: str
+) -> None:
+    result = enqueue(task, *([] if argument is None else [argument]))
+    assert run(result).state == celery
+    result.refresh()
+    assert (result.status, result.is_finished) == ("FAILED", True)
+    with pytest.raises(ValueError, match="Task failed"):
+        result.return_value  # noqa: B018
+    assert [each.exception_class for each in result.errors] == [error]
+    assert result.errors[0].traceback.startswith("Traceback")
+
+
+def test_a_return_value_that_is_too_large(
+    alias: str, enqueue: Any, run: Any, settings: Any
+) -> None:
+    result = enqueue(declared.large, 5000)
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_MESSAGE_BYTES": 4000}
+    assert run(result).state == "FAILURE"
+    result.refresh()
+    assert "at most 4000" in result.errors[0].traceback
+
+
+def test_the_signals(alias: str, enqueue: Any, run: Any, heard: list[Any]) -> None:
+    run(enqueue(add, 1))
+    run(enqueue(declared.fail))
+    begun = ("task_started", "RUNNING")
+    assert heard == [
+        begun,
+        ("task_finished", "SUCCESSFUL"),
+        begun,
+        ("task_finished", "FAILED"),
+    ]
+
+
+@pytest.mark.parametrize("task", [declared.effect, declared.fail], ids=["successful", "failed"])
+def test_a_second_delivery_does_nothing(
+    alias: str, enqueue: Any, run: Any, heard: list[Any], task: Any
+) -> None:
+    result = enqueue(task, "once")
+    run(result)
+    result.refresh()
+    first, signals_of_first = result.status, list(heard)
+    assert run(result).state == "SUCCESS"
+    again = task.get_result(result.id)
+    assert (again, again.attempts, again.status) == (result, 1, first)
+    assert Group.objects.using(alias).count() == (first == "SUCCESSFUL")
+    assert heard == signals_of_first
+
+
+def test_the_first_attempt_that_ends_decides(
+    alias: str, enqueue: Any, run: Any, heard: list[Any]
+) -> None:
+    """A second one begins while the first runs, and ends before it."""
+    result = enqueue(add, 1, 2)
+
+    def overtake() -> None:
+        set_failpoint("task_ran", None)
+        run(result)
+        heard.append(("overtaken", ""))
+
+    set_failpoint("task_ran", overtake)
+    try:
+        run(result)
+    finally:
+        set_failpoint("task_ran", None)
+    result.refresh()
+    assert (result.status, result.attempts) == ("SUCCESSFUL", 2)
+    assert heard[-1] == ("overtaken", "")
+
+
+@pytest.mark.parametrize("code", [KeyboardInterrupt, -241], ids=["interrupted", "terminated"])
+def test_a_worker_that_is_stopped_leaves_it_running(
+    alias: str, enqueue: Any, run: Any, code: Any
+) -> None:
+    result = enqueue(declared.interrupt) if code is KeyboardInterrupt else None
+    result = result or enqueue(declared.leave, code)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(result)
+    result.refresh()
+    assert (result.status, result.errors, result.attempts) == ("RUNNING", [], 1)
+
+
+def test_what_is_cancelled_is_not_run(alias: str, enqueue: Any, run: Any) -> None:
+    result = enqueue(declared.effect, "never")
+    TaskResult.objects.using(alias).all().delete()
+    assert run(result).state == "SUCCESS"
+    assert not Group.objects.using(alias).exists()
+
+
+def test_a_task_that_a_worker_does_not_have(alias: str, enqueue: Any, run: Any) -> None:
+    result = enqueue(add, 1)
+    rows = TaskResult.objects.using(alias)
+    rows.update(task="tests.jobs.tasks.declared.gone")
+    assert run(result).state == "FAILURE"
+    assert "does not define" in rows.get().errors
+
+
+def test_a_queue_that_is_gone_from_the_settings(
+    alias: str, enqueue: Any, run: Any, settings: Any
+) -> None:
+    result = enqueue(add.using(queue_name="mails"), 1, 2)
+    settings.TASKS = {"default": {"BACKEND": "outbox_app.tasks.OutboxBackend"}}
+    run(result)
+    assert add.get_result(result.id).return_value == 3
+
+
+@pytest.mark.parametrize("when", ["begins", "ends"])
+def test_a_database_that_is_away_puts_it_off(
+    alias: str, enqueue: Any, run: Any, when: str, app: Any
+) -> None:
+    result = enqueue(add, 1, 2)
+
+    def away(execute: Any, sql: str, *rest: Any) -> Any:
+        if ("finished_at" in sql and "UPDATE" in sql) if when == "ends" else True:
+            raise OperationalError("away")
+        return execute(sql, *rest)
+
+    if when == "ends":
+        set_failpoint("task_ran", lambda: wrappers().append(away))
+    else:
+        wrappers().append(away)
+    try:
+        assert run(result).state == "RETRY"
+    finally:
+        set_failpoint("task_ran", None)
+        wrappers().clear()
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(app.conf.task_default_queue)
+        assert queue.get_nowait().headers["id"] == result.id
+        queue.close()
+    assert run(result, retries=1).state == "SUCCESS"
+    result.refresh()
+    assert result.return_value == 3
+
+
+def wrappers() -> list[Any]:
+    from outbox_app.aliases import outbox_alias
+
+    return connections[outbox_alias()].execute_wrappers
+
+
+def test_a_connection_that_died_while_the_task_ran(alias: str, enqueue: Any, run: Any) -> None:
+    result = enqueue(declared.effect, "once")
+
+    def cut(execute: Any, *rest: Any) -> Any:
+        wrappers().clear()
+        raise OperationalError("gone away")
+
+    set_failpoint("task_ran", lambda: wrappers().append(cut))
+    try:
+        assert run(result).state == "SUCCESS"
+    finally:
+        set_failpoint("task_ran", None)
+    result.refresh()
+    assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
+
+
+def test_an_idempotent_task_has_its_effect_once(alias: str, enqueue: Any, run: Any) -> None:
+    """The worker dies between the effect and the result, and is given the message again."""
+    result = enqueue(declared.effect_once, "once")
+
+    def die() -> None:
+        set_failpoint("task_ran", None)
+        raise KeyboardInterrupt
+
+    set_failpoint("task_ran", die)
+    with pytest.raises(KeyboardInterrupt):
+        run(result)
+    assert declared.effect_once.get_result(result.id).status == "RUNNING"
+    run(result)
+    result.refresh()
+    assert result.attempts == 2
+    assert [result.return_value] == [each.name for each in Group.objects.using(alias).all()]
