@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-pipeline demo-prepared up test test-matrix lint docs screenshots bench venv system clean
+.PHONY: help demo demo-pipeline demo-prepared demo-fleet up test test-matrix lint docs screenshots bench venv system clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -26,6 +26,9 @@ demo-pipeline: $(VENV)/.pipeline ## the same, and then Spark archives and audits
 
 demo-prepared: $(VENV)/.example ## show that an event is published if its sender, elsewhere, has committed
 	$(BIN)/python -m example_project.prepared_demo $(ARGS)
+
+demo-fleet: $(VENV)/.example ## show that callers go on while servers are killed and stopped
+	$(BIN)/python -m example_project.fleet_demo $(ARGS)
 
 up: $(VENV)/.example ## run the example project until Ctrl-C
 	$(BIN)/python -m example_project.up $(ARGS)

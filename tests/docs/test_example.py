@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def example(program: str, *arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
+def example(
+    program: str, *arguments: str, data: Path, **given: str
+) -> subprocess.CompletedProcess[str]:
     names = ("DATABASE_URL", "BROKER_URL", "DJANGO_SETTINGS_MODULE", "LEASE_SECONDS")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     return subprocess.run(
         [sys.executable, "-m", f"example_project.{program}", *arguments],
         cwd=ROOT,
-        env={**environment, "DATA_DIR": str(data)},
+        env={**environment, "DATA_DIR": str(data), **given},
         capture_output=True,
         text=True,
     )
@@ -65,6 +69,21 @@ def test_prepared_demo_publishes_what_was_committed(tmp_path: Path) -> None:
     assert {name for name, counted in rows.items() if not counted[1]} == never
     assert re.search(r"^killed after COMMIT .* 2 answer$", done.stdout, re.MULTILINE)
     assert "Lost: 0, leaked: 0, undecided: 0" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fleet_demo_answers_each_call_and_sells_each_seat_once(tmp_path: Path) -> None:
+    done = example("fleet_demo", "--calls", "20", data=tmp_path, DEADLINE=str(patience(2)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"^(\S.*?)  +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", done.stdout, re.MULTILINE)
+    errors = {name: int(counted[-1]) for name, *counted in found}
+    assert {name for name, count in errors.items() if count} == {
+        "one killed, fail-fast",
+        "one stopped, fail-fast",
+    }
+    assert len(errors) == 10
+    assert re.search(r"(server-\d) leads it, .*\n.* \1 is killed", done.stdout)
 
 
 def test_up_says_what_to_do_where_its_address_is_taken(tmp_path: Path) -> None:
