@@ -11,6 +11,7 @@ from typing import Any
 
 from ..aliases import outbox_alias
 from ..process.foreground import (
+    Listen,
     Progress,
     prepare,
     require_at_least,
@@ -41,15 +42,23 @@ def run(
     require_at_least(processes=(processes, 1), interval=(interval, 0.01))
     using = using or outbox_alias()
     prepare(using)
-    work = partial(_run_here, using, interval=interval, once=once)
+    work = partial(ask_here, using, interval=interval, once=once)
     return run_workers(work, count=processes, restart=not once)
 
 
-def _run_here(using: str, *, interval: float | None, once: bool, parent: int | None = None) -> int:
+def ask_here(
+    using: str,
+    *,
+    interval: float | None = None,
+    once: bool,
+    parent: int | None = None,
+    listen: Listen = stop_on_signals,
+) -> int:
+    """Ask senders in this thread; ``listen`` is given what stops that."""
     loop = CheckBack(
         using=using, interval=interval, on_turn=Progress(logger, _progress, parent=parent)
     )
-    stop_on_signals(loop.stop)
+    listen(loop.stop)
     logger.info("Check-back started database=%s", using)
     decided = loop.run(once=once)
     trouble = loop.trouble

@@ -27,6 +27,8 @@ from .waiting import StopFlag
 
 logger = get_logger("outbox_app.process")
 
+#: Takes what stops a loop, and calls it when it is time.
+Listen = Callable[[Callable[[], None]], None]
 #: Exit code where a process died that nothing had stopped.
 EXIT_DIED = 1
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..exceptions import InvalidArgument, UnknownSubscription
 from ..process.foreground import (
+    Listen,
     Progress,
     prepare,
     require_at_least,
@@ -55,7 +56,7 @@ def run(
         logger.warning("Subscription left out reason=%s", fault)
     prepare(chosen[0].using)
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
-    work = partial(_run_here, chosen, once=once, **options)
+    work = partial(run_here, chosen, once=once, **options)
     code = run_workers(work, count=processes, restart=not once)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
@@ -84,15 +85,17 @@ def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
     return found
 
 
-def _run_here(
+def run_here(
     chosen: list[Subscriber],
     *,
     once: bool,
     parent: int | None = None,
+    listen: Listen = stop_on_signals,
     **options: Any,
 ) -> int:
+    """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
     runner = Runner(chosen, **options, on_turn=Progress(logger, _progress, parent=parent))
-    stop_on_signals(runner.stop)
+    listen(runner.stop)
     names = ",".join(each.name for each in chosen)
     logger.info("Subscriptions started database=%s names=%s", runner.using, names)
     handled = runner.run(once=once)

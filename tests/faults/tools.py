@@ -195,14 +195,19 @@ def draining(using: str, **options: Any) -> Iterator[Drain]:
 
 
 class Subprocess:
-    """``manage.py drain_outbox`` as a real process."""
+    """``manage.py drain_outbox``, or another command, as a real process."""
 
     def __init__(
-        self, *arguments: str, environment: Mapping[str, str], log: Path, wrap: Iterable[str] = ()
+        self,
+        *arguments: str,
+        environment: Mapping[str, str],
+        log: Path,
+        wrap: Iterable[str] = (),
+        command: str = "drain_outbox",
     ) -> None:
         self.log = log
         self.popen = processes.spawn(
-            [*wrap, sys.executable, "manage.py", "drain_outbox", *arguments],
+            [*wrap, sys.executable, "manage.py", command, *arguments],
             log=log,
             folder=ROOT,
             environment={**environment, "PYTHONWARNINGS": "default"},

@@ -11,7 +11,14 @@ from typing import Any
 
 from ...aliases import outbox_alias
 from ...exceptions import UnsafeBroker
-from ...process.foreground import Progress, prepare, require_at_least, run_workers, stop_on_signals
+from ...process.foreground import (
+    Listen,
+    Progress,
+    prepare,
+    require_at_least,
+    run_workers,
+    stop_on_signals,
+)
 from ...text import get_logger
 from .drain import Drain
 from .misconfiguration import without_batches
@@ -59,16 +66,23 @@ def drain_outbox(
     prepare(using)
     options = {"using": using, "interval": interval, "batch_size": batch_size, "max_jobs": max_jobs}
     return run_workers(
-        partial(_drain_here, options, once=once),
+        partial(drain_here, options, once=once),
         count=processes,
         restart=not once,
         final=EXIT_UNSAFE,
     )
 
 
-def _drain_here(options: dict[str, Any], *, once: bool, parent: int | None = None) -> int:
+def drain_here(
+    options: dict[str, Any],
+    *,
+    once: bool,
+    parent: int | None = None,
+    listen: Listen = stop_on_signals,
+) -> int:
+    """Run one drainer; ``listen`` is given what stops it."""
     drainer = Drain(**options, on_turn=Progress(logger, _progress, parent=parent))
-    stop_on_signals(drainer.stop)
+    listen(drainer.stop)
     logger.info(
         "Drainer started database=%s batch_size=%d interval=%g",
         *(drainer.using, drainer.batch_size, drainer.interval),

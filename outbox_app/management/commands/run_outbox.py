@@ -1,0 +1,46 @@
+"""``manage.py run_outbox``: all that a small site needs beside its web processes and workers.
+
+Thin: arguments in, ``management.together.run_together`` out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..together import run_together
+
+HELP = """
+Does in one process what these commands do each in its own:
+
+  drain_outbox       sends committed jobs to the broker
+  run_subscriptions  hands events to the subscriptions that the project declares
+  run_prepared       asks senders what became of prepared events
+  outbox_prune       removes what was kept long enough, once an hour: inbox, incidents, results of
+                     tasks, prepared events, and events where OUTBOX["EVENT_RETENTION_DAYS"] is set
+
+For one server, or a few. Run two on different hosts, and one takes over from the other. When one
+part is too slow, run its own command beside this one: they share the work by the same leases.
+
+A part that fails is logged, and is started again after 2, 4, 8 s and so on, up to a minute. The
+others continue. The admin lists the parts as processes, with one process id.
+
+  SIGTERM, SIGINT   finish what is in progress, hand the leases back, exit
+
+Exit codes: 0 stopped or done; 1 a part had failed when it was stopped, or with --once; 2 wrong
+arguments, or no tables; 3 the broker is unsafe.
+"""
+
+
+class Command(TeachingCommand):
+    help = HELP
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        once = "do what is there, one part after the other, then stop (cron, tests)"
+        parser.add_argument("--once", action="store_true", help=once)
+        parser.add_argument("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
+
+    def handle(self, **options: Any) -> None:
+        self.run(run_together, **options)

@@ -1,0 +1,144 @@
+"""Everything that a small site runs, in one process: what ``manage.py run_outbox`` calls.
+
+Each part is the loop of its own command, in a thread of its own, with connections and leases of its
+own: any number of processes may run, beside the single commands too. A part that fails is logged
+and started again, after longer and longer pauses, and stops no other. SIGTERM and SIGINT stop all:
+each finishes what is in progress and hands its leases back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from django.db import connections
+
+from ..aliases import outbox_alias
+from ..exceptions import OutboxError
+from ..jobs.drain.run import drain_here
+from ..prepared.run import ask_here
+from ..process.foreground import EXIT_DIED, Listen, prepare, stop_on_signals
+from ..process.waiting import StopFlag
+from ..retention.run import retain_here
+from ..subscriptions.run import run_here
+from ..subscriptions.subscriber import Subscriber, all_subscribers
+from ..text import get_logger
+
+logger = get_logger("outbox_app.process")
+
+#: Longest pause before a part is started again, in seconds. One that ran for longer begins anew.
+LONGEST_PAUSE = 60.0
+#: The retention can be cut off: a batch that is not committed is removed another time.
+RETENTION_SECONDS = 2.0
+
+#: Runs a loop, given ``once`` and ``listen``; returns an exit code.
+Work = Callable[..., int]
+
+
+class Part:
+    """One loop, started again until it is stopped."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self.name = name
+        self.work = work
+        #: Of its last attempt.
+        self.code = 0
+        self._stop = StopFlag()
+        self._stop_loop: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._stop_loop()
+
+    def run(self, *, once: bool = False) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            began = time.monotonic()
+            self.code = self._attempt(once=once)
+            if once or self._stop.is_set():
+                return
+            connections.close_all()  # of this thread
+            failures = 1 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
+            pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 16))
+            logger.error("Part has ended part=%s next_attempt_in=%.0fs", self.name, pause)
+            self._stop.wait(pause)
+
+    def _attempt(self, *, once: bool) -> int:
+        try:
+            return self.work(once=once, listen=self._listen)
+        except BaseException as error:  # a SystemExit would end the thread without a word
+            trace = None if isinstance(error, OutboxError) else error
+            logger.error("Part failed part=%s error=%r", self.name, error, exc_info=trace)
+            return EXIT_DIED
+
+    def _listen(self, stop: Callable[[], None]) -> None:
+        self._stop_loop = stop
+        if self._stop.is_set():
+            stop()
+
+
+def run_together(*, using: str | None = None, once: bool = False) -> int:
+    """Run all parts until SIGTERM or SIGINT, or one after the other with ``once``.
+
+    Returns:
+        The greatest exit code of a part's last attempt: 0; 1 where it failed; 3 where the broker
+        is unsafe.
+    """
+    works = _works(using or outbox_alias(), only=using)
+    parts = [Part(name, work) for name, work in works.items()]
+
+    def stop() -> None:
+        for part in parts:
+            part.stop()
+
+    stop_on_signals(stop)
+    if once:
+        for part in parts:
+            part.run(once=True)
+    else:
+        _run_in_threads(parts)
+    return max(part.code for part in parts)
+
+
+def _works(using: str, *, only: str | None) -> dict[str, Work]:
+    """Return what runs, in the order in which rows go: a handler may stage a job."""
+    prepare(using)
+    works: dict[str, Work] = {"prepared": partial(ask_here, using)}
+    by_alias: dict[str, list[Subscriber]] = {}
+    for each in all_subscribers():
+        if each.fault:
+            logger.warning("Subscription left out reason=%s", each.fault)
+        elif only in (None, each.using):
+            by_alias.setdefault(each.using, []).append(each)
+    for alias, chosen in by_alias.items():
+        works[f"subscriptions {alias}"] = partial(_handle, chosen)
+    works["jobs"] = partial(drain_here, {"using": using})
+    works["retention"] = partial(retain_here, using)
+    return works
+
+
+def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
+    prepare(chosen[0].using)
+    return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
+
+
+def _run_in_threads(parts: list[Part]) -> None:
+    threads = [
+        # A daemon: what hangs does not keep the process from ending.
+        threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
+        for part in parts
+    ]
+    connections.close_all()
+    for thread in threads:
+        thread.start()
+    for part, thread in zip(parts, threads, strict=True):
+        thread.join(RETENTION_SECONDS if part.name == "retention" else None)
+
+
+def _run(part: Part) -> None:
+    try:
+        part.run()
+    finally:
+        connections.close_all()

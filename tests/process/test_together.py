@@ -1,0 +1,232 @@
+"""``run_outbox``: rows of each kind move, nothing twice; a part that fails stops no other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+from django.utils.timezone import now
+
+from outbox_app import publish, subscriber
+from outbox_app.exceptions import InvalidArgument
+from outbox_app.management import together
+from outbox_app.management.together import Part
+from outbox_app.models import (
+    DatabaseNow,
+    Event,
+    Fence,
+    Incident,
+    Lease,
+    PreparedEvent,
+    Process,
+    StagedJob,
+)
+from outbox_app.prepared import NewPrepared, keeper
+from outbox_app.prepared.request import checked
+from outbox_app.retention.run import Retention
+from tests.faults.tools import Book, assert_handed_back
+from tests.patience import eventually, patience
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(autouse=True)
+def signals_stay() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def prepare_event(alias: str) -> Callable[[str], None]:
+    """``prepare_event(stream)``: its sender has committed, and could not say so."""
+
+    def make(stream: str) -> None:
+        request = checked(NewPrepared(stream, "order.paid", {}))
+        keeper.prepare(f"alias:{alias}", [request], using=alias)
+        Fence.objects.using(alias).create(event_id=request.event_id, outcome="committed")
+        PreparedEvent.objects.using(alias).update(next_check_at=DatabaseNow() - DAY)
+
+    return make
+
+
+def old_incident(alias: str) -> None:
+    Incident.objects.using(alias).create(
+        kind="requeue", first_id=1, last_id=1, created_at=now() - 99 * DAY
+    )
+
+
+def test_rows_of_each_kind_move(
+    alias: str, make_named_app: Any, redis_url: str, seen_by: Any, prepare_event: Any
+) -> None:
+    app, book = make_named_app(redis_url), Book(using=alias)
+    seen = seen_by("copy")
+    book.stage(app, 3)
+    prepare_event("order-1")
+    old_incident(alias)
+
+    call_command("run_outbox", "--once")
+
+    book.receive(app)
+    book.assert_exact()
+    assert seen == [("order-1", 1)]
+    assert not Incident.objects.using(alias).exists()
+    assert_handed_back(alias)
+
+
+@pytest.fixture
+def start(start_drainer: Any, alias: str) -> Callable[..., Any]:
+    """``start(app)``: a real process, with the subscription of ``tests.subscribers``."""
+    options = {"name": "noted"}
+    variables = {"OUTBOX_TEST_SUBSCRIBER": json.dumps(options)}
+    return lambda app: start_drainer(alias, app, command="run_outbox", **variables)
+
+
+def test_two_at_once_one_is_killed_the_other_stopped(
+    alias: str, make_named_app: Any, redis_url: str, start: Any, prepare_event: Any
+) -> None:
+    app, book = make_named_app(redis_url), Book(using=alias)
+    old_incident(alias)
+    first, second = start(app), start(app)
+    rows = Process.objects.using(alias)
+    resources = {"jobs", "prepared", "retention", "subscription:noted"}
+
+    def both_run() -> bool:
+        pids = [set(rows.filter(resource=each).values_list("pid")) for each in resources]
+        return all(len(each) == 2 for each in pids)
+
+    eventually(both_run, "two processes, with all parts each")
+    assert {row.resource for row in rows.all()} == resources
+
+    def work(round: int) -> None:
+        book.stage(app, 20)
+        with transaction.atomic(using=alias):
+            publish(f"stream-{round}", "made", using=alias)
+        prepare_event(f"order-{round}")
+
+    def moved(round: int) -> bool:
+        noted = Incident.objects.using(alias).filter(kind="unknown")
+        left = StagedJob.objects.using(alias).exists()
+        return not left and noted.exclude(detail="").count() == 2 * round
+
+    work(1)
+    eventually(lambda: moved(1), "the first round")
+    assert not Incident.objects.using(alias).filter(kind="requeue").exists()
+    first.signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    work(2)
+    eventually(lambda: moved(2), "the second round, all of it by one process")
+    eventually(lambda: rows.count() == len(resources), "the killed one is removed")
+    assert second.stop() == 0
+    assert_handed_back(alias)
+
+    assert sorted(book.receive(app)) == sorted(book.jobs)
+    noted = Incident.objects.using(alias).filter(kind="unknown").exclude(detail="")
+    streams = [row.detail for row in noted]
+    assert sorted(streams) == ["order-1", "order-2", "stream-1", "stream-2"]
+    assert Event.objects.using(alias).count() == 4
+
+
+def test_without_subscriptions_the_rest_runs(
+    alias: str, make_named_app: Any, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, book = make_named_app(redis_url), Book(using=alias)
+
+    @subscriber("wrong", logs=["no_such_table"])
+    def handle(events: Any) -> None: ...
+
+    book.stage(app, 1)
+    assert together.run_together(once=True) == 0
+    book.receive(app)
+    book.assert_exact()
+    assert "Subscription left out" in caplog.text
+
+
+def test_a_wrong_alias() -> None:
+    with pytest.raises(InvalidArgument, match="no such alias"):
+        together.run_together(using="nowhere")
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Part]]:
+    """``running(work)``: a part in a thread, started again at once; it must end when stopped."""
+    monkeypatch.setattr(together, "LONGEST_PAUSE", 0.01)
+    started: list[tuple[Part, threading.Thread]] = []
+
+    def make(work: Any) -> Part:
+        part = Part("jobs", work)
+        thread = threading.Thread(target=part.run, daemon=True)
+        thread.start()
+        started.append((part, thread))
+        return part
+
+    yield make
+    for part, thread in started:
+        part.stop()
+        thread.join(patience())
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), SystemExit(9), None], ids=str)
+def test_a_part_that_fails_is_started_again(
+    running: Any, caplog: pytest.LogCaptureFixture, error: BaseException | None
+) -> None:
+    attempts: list[int] = []
+    stopped = threading.Event()
+
+    def work(*, once: bool, listen: Any) -> int:
+        attempts.append(len(attempts))
+        listen(stopped.set)
+        if len(attempts) < 3:
+            if error:
+                raise error
+            return 3
+        stopped.wait(patience())
+        return 0
+
+    with caplog.at_level(logging.ERROR):
+        part = running(work)
+        eventually(lambda: len(attempts) == 3, "the third attempt")
+        assert part.code == (1 if error else 3)
+        part.stop()
+        eventually(lambda: part.code == 0, "it recovered")
+    assert caplog.text.count("Part has ended") == 2
+    assert caplog.text.count("Part failed") == (2 if error else 0)
+
+
+def test_a_part_is_stopped_while_it_pauses(monkeypatch: pytest.MonkeyPatch, running: Any) -> None:
+    failed = threading.Event()
+
+    def work(*, once: bool, listen: Any) -> int:
+        failed.set()
+        return 3
+
+    part = running(work)
+    monkeypatch.setattr(together, "LONGEST_PAUSE", 3600.0)
+    assert failed.wait(patience())
+    part.stop()  # and the fixture joins it
+    assert part.code == 3
+
+
+def test_the_retention_goes_on_after_a_kind_that_fails(
+    alias: str, settings: Any, seen_by: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "INBOX_DATABASE": alias, "INCIDENT_RETENTION_DAYS": 0}
+    keeper.prepare(f"alias:{alias}", [checked(NewPrepared("s", "t", {}))], using=alias)
+    PreparedEvent.objects.using(alias).update(state="cancelled", decided_at=now() - 99 * DAY)
+    loop = Retention(using=alias)
+    assert loop.run(once=True) == 1
+    assert "incidents: InvalidArgument" in loop.trouble
+    assert "Not removed kind=incidents" in caplog.text
+    assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
