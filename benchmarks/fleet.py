@@ -1,4 +1,5 @@
-"""The fleet: ids that are made without asking, beside ``uuid4``; split tables (``sharded``).
+"""The fleet: ids made without asking, beside ``uuid4``; commands that are passed on, and servers
+that die (``routing``); split tables (``sharded``).
 
 In turns in one process. ``ids_per_second`` of the rounds is that of four threads. Time is reserved,
 and renewed, in the database as ever.
@@ -15,9 +16,9 @@ from uuid import uuid4
 
 import django
 
-from . import losses, sharded
+from . import losses, routing, sharded
 
-ASKED = {"ids_vs_uuid4": "at least 0.5", **sharded.ASKED}
+ASKED = {"ids_vs_uuid4": "at least 0.5", **routing.ASKED, **sharded.ASKED}
 THREADS = 4
 
 
@@ -37,6 +38,7 @@ def run(*, scale: float = 1.0, quick: bool) -> dict[str, Any]:
     count, rounds = (5_000, 7) if quick else (50_000, 25)
     measured = []
     with losses.scratch_database():
+        passed_on = routing.compare(quick=quick, scale=scale)  # forks: before there are threads
         snowflake()
         for number in range(rounds):
             turn = {
@@ -55,10 +57,12 @@ def run(*, scale: float = 1.0, quick: bool) -> dict[str, Any]:
         "ratios": {
             "ids_vs_uuid4": round(statistics.median(one), 4),
             "ids_vs_uuid4_4_threads": round(statistics.median(four), 4),
+            **passed_on.pop("ratios"),
             **tables.pop("ratios"),
         },
         "asked": ASKED,
         "rounds": measured,
+        "routing": passed_on,
         "sharded": tables,
     }
 

@@ -6,12 +6,16 @@ in the table is what took effect, whatever was tried again.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from django.db import models
 
 from outbox_app.entities import Entity, EntityVersion, command
 from outbox_app.models import EventLog
+
+#: Seconds of the processor that ``Hot.work`` takes.
+WORK = 0.0002
 
 
 class TimedEvent(EventLog):
@@ -91,6 +95,15 @@ class Hot(Entity):
     @command()
     def add(self, amount: int) -> Any:
         self.state["count"] += amount
+        return self.state["count"]
+
+    @command()
+    def work(self) -> Any:
+        """Take a while, and nothing else: its callers count for ``routing``."""
+        end = time.perf_counter() + WORK
+        while time.perf_counter() < end:
+            pass
+        self.state["count"] += 1
         return self.state["count"]
 
 
