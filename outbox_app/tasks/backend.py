@@ -21,7 +21,7 @@ from uuid import UUID, uuid4
 import django
 import django.db
 from celery import current_app
-from celery.exceptions import Retry
+from celery.exceptions import Retry, WorkerLostError
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, transaction
 from django.utils import timezone
@@ -60,6 +60,12 @@ logger = get_logger("outbox_app.tasks")
 RUN_TASK = "outbox_app.run_task"
 #: Priorities that brokers tell apart: -100 to 100 becomes 0 to 10, and 0 becomes 5.
 LEVELS = 10
+#: Attempts at a task each of which has ended its worker: then the task has failed.
+MOST_ATTEMPTS = 10
+#: A traceback is cut at the front: its end says most.
+MOST_CHARACTERS = 100_000
+#: What the processes of a pool exit with when a signal ends them.
+_TERMINATED = range(-255, -191)
 SEE = "\n\tSee docs/howto/django-tasks.md."
 
 
@@ -187,6 +193,8 @@ def _attempt(row: Row, request: Any) -> Exception | None:
     try:
         task = _task_of(row)
         result = _result(row, task)
+        if result.attempts > MOST_ATTEMPTS:
+            raise WorkerLostError(f"None of {MOST_ATTEMPTS} attempts has ended; see their workers.")
         task_started.send_robust(type(task.get_backend()), task_result=result)
         request.outbox_body = task.func
         context = [TaskContext(task_result=result)] if task.takes_context else []
@@ -196,11 +204,11 @@ def _attempt(row: Row, request: Any) -> Exception | None:
     except (KeyboardInterrupt, Retry):
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and str(error.code).startswith("-"):
-            raise  # its worker is terminated: the message is delivered again
+        if isinstance(error, SystemExit) and error.code in _TERMINATED:
+            raise  # with its worker: the message is delivered again
         row.status, row.return_value = Row.Status.FAILED, "null"
         path = f"{type(error).__module__}.{type(error).__qualname__}"
-        trace = "".join(format_exception(error))
+        trace = "".join(format_exception(error))[-MOST_CHARACTERS:]
         row.errors = json.dumps([{"exception_class_path": path, "traceback": trace}])
         _finish(row, task)
         return error if isinstance(error, Exception) else None
@@ -283,7 +291,7 @@ def _faults(backend: OutboxBackend) -> Iterator[CheckMessage]:
     if backend.options:
         text = f"TASKS[{backend.alias!r}] has OPTIONS, and OutboxBackend takes none."
         yield Warning(text, hint=f"Leave them out.{SEE}", id="outbox.W042")
-    declared = {queue.name for queue in conf.task_queues or ()}
+    declared = {getattr(queue, "name", queue) for queue in conf.task_queues or ()}
     missing = sorted(backend.queues - declared - {DEFAULT_TASK_QUEUE_NAME})
     if declared and missing:
         kind = Warning if conf.task_create_missing_queues else Error

@@ -170,7 +170,8 @@ def _statement(using: str) -> tuple[str, str]:
 
     ops: Any = connections[using].ops
     names = ", ".join(map(ops.quote_name, _WRITTEN))
-    row = ["%s"] * len(_PLAIN) + [ops.binary_placeholder_sql(b""), "%s"]
+    binary = "_binary %s" if connections[using].vendor == "mysql" else "%s"
+    row = ["%s"] * len(_PLAIN) + [binary, "%s"]
     table = ops.quote_name(StagedJob._meta.db_table)
     return f"INSERT INTO {table} ({names}) VALUES ", f"({', '.join(row)})"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
@@ -44,9 +45,9 @@ def test_the_job_and_its_result_are_staged(alias: str) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_rollback_takes_both(alias: str) -> None:
     with transaction.atomic(using=alias):
-        savepoint = transaction.savepoint(using=alias)
-        inner = add.enqueue(1)
-        transaction.savepoint_rollback(savepoint, using=alias)
+        with suppress(ZeroDivisionError), transaction.atomic(using=alias):
+            inner = add.enqueue(1)
+            raise ZeroDivisionError
         kept = add.enqueue(2)
     assert rows(alias) == ([kept.id], [kept.id])
     with pytest.raises(exceptions.TaskResultDoesNotExist):
@@ -84,6 +85,7 @@ def test_a_result_of_another_task(alias: str) -> None:
         add_async.get_result(result.id)
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 @pytest.mark.parametrize(
     "refused",
@@ -97,6 +99,7 @@ def test_arguments_that_are_no_json(alias: str, refused: Any) -> None:
     assert len(rows(alias)[1]) == 1
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_arguments_that_are_too_large(alias: str, settings: Any) -> None:
     settings.OUTBOX = {**settings.OUTBOX, "MAX_MESSAGE_BYTES": 2000}
@@ -112,6 +115,7 @@ def test_what_cannot_be_staged_leaves_no_result(alias: str) -> None:
     assert rows(alias) == ([], [])
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_a_function_that_a_worker_would_not_find(alias: str) -> None:
     with pytest.raises(exceptions_of("InvalidTask"), match="finds no task at"):
@@ -122,6 +126,7 @@ def exceptions_of(name: str) -> Any:
     return getattr(exceptions, name, None) or getattr(exceptions, f"{name}Error")
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_the_queue(alias: str, app: Any) -> None:
     add.enqueue(1)
@@ -133,6 +138,7 @@ def test_the_queue(alias: str, app: Any) -> None:
         add.using(queue_name="others")
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 @pytest.mark.parametrize(
     ("url", "levels"), [("memory://", [10, 5, 4, 0]), ("amqp://", [0, 5, 6, 10])], ids=["", "amqp"]
@@ -156,12 +162,14 @@ def test_a_task_that_is_to_run_later_is_held(alias: str) -> None:
     assert TaskResult.objects.using(alias).get().kept_from == due
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_logs_of_celery_name_the_function(alias: str) -> None:
     add.enqueue(1)
     assert message(alias)[1].headers["shadow"] == "tests.jobs.tasks.declared.add"
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_the_signal_has_the_result(alias: str) -> None:
     heard: list[Any] = []
@@ -214,6 +222,7 @@ def test_outside_a_transaction_the_setting_decides(alias: str, settings: Any, ou
         assert rows(alias) == ([result.id], [result.id])
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_a_plain_app_stages_too(alias: str, current: Any) -> None:
     from celery import Celery
@@ -225,6 +234,7 @@ def test_a_plain_app_stages_too(alias: str, current: Any) -> None:
     app.close()
 
 
+@pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_eagerly_it_runs_at_once(alias: str, app: Any) -> None:
     app.conf.task_always_eager = True
@@ -238,3 +248,13 @@ def test_what_is_cancelled_has_no_result(alias: str) -> None:
     kept, result = add.enqueue(1), add.enqueue(2)
     assert cancel(result.id)
     assert rows(alias) == ([kept.id], [kept.id])
+
+
+@pytest.mark.skipif(len(connections.settings) < 2, reason="there is one database only")
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.any_database
+def test_a_transaction_on_another_database_only(alias: str) -> None:
+    other = next(each for each in connections if each != alias)
+    with transaction.atomic(using=other), pytest.raises(NotAtomic, match="it would not be atomic"):
+        add.enqueue(1)
+    assert rows(alias) == ([], [])

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery.exceptions import WorkerLostError
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connections, transaction
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StagedJob, TaskResult
+from outbox_app.testing import run_staged
 from tests.jobs.tasks import declared
 from tests.jobs.tasks.declared import add, signals
 
@@ -73,9 +75,10 @@ def test_the_context(alias: str, enqueue: Any, run: Any) -> None:
         (declared.fail, "no stock", ValueError, "FAILURE"),
         (declared.fail, "\x00\ud800", ValueError, "FAILURE"),
         (declared.leave, 3, SystemExit, "SUCCESS"),
+        (declared.leave, -1, SystemExit, "SUCCESS"),
         (declared.returns_no_json, None, TypeError, "FAILURE"),
     ],
-    ids=["raises", "text", "exits", "no JSON"],
+    ids=["raises", "text", "exits", "exits by -1", "no JSON"],
 )
 def test_an_error(
     alias: str, enqueue: Any, run: Any, task: Any, argument: Any, error: Any, celery: str
@@ -251,3 +254,35 @@ def test_an_idempotent_task_has_its_effect_once(alias: str, enqueue: Any, run: A
     result.refresh()
     assert result.attempts == 2
     assert [result.return_value] == [each.name for each in Group.objects.using(alias).all()]
+
+
+def test_a_task_that_ends_its_worker_each_time_has_failed(
+    alias: str, enqueue: Any, run: Any, heard: list[Any]
+) -> None:
+    result = enqueue(declared.effect, "never")
+    TaskResult.objects.using(alias).update(worker_ids=json.dumps(["died"] * 10))
+    assert run(result).state == "FAILURE"
+    result.refresh()
+    assert (result.status, result.errors[0].exception_class) == ("FAILED", WorkerLostError)
+    assert not Group.objects.using(alias).exists()
+    assert heard == [("task_finished", "FAILED")]
+
+
+def test_long_words_of_an_error_are_cut(alias: str, enqueue: Any, run: Any) -> None:
+    result = enqueue(declared.fail, "x" * 200_000 + "last words")
+    run(result)
+    result.refresh()
+    assert len(result.errors[0].traceback) == 100_000
+    assert result.errors[0].traceback.endswith("last words\n")
+
+
+def test_what_is_staged_in_a_test_is_run_there(alias: str) -> None:
+    with transaction.atomic(using=alias):
+        result = add.enqueue(1, 2)
+        failed = declared.fail.enqueue()
+    with pytest.raises(ValueError, match="no stock"):
+        run_staged()
+    run_staged()
+    for each in (result, failed):
+        each.refresh()
+    assert (result.return_value, failed.status) == (3, "FAILED")

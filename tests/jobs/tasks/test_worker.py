@@ -82,14 +82,15 @@ def test_from_enqueue_to_the_result(
     Drain(using=alias).run(once=True)
     log = start_worker()
 
-    def repeated() -> bool:
-        text = log.read_text() if log.exists() else ""
-        return "has finished already" in text
-
-    eventually(repeated, str(log))
     results = [low, middle, high, dies, fails, last]
-    for result in results:
-        result.refresh()
+
+    def ended() -> bool:
+        for result in results:
+            result.refresh()
+        is_repeated = log.exists() and "has finished already" in log.read_text()
+        return is_repeated and all(result.is_finished for result in results)
+
+    eventually(ended, str(log))
     assert [each.status for each in results] == [*["SUCCESSFUL"] * 4, "FAILED", "SUCCESSFUL"]
     assert (high.return_value, dies.return_value) == (3, "survived")
     assert [each.attempts for each in results] == [1, 1, 1, 2, 1, 1]
