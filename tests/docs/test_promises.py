@@ -20,7 +20,7 @@ def table(page: Path) -> list[str]:
 def test_every_promise_has_a_condition() -> None:
     rows = table(PAGE)[2:]
     names = [row.split("|")[1].strip() for row in rows]
-    assert names == ["P1", "P2", "P3", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12"]
+    assert names == [f"P{number}" for number in range(1, 14) if number != 4]
     assert [row for row in rows if not row.split("|")[3].strip()] == []
 
 
