@@ -20,6 +20,8 @@ from .aliases import outbox_alias
 from .conf import require_celery
 from .jobs.staging.modes import mode_of
 from .jobs.staging.sending import StagingMixin, celery_app
+from .jobs.staging.shadow import expecting
+from .transactions import is_atomic, is_in_test
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
@@ -67,6 +69,9 @@ class OutboxTask(_DjangoTask):
         alias = outbox_alias() if apps.models_ready else None
         mode = mode_of(self.app, self.name) if apps.models_ready else "send"
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
+            is_recorded = mode == "shadow" and not self.app.conf.task_always_eager
+            if alias and is_recorded and is_atomic(alias) and not is_in_test(alias):
+                call = expecting(call, self.name, using=alias)
             transaction.on_commit(call)
         elif self.app.conf.task_always_eager:
             transaction.on_commit(call, using=alias)

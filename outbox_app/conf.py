@@ -46,9 +46,9 @@ class OutboxSettings:
     #: A ``.delay()`` outside any transaction: "send" as Celery would, "stage" in a transaction of
     #: its own, or "refuse" with an error.
     OUTSIDE: Literal["send", "stage", "refuse"] = "send"
-    #: "stage" or "send" by patterns of task names; the first that matches decides. Where
+    #: "stage", "send" or "shadow" by patterns of task names; the first that matches decides. Where
     #: none does: "stage". The attribute ``outbox`` of a task wins.
-    TASK_MODES: Mapping[str, Literal["stage", "send"]] = field(default_factory=dict)
+    TASK_MODES: Mapping[str, Literal["stage", "send", "shadow"]] = field(default_factory=dict)
     #: Find tasks that are sent inside a transaction, by plain Celery apps too: log each place once,
     #: warn, or raise in the caller's line. For development and CI.
     DETECT: Literal["log", "warn", "raise"] | None = None

@@ -101,7 +101,7 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             isinstance(pattern, str) and pattern and mode in MODES
             for pattern, mode in value.items()
         )
-        return None if fits else "a dictionary of patterns, each with 'stage' or 'send'"
+        return None if fits else "a dictionary of patterns, each with 'stage', 'send' or 'shadow'"
     if name == "FLEET":
         return None if isinstance(value, dict) else "a dictionary of its own keys"
     if get_origin(hint) is Mapping:

@@ -5,7 +5,16 @@ from .collation import compare_bytes
 from .entity import CommandsOnly, EntityRow, EntityVersion
 from .event import Event, EventLog, StreamHead
 from .gap import Gap, GapQuerySet
-from .job import DeadJob, InboxEntry, Incident, StagedJob, TaskResult
+from .job import (
+    DeadJob,
+    InboxEntry,
+    Incident,
+    ShadowJob,
+    ShadowNote,
+    ShadowResult,
+    StagedJob,
+    TaskResult,
+)
 from .node import Node
 from .peer import Peer
 from .prepared import Fence, PreparedEvent
@@ -38,6 +47,9 @@ __all__ = [
     "PreparedEvent",
     "Process",
     "Server",
+    "ShadowJob",
+    "ShadowNote",
+    "ShadowResult",
     "StagedJob",
     "Statistic",
     "StreamHead",

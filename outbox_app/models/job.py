@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
@@ -242,3 +243,70 @@ class TaskResult(models.Model):
     @property
     def size(self) -> int:
         return len(self.call) + len(self.return_value)
+
+
+class ShadowHalf(models.Model):
+    """One half of what shadow mode compares: see ``jobs.staging.shadow``."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: The same of both halves.
+    key = models.UUIDField(_("key"), unique=True, default=uuid4, editable=False)
+    task = models.CharField(_("task"), max_length=255)
+    #: Empty for a row that was written before its task had an id, by ``delay_on_commit``.
+    task_id = models.CharField(_("task id"), max_length=255, blank=True, default="")
+    at = models.DateTimeField(_("at"), db_default=DatabaseNow(), db_index=True, editable=False)
+
+    class Meta:
+        abstract = True
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"
+
+
+class ShadowJob(ShadowHalf):
+    """What would be a staged job: it is there if and only if its transaction committed."""
+
+    class Meta(ShadowHalf.Meta):
+        db_table = "outbox_shadowjob"
+
+
+class ShadowNote(ShadowHalf):
+    """The broker has taken the task: written on a connection of its own, whatever commits."""
+
+    in_transaction = models.BooleanField(_("in a transaction"), default=False)
+    #: Why staging would have refused the call; empty: it would not.
+    refused = models.CharField(_("refused"), max_length=255, blank=True, default="")
+
+    class Meta(ShadowHalf.Meta):
+        db_table = "outbox_shadownote"
+
+
+class ShadowResult(models.Model):
+    """How often the comparison had an outcome for a task."""
+
+    class Outcome(models.TextChoices):
+        MATCHED = "matched", _("sent after its commit")
+        EARLY = "early", _("sent before its commit")
+        NEVER_SENT = "never_sent", _("committed and never sent")
+        ROLLED_BACK = "rolled_back", _("sent for a rollback")
+        REFUSED = "refused", _("staging would refuse the call")
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.CharField(_("task"), max_length=255)
+    outcome = models.CharField(_("outcome"), max_length=20, choices=Outcome.choices)
+    count = models.BigIntegerField(_("count"))
+    last_at = models.DateTimeField(_("last at"))
+    last_task_id = models.CharField(_("last task id"), max_length=255, blank=True, default="")
+
+    class Meta:
+        db_table = "outbox_shadowresult"
+        verbose_name = _("shadow result")
+        verbose_name_plural = _("shadow results")
+        default_permissions = ("view",)
+        constraints = [
+            models.UniqueConstraint(fields=["task", "outcome"], name="outbox_shadow_outcome"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.outcome}: {self.count}"

@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from django.db import connections
+from django.db.models import Model
 
 from ...models import DatabaseNow, StagedJob
 from ...models.collation import COLLATIONS
@@ -146,14 +147,16 @@ def apps_with_rows(*, using: str) -> list[str]:
     return found
 
 
-def delete(published: Sequence[tuple[int, str]], *, using: str) -> None:
+def delete(
+    published: Sequence[tuple[int, str]], *, using: str, model: type[Model] = StagedJob
+) -> int:
     """Delete rows that the broker took, by id and task id, even of shards that were lost meanwhile.
 
     An id alone may be another job's by now: a fail-over, a restored backup, a crash that loses
     commits and TRUNCATE … RESTART IDENTITY give ids out again. Under one id *and* one task id only
     the same task can be staged again, by a caller that chooses its task ids: its message was sent.
     """
-    _each(published, "DELETE {j} FROM {rows} WHERE {found}", using=using)
+    return _each(published, "DELETE {j} FROM {rows} WHERE {found}", using=using, model=model)
 
 
 def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
@@ -161,12 +164,16 @@ def release(held: Sequence[tuple[int, str]], *, using: str) -> None:
     sql = (
         "UPDATE {rows} SET available_at = NULL, is_immediate = NULL WHERE {found} AND is_immediate"
     )
-    _each(held, sql, using=using)
+    _each(held, sql, using=using, model=StagedJob)
 
 
-def _each(rows: Sequence[tuple[int, str]], statement: str, *, using: str) -> None:
+def _each(
+    rows: Sequence[tuple[int, str]], statement: str, *, using: str, model: type[Model]
+) -> int:
+    """Execute a statement for rows of a model. Returns how many it found."""
+    count = 0
     connection: Any = connections[using]
-    table = connection.ops.quote_name(StagedJob._meta.db_table)
+    table = connection.ops.quote_name(model._meta.db_table)
     for start in range(0, len(rows), DELETED_AT_ONCE):
         some = rows[start : start + DELETED_AT_ONCE]
         # Integers of our own are written out, for one look-up each; no engine's limit on parameters
@@ -195,6 +202,8 @@ def _each(rows: Sequence[tuple[int, str]], statement: str, *, using: str) -> Non
             params = [json.dumps(pairs) if is_sqlite else _array(pairs)]
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
+            count += cursor.rowcount
+    return count
 
 
 def _array(texts: list[str]) -> str:

@@ -33,6 +33,7 @@ from ...process.loop import ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
 from ...signals import drainer_started, drainer_stopped, jobs_published
 from ...text import get_logger
+from ..shadow_comparison import ShadowComparison
 from ..staging.sending import staging_apps
 from .app_drain import AppDrain
 from .batch import apps_with_rows
@@ -105,6 +106,7 @@ class Drain(ProcessLoop):
             using=self.using, lease_seconds=lease_seconds, on_takeover=self._record_takeover
         )
         self._counters = DrainCounters(self.holder, self.tally)
+        self._shadow = ShadowComparison(self.holder)
         self._apps: dict[str, AppDrain] = {}
         self._unsettled = Unsettled(using=self.using)
         self._backoff = Backoff(self)
@@ -174,6 +176,7 @@ class Drain(ProcessLoop):
         if self.holder.sharing_is_due():
             self._share_shards()
         self._counters.keep()
+        self._shadow.keep()
         busy = False
         # A poll of an empty table is this one look-up; elsewhere it would be one a shard.
         known = len(self._apps)

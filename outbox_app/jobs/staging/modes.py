@@ -1,6 +1,7 @@
 """What becomes of a task's calls: its mode, from its attribute ``outbox``, else the setting.
 
-"stage" is the outbox, "send" is Celery as if there were none. What Celery calls for another task
+"stage" is the outbox, "send" is Celery as if there were none, and "shadow" is "send", with a record
+that is compared with what was committed: see ``shadow``. What Celery calls for another task
 (``celery.map`` and its like, the poll of a chord) has the mode of that task. A call inside
 ``stage()`` is staged in any mode.
 """
@@ -14,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...conf import outbox_settings
 
-Mode = Literal["stage", "send"]
+Mode = Literal["stage", "send", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.signals import after_task_publish
@@ -24,6 +24,9 @@ from ...exceptions import InvalidJob, NotAtomic
 from ..message import Message, describe, moment
 from ..publish_signals import heard_by
 from . import insert, validation
+
+if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
+    from ...models import StagedJob
 
 
 class StagingProducer(Producer):
@@ -54,16 +57,22 @@ class StagingProducer(Producer):
 
     def publish(self, body: Any, **options: Any) -> None:  # type: ignore[override]
         """Stage one message; takes what ``kombu.Producer.publish`` takes."""
-        # Task protocol 1 has them in the body.
-        self._times = body if isinstance(body, dict) else options.get("headers") or {}
         try:
-            validation.check_priority(options.get("priority"), self.app)
-            super().publish(body, **options)
+            self.stage(body, **options)
         except BaseException:
             # Celery fires it for what was published; a span has to end all the same.
             message = {name: options.get(name) for name in ("headers", "exchange", "routing_key")}
             after_task_publish.send(sender=self.task, body=body, **message)
             raise
+
+    def stage(self, body: Any, **options: Any) -> None:
+        # Task protocol 1 has them in the body.
+        self._times = body if isinstance(body, dict) else options.get("headers") or {}
+        validation.check_priority(options.get("priority"), self.app)
+        super().publish(body, **options)
+
+    def write(self, job: StagedJob) -> None:
+        insert.add(job, using=self.using)
 
     def _publish(  # type: ignore[override]
         self,
@@ -122,7 +131,7 @@ class StagingProducer(Producer):
             job.is_immediate = True
         validation.check_job(job, message, self.app)
         job.shard = insert.shard_of(self.ordering_key, task_id)
-        insert.add(job, using=self.using)
+        self.write(job)
 
 
 def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:

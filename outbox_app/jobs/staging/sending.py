@@ -15,8 +15,9 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from . import validation
 from .modes import Mode, mode_of
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
+from .shadow import Call, recording
 
 # Every hook on Celery, and why:
 #
@@ -61,7 +63,9 @@ from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 #   amqp._callback_publish_retry      Celery's own: a worker sends what follows a task
 #   _chord_part                       a backend notes a part of a chord, and sends the body
 #   _forced                           inside ``stage()``: everything that is sent is staged, where
-#   _staging_now                      inside ``send_task`` with a stand-in for the producer
+#   _staging_now                      inside ``send_task``: with a stand-in for the producer, or as
+#                                     Celery for a mode that does not stage
+#   shadow._expected                  a row waits for the task that ``…_on_commit`` sends
 #   insert._current_batch             rows of one call are written together
 #   publish_signals._heard            which receivers hear the publish of which task
 #   idempotent._in_progress           job ids whose effects are under way in this thread
@@ -91,7 +95,7 @@ class ForcedStaging(NamedTuple):
 
 
 _forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_forced", default=None)
-_staging_now: ContextVar[bool] = ContextVar("outbox_app_staging_now", default=False)
+_staging_now: ContextVar[bool | None] = ContextVar("outbox_app_staging_now", default=None)
 
 
 @contextmanager
@@ -146,18 +150,23 @@ class StagingMixin:
         using = ours.get("using")
         mode = self.outbox_mode(name, task_args, task_kwargs)
         alias = None if by_hand else self._alias_to_stage(name, task_args, using, options, mode)
-        if ours.get("ordering_key"):
+        if ours.get("ordering_key") and mode != "shadow":
             self._check_order(name, task_args, alias if mode == "stage" else None, options)
         if alias is None:
-            return super().send_task(name, *args, **options)  # type: ignore[misc]
+            send = partial(super().send_task, name, *args, **options)  # type: ignore[misc]
+            if by_hand or mode == "stage":
+                return send()
+            decide = partial(self._alias_to_stage, name, task_args, using, options, "stage")
+            call = Call(self, name, ours, decide, partial(self._check, name, options))
+            before = _staging_now.get()
+            _staging_now.set(False)
+            try:
+                with recording(call) if mode == "shadow" else nullcontext() as producer:
+                    return send(producer=producer) if producer else send()
+            finally:
+                _staging_now.set(before)
 
-        validation.check_task(name, self)  # type: ignore[arg-type]
-        validation.check_headers(
-            options.get("headers"),
-            name=name,
-            task_id=options.get("task_id"),
-            app=self,  # type: ignore[arg-type]
-        )
+        self._check(name, options)
         explicit = _forced.get()
         staging = StagingProducer(
             self,  # type: ignore[arg-type]
@@ -178,6 +187,12 @@ class StagingMixin:
             _staging_now.set(before)
         remember_staged(result.id, using=alias)
         return result
+
+    def _check(self, name: str, options: dict[str, Any]) -> None:
+        app: Any = self
+        validation.check_task(name, app)
+        task_id = options.get("task_id")
+        validation.check_headers(options.get("headers"), name=name, task_id=task_id, app=app)
 
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """As Celery's; while staging, a stand-in whose tasks are staged together."""
@@ -270,10 +285,11 @@ class StagingMixin:
 
     def _stages_here(self) -> bool:
         """Say whether a task sent now, without further options, would be staged."""
-        return (
-            _staging_now.get()
-            or _forced.get() is not None
-            or (self._stages_calls() and connections[outbox_alias()].in_atomic_block)
+        staging = _staging_now.get()
+        if staging is not None:
+            return staging
+        return _forced.get() is not None or (
+            self._stages_calls() and connections[outbox_alias()].in_atomic_block
         )
 
     def _stages_calls(self) -> bool:

@@ -1,0 +1,112 @@
+"""The comparison of shadow mode: what was sent, against what was committed, counted by task.
+
+A row and a note of one key are a pair: sent after the commit, or before it. After an hour a row
+without a note was never sent, and a note without a row was sent for a rollback; a transaction that
+is open for longer is misjudged. What is judged is counted and deleted in one transaction, so that
+two comparisons count nothing twice. The tables hold what waits for its judgement, and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q
+
+from ..models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult
+from ..process.backoff import Backoff
+from ..process.lease import LeaseHolder
+from ..text import get_logger
+from .drain.batch import delete
+
+logger = get_logger("outbox_app.shadow")
+
+#: How long a half waits for the other.
+ALONE = timedelta(hours=1)
+#: Rows that one comparison takes of each kind, and seconds between two of a drainer.
+LIMIT = 1000
+INTERVAL = 10.0
+Outcome = ShadowResult.Outcome
+
+
+class ShadowComparison:
+    """Compares for all drainers, in the one that owns shard 0. It raises nothing."""
+
+    def __init__(self, holder: LeaseHolder) -> None:
+        self._holder = holder
+        self._due = time.monotonic() + INTERVAL
+        self._backoff = Backoff(f"shadow mode on {holder.using}", logger)
+
+    def keep(self) -> None:
+        if 0 not in self._holder.owned or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + INTERVAL
+        try:
+            if compare(using=self._holder.using) >= LIMIT:
+                self._due = 0.0
+        except Exception as error:  # a table that is not there yet, say
+            self._backoff.failed(error)
+        else:
+            self._backoff.succeeded()
+
+
+def compare(*, using: str) -> int:
+    """Judge a part of what is there. Returns how many rows of one kind; less than LIMIT: all."""
+    notes, jobs = ShadowNote.objects.using(using), ShadowJob.objects.using(using)
+    if not notes.exists() and not jobs.exists():
+        return 0
+    pair = Exists(jobs.filter(key=OuterRef("key")))
+    is_alone = Q(at__lt=DatabaseNow() - ALONE) & ~Exists(notes.filter(key=OuterRef("key")))
+    is_judged = pair | ~Q(refused="") | Q(at__lt=DatabaseNow() - ALONE)
+    with transaction.atomic(using=using):
+        found = list(notes.filter(is_judged)[:LIMIT])
+        rows = {job.key: job for job in jobs.filter(key__in=[note.key for note in found])}
+        lost = list(jobs.filter(is_alone)[:LIMIT])
+        judged: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        for note in found:
+            judged[note.task, _outcome(note, note.key in rows)].append(note)
+        for job in lost:
+            judged[job.task, Outcome.NEVER_SENT].append(job)
+        for (task, outcome), halves in sorted(judged.items()):
+            _count(task, outcome, halves, using=using)
+        # Another comparison that read them too waits here for the first, and finds fewer.
+        for model, halves in ((ShadowNote, found), (ShadowJob, [*rows.values(), *lost])):
+            ids = [(half.id, half.task_id) for half in halves]
+            if delete(ids, model=model, using=using) < len(ids):
+                transaction.set_rollback(True, using=using)
+                return 0
+    return max(len(found), len(lost))
+
+
+def report(*, using: str) -> dict[str, dict[str, ShadowResult]]:
+    """Compare all that is there; return the results by task and outcome."""
+    while compare(using=using) >= LIMIT:
+        pass
+    results: dict[str, dict[str, ShadowResult]] = defaultdict(dict)
+    for each in ShadowResult.objects.using(using).order_by("task", "outcome"):
+        results[each.task][each.outcome] = each
+    return results
+
+
+def _outcome(note: ShadowNote, is_committed: bool) -> str:
+    if note.refused:
+        return Outcome.REFUSED
+    if not is_committed:
+        return Outcome.ROLLED_BACK
+    return Outcome.EARLY if note.in_transaction else Outcome.MATCHED
+
+
+def _count(task: str, outcome: str, halves: Iterable[Any], *, using: str) -> None:
+    halves = sorted(halves, key=lambda half: half.at)
+    last = {"last_at": halves[-1].at, "last_task_id": halves[-1].task_id}
+    results = ShadowResult.objects.using(using)
+    found = results.filter(task=task, outcome=outcome)
+    if not found.update(count=F("count") + len(halves), **last):
+        results.create(task=task, outcome=outcome, count=len(halves), **last)
+    if outcome == Outcome.NEVER_SENT:
+        text = "Committed and never sent task=%s count=%d last_task_id=%s"
+        logger.warning(text, task, len(halves), last["last_task_id"])

@@ -1,0 +1,234 @@
+"""Shadow mode: a task is sent as before, and a record of it is compared with what was committed.
+
+Inside a transaction a call writes a row into it (``ShadowJob``), after all the checks of staging;
+when the broker has the message, a thread writes a note on a connection of its own, which outlives a
+rollback. No drainer of any version reads these tables as jobs: nothing in them is ever published.
+No failure of the record reaches the caller: the row has a savepoint, and what cannot be written is
+logged. A process that is killed between a send and its note leaves a row that counts as never sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID, uuid4
+
+from django.db import connections, transaction
+
+from ...aliases import outbox_alias
+from ...exceptions import StagingRefused
+from ...text import get_logger, storable
+from ...transactions import is_atomic
+from .producer import LazyProducer, StagingProducer
+
+if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
+    from ...models import ShadowNote, StagedJob
+
+logger = get_logger("outbox_app.shadow")
+
+#: Notes of one INSERT, and those that may wait for it in one process.
+BATCH, MOST = 1000, 100_000
+#: Seconds after which the idle thread ends, and after which a failed INSERT is tried again.
+LINGER = 1.0
+ATTEMPTS = 10
+
+#: The key of the row that a call of ``…_on_commit`` has written, until its task is sent.
+_expected: ContextVar[list[UUID] | None] = ContextVar("outbox_app_expected", default=None)
+
+
+def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[], Any]:
+    """Write the row of a call that is made after the commit; return that call, which notes it."""
+    from ...models import ShadowJob
+
+    job = ShadowJob(key=uuid4(), task=task)
+    try:
+        _write(job, using=using)
+    except Exception:
+        logger.exception("Shadow row not written task=%s", task)
+        return call
+
+    def call_expected() -> Any:
+        token = _expected.set([job.key])
+        try:
+            return call()
+        finally:
+            _expected.reset(token)
+
+    return call_expected
+
+
+class Call(NamedTuple):
+    """A call in shadow mode."""
+
+    app: Any
+    task: str
+    #: The options that are not Celery's own.
+    ours: dict[str, Any]
+    #: Return the alias on which it would be staged, if any, and check it; both may refuse it.
+    alias_to_stage: Callable[[], str | None]
+    check: Callable[[], None]
+
+
+def recording(call: Call) -> AbstractContextManager[ShadowProducer | None]:
+    """Return a producer that records what staging would do; nothing where that would send, too."""
+    refused = ""
+    try:
+        using = call.ours.get("using") or outbox_alias()
+        if not _expected.get():
+            alias = call.alias_to_stage()
+            if alias is None or not is_atomic(alias):
+                return nullcontext()
+        call.check()
+    except StagingRefused as error:
+        refused = str(error)
+    except Exception:
+        logger.exception("Shadow mode failed task=%s", call.task)
+        return nullcontext()
+    return ShadowProducer(call, using=using, refused=refused)
+
+
+class ShadowProducer(LazyProducer):
+    """Records the one message that is published through it, and publishes it as Celery would."""
+
+    connection = StagingProducer.connection
+
+    def __init__(self, call: Call, *, using: str, refused: str) -> None:
+        from ...models import ShadowNote
+
+        super().__init__(call.app, strict=False)
+        key = call.ours.get("ordering_key") or ""
+        self._record = _Recorder(call.app, using=using, ordering_key=key, hold=0, immediate=False)
+        self._record.task = call.task
+        expected = _expected.get()
+        self._record.writes = not expected
+        half = {"key": expected.pop() if expected else uuid4(), "task": call.task}
+        self._note: ShadowNote | None = ShadowNote(**half, refused=refused)
+
+    def __enter__(self) -> ShadowProducer:
+        return self
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        note, self._note = self._note, None  # a ``task-sent`` event comes after the task
+        if note is not None:
+            note = self._recorded(note, body, options)
+        publish = self.__getattr__("publish")
+        with self._real.connection._reraise_as_library_errors():
+            result = publish(body, **options)
+        if note is not None:
+            note.in_transaction = is_atomic(self._record.using)
+            _writer.add(note, using=self._record.using)
+        return result
+
+    def _recorded(self, note: ShadowNote, body: Any, options: Any) -> ShadowNote | None:
+        self._record.note = note
+        try:
+            if not note.refused:
+                self._record.stage(body, **{**options, "retry": False})
+        except StagingRefused as error:
+            note.refused = str(error)
+        except Exception:
+            logger.exception("Shadow row not written task=%s", note.task)
+            return None
+        if note.refused:
+            logger.warning("Staging would refuse task=%s reason=%s", note.task, note.refused)
+            note.refused = storable(note.refused)[:255]
+        return note
+
+
+class _Recorder(StagingProducer):
+    """Stages a message up to its row, which is a shadow row, or written already."""
+
+    note: ShadowNote
+    writes: bool
+
+    def write(self, job: StagedJob) -> None:
+        from ...models import ShadowJob
+
+        self.note.task_id = job.task_id
+        if self.writes:
+            _write(ShadowJob(key=self.note.key, task=job.task, task_id=job.task_id), self.using)
+
+
+class NoteWriter:
+    """The thread that writes notes: what waits meanwhile is one INSERT. It ends when it is idle."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._waiting: list[tuple[str, ShadowNote]] = []
+        self._thread: Thread | None = None
+        self._ending = False
+
+    def add(self, note: ShadowNote, *, using: str) -> None:
+        with self._changed:
+            if len(self._waiting) >= MOST:
+                logger.error("Shadow note lost database=%s task=%s", using, note.task)
+                return
+            self._waiting.append((using, note))
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="outbox-shadow", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def flush(self, seconds: float = 5.0) -> None:
+        """Wait until all is written, and the thread has ended."""
+        with self._changed:
+            thread, self._ending = self._thread, True
+            self._changed.notify()
+        if thread is not None:
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while batch := self._take():
+                for using in {using for using, _ in batch}:
+                    self._write([note for alias, note in batch if alias == using], using=using)
+        finally:
+            connections.close_all()
+
+    def _take(self) -> list[tuple[str, ShadowNote]]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ending, LINGER)
+            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            if not batch:
+                self._thread, self._ending = None, False
+            return batch
+
+    def _write(self, notes: list[ShadowNote], *, using: str) -> None:
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                # One that is there was written by an attempt whose answer was lost.
+                type(notes[0])._default_manager.using(using).bulk_create(
+                    notes, ignore_conflicts=True
+                )
+                return
+            except Exception as error:
+                with suppress(Exception):
+                    connections[using].close()
+                if not left:
+                    text = "Shadow notes lost database=%s count=%d error=%r"
+                    logger.error(text, using, len(notes), error)
+                else:
+                    time.sleep(LINGER)
+
+
+def _write(job: Any, using: str) -> None:
+    with transaction.atomic(using=using):  # a savepoint: a failure is not the caller's
+        job.save(using=using, force_insert=True)
+
+
+_writer = NoteWriter()
+
+
+def _begin_anew() -> None:
+    global _writer
+    _writer = NoteWriter()  # its thread is the parent's, and so are its notes
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(lambda: _writer.flush())

@@ -1,0 +1,426 @@
+"""Shadow mode: sent as before, recorded beside it, compared by key; nothing is published twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from uuid import uuid4
+
+import pytest
+from asgiref.sync import sync_to_async
+from celery import Celery, group
+from celery.exceptions import Retry
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.http import HttpResponse
+from django.urls import path
+from django.utils import timezone
+from kombu import Producer
+from kombu.exceptions import OperationalError
+
+from outbox_app import stage
+from outbox_app.celery import OutboxCelery
+from outbox_app.jobs import shadow_comparison
+from outbox_app.jobs.drain.drain import Drain
+from outbox_app.jobs.shadow_comparison import compare, report
+from outbox_app.jobs.staging import shadow
+from outbox_app.models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult, StagedJob
+from tests import forking
+from tests.jobs.staging import twins
+from tests.jobs.staging.test_rules import FORMS
+from tests.jobs.staging.transactions import rolled_back
+from tests.patience import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_sqlite = pytest.mark.parametrize("alias", ["default"])
+
+
+@pytest.fixture(autouse=True)
+def notes_end_with_the_test():
+    yield
+    shadow._writer.flush()
+
+
+@pytest.fixture
+def in_shadow(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": {"*": "shadow"}}
+
+
+@pytest.fixture
+def outcomes(alias):
+    """``outcomes()``: how often each was found, an hour later; ``outcomes(0)``: now."""
+
+    def judged(hours=2):
+        shadow._writer.flush()
+        for model in (ShadowJob, ShadowNote):
+            model.objects.using(alias).update(at=DatabaseNow() - timedelta(hours=hours))
+        found = report(using=alias)
+        return {name: each.count for name, each in found.get("add", {}).items()}
+
+    return judged
+
+
+@pytest.fixture
+def halves(alias):
+    def count():
+        shadow._writer.flush()
+        models = (ShadowJob, ShadowNote, StagedJob)
+        return tuple(model.objects.using(alias).count() for model in models)
+
+    return count
+
+
+@pytest.mark.parametrize("send", FORMS.values(), ids=FORMS)
+@on_sqlite
+def test_in_each_form_it_is_sent_at_once_and_recorded(send, alias, add, sent, halves, in_shadow):
+    with transaction.atomic(using=alias):
+        send(add)
+        messages = sent()
+        assert messages
+    assert halves() == (len(messages), len(messages), 0)
+
+
+def test_sent_before_its_commit(alias, add, sent, halves, outcomes, in_shadow):
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+        group(add.s(2, 2), add.s(3, 3)).delay()
+        add.apply_async((4, 4), ordering_key="k", immediate=True)
+    assert len(sent()) == 4
+    assert outcomes(0) == {"early": 4}
+    assert halves() == (0, 0, 0)
+    assert outcomes() == {"early": 4}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+def test_sent_after_its_commit(alias, add, sent, halves, outcomes, in_shadow):
+    with transaction.atomic(using="default"), transaction.atomic(using=alias):
+        add.delay_on_commit(1, 1)
+        add.apply_async_on_commit((2, 2), task_id="mine")
+        assert not sent()
+    assert len(sent()) == 2
+    assert outcomes(0) == {"matched": 2}
+    assert halves() == (0, 0, 0)
+
+
+def test_sent_for_a_rollback_is_known_after_an_hour(alias, add, sent, halves, outcomes, in_shadow):
+    with rolled_back(alias):
+        add.delay(1, 1)
+    with transaction.atomic(using=alias), rolled_back(alias):
+        add.delay(2, 2)
+    assert len(sent()) == 2
+    assert outcomes(0) == {}
+    assert halves() == (0, 2, 0)
+    assert outcomes() == {"rolled_back": 2}
+
+
+def test_never_sent_where_the_broker_is_away_and_the_caller_goes_on(
+    alias, add, halves, outcomes, in_shadow, monkeypatch, caplog
+):
+    def refuse(*args, **options):
+        raise OperationalError("away")
+
+    monkeypatch.setattr(Producer, "_publish", refuse)
+    with pytest.raises(OperationalError), transaction.atomic(using=alias):
+        add.delay(1, 1)
+    assert halves() == (0, 0, 0)
+    with transaction.atomic(using=alias), suppress(OperationalError):
+        add.apply_async((1, 1), retry=False)
+    assert outcomes(0) == {}
+    assert halves() == (1, 0, 0)
+    assert outcomes() == {"never_sent": 1}
+    assert "Committed and never sent task=add count=1" in caplog.text
+    assert halves() == (0, 0, 0)
+
+
+KILLED = """
+from django.conf import settings
+settings.DATABASES["default"] = settings.DATABASES[settings.OUTBOX["DATABASE"]]
+settings.OUTBOX.update({"DATABASE": "default", "TASK_MODES": {"*": "shadow"}})
+import django; django.setup()
+import os, signal
+from django.db import transaction
+from outbox_app.celery import OutboxCelery
+from outbox_app.jobs.staging import shadow
+from tests import tasks
+add = OutboxCelery("killed", broker="memory://").task(name="add")(tasks.add)
+with transaction.atomic():
+    add.delay_on_commit(0, 0)
+shadow._writer.flush()
+with transaction.atomic():
+    transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    add.delay_on_commit(1, 1)
+"""
+
+
+def test_a_process_that_dies_between_commit_and_send(alias, environment, outcomes):
+    done = forking.run(
+        [sys.executable, "-c", KILLED], env=environment(alias), capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert outcomes() == {"matched": 1, "never_sent": 1}
+
+
+@on_sqlite
+def test_a_process_that_ends_writes_its_notes(alias, environment, outcomes):
+    script = KILLED.replace("shadow._writer.flush()", "raise SystemExit")
+    forking.run([sys.executable, "-c", script], env=environment(alias), check=True)
+    assert outcomes(0) == {"matched": 1}
+
+
+def test_a_child_has_a_writer_of_its_own(alias, add, outcomes, in_shadow):
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+    if not (child := os.fork()):
+        os._exit(len(shadow._writer._waiting) + (shadow._writer._thread is not None))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert outcomes() == {"early": 1}
+
+
+@on_sqlite
+def test_an_idle_writer_ends(alias, add, in_shadow, monkeypatch):
+    monkeypatch.setattr(shadow, "LINGER", 0.01)
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+    eventually(lambda: shadow._writer._thread is None)
+    assert ShadowNote.objects.count() == 1
+
+
+@pytest.mark.parametrize("form", ["delay", "countdown", "chain", "group", "chord"])
+@on_sqlite
+def test_what_is_sent_is_what_celery_sends(form, alias, broker_url, inbox, in_shadow, halves):
+    forms = {
+        "countdown": lambda add: add.apply_async((1, 1), countdown=9, expires=60, priority=3),
+        **FORMS,
+    }
+    options = {
+        "name": f"app-{uuid4().hex[:12]}",
+        "now": timezone.now(),
+        "task_send_sent_event": True,
+        "result_backend": "cache+memory://",
+    }
+    received, events = [], []
+    for cls in (Celery, OutboxCelery):
+        twin = twins.twin(cls, broker_url, **options)
+        inbox.declare(twin.app.amqp.queues.values())
+        with transaction.atomic(using=alias):
+            forms[form](twin.add)
+        messages = inbox.received()
+        events.append(len(messages))
+        messages = [each for each in messages if "task" in each["headers"]]  # events have times
+        received.append(twins.normalised(messages))
+        twin.close()
+    assert received[0]
+    assert received[1] == received[0]
+    assert events[1] == events[0]
+    assert halves() == (len(received[0]), len(received[0]), 0)
+
+
+def test_shadow_rows_that_wait_are_not_published_when_the_task_is_staged(
+    alias, add, sent, halves, in_shadow, settings
+):
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": {}}
+    with transaction.atomic(using=alias):
+        add.delay(2, 2)
+    assert halves() == (1, 1, 1)
+    assert Drain(using=alias).run(once=True).published == 1
+    assert sent() == [[1, 1], [2, 2]]
+
+
+def test_a_drainer_compares(alias, add, halves, in_shadow, monkeypatch):
+    monkeypatch.setattr(shadow_comparison, "INTERVAL", 0)
+    monkeypatch.setattr(shadow_comparison, "LIMIT", 2)
+    with transaction.atomic(using=alias):
+        for _ in range(5):
+            add.delay(1, 1)
+    assert halves() == (5, 5, 0)
+    drain = Drain(using=alias, interval=0.02)
+    drain.on_turn = lambda drain: halves() == (0, 0, 0) and drain.stop()
+    drain.run()
+    [result] = ShadowResult.objects.using(alias)
+    assert (result.task, result.outcome, result.count) == ("add", "early", 5)
+
+
+def test_a_drainer_without_the_tables_drains(alias, add, sent, settings, monkeypatch, caplog):
+    monkeypatch.setattr(shadow_comparison, "INTERVAL", 0)
+    monkeypatch.setattr(ShadowNote._meta, "db_table", "outbox_nowhere")
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+    assert Drain(using=alias).run(once=True).published == 1
+    assert "Unavailable what" in caplog.text
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
+@pytest.mark.django_db(transaction=True)
+def test_two_comparisons_count_once(alias, add, halves, settings, monkeypatch):
+    settings.OUTBOX = {"DATABASE": alias, "TASK_MODES": {"*": "shadow"}}
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+    halves()
+    count, other = shadow_comparison._count, Thread(target=compare_and_close, args=(alias,))
+
+    def compare_first(*args, **options):
+        monkeypatch.setattr(shadow_comparison, "_count", count)
+        other.start()
+        other.join()
+        count(*args, **options)
+
+    monkeypatch.setattr(shadow_comparison, "_count", compare_first)
+    assert compare(using=alias) == 0
+    assert [each.count for each in ShadowResult.objects.using(alias)] == [1]
+
+
+def compare_and_close(alias):
+    compare(using=alias)
+    connections[alias].close()
+
+
+def test_what_staging_would_refuse_is_sent_and_said(
+    alias, add, sent, outcomes, in_shadow, settings, caplog
+):
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_MESSAGE_BYTES": 10}
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+        add.delay(2, 2)
+    assert len(sent()) == 2
+    assert outcomes(0) == {"refused": 2}
+    assert "Staging would refuse task=add" in caplog.text
+    with pytest.raises(SystemExit, match="1"):
+        call_command("outbox_shadow")
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+@pytest.mark.parametrize("alias", ["default"])
+def test_a_transaction_of_another_alias_only_would_be_refused(
+    alias, add, sent, outcomes, in_shadow
+):
+    with transaction.atomic(using="postgres"):
+        add.delay(1, 1)
+    assert sent() == [[1, 1]]
+    assert outcomes(0) == {"refused": 1}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
+def test_a_row_that_cannot_be_written_costs_the_caller_nothing(
+    alias, add, sent, halves, in_shadow, monkeypatch, caplog
+):
+    with monkeypatch.context() as patch, transaction.atomic(using=alias):
+        patch.setattr(ShadowJob._meta, "db_table", "outbox_nowhere")
+        add.delay(1, 1)
+        add.delay_on_commit(2, 2)
+        get_user_model()._default_manager.using(alias).create(username="kept")
+    assert get_user_model()._default_manager.using(alias).count() == 1
+    assert len(sent()) == 2
+    assert caplog.text.count("Shadow row not written task=add") >= 2
+    assert halves() == (0, 0, 0)
+
+
+def test_a_note_that_cannot_be_written_is_tried_again(
+    alias, add, sent, halves, in_shadow, monkeypatch, caplog
+):
+    monkeypatch.setattr(shadow, "LINGER", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShadowNote._meta, "db_table", "outbox_nowhere")
+        with transaction.atomic(using=alias):
+            add.delay(1, 1)
+        eventually(lambda: "Shadow notes lost" in caplog.text)
+    monkeypatch.setattr(shadow, "MOST", 0)
+    with transaction.atomic(using=alias):
+        add.delay(2, 2)
+    assert "Shadow note lost" in caplog.text
+    assert sent() == [[1, 1], [2, 2]]
+    assert halves() == (2, 0, 0)
+
+
+@on_sqlite
+def test_what_staging_would_send_too_leaves_no_record(alias, app, add, halves, in_shadow):
+    @app.task(bind=True, shared=False)
+    def again(self):
+        with transaction.atomic(using=alias):
+            raise self.retry(countdown=0)
+
+    add.delay(1, 1)
+    again.push_request(called_directly=False, id="1", retries=0)
+    with pytest.raises(Retry):
+        again.run()
+    with transaction.atomic(using=alias), app.connection_for_write() as connection:
+        add.apply_async((1, 1), connection=connection)
+        app.conf.task_always_eager = True
+        add.delay(1, 1)
+        add.delay_on_commit(1, 1)
+    assert halves() == (0, 0, 0)
+
+
+@on_sqlite
+def test_an_explicit_stage_stages(alias, add, sent, halves, in_shadow):
+    with transaction.atomic(using=alias):
+        stage(add, (1, 1), using=alias)
+    assert not sent()
+    assert halves() == (0, 0, 1)
+
+
+@pytest.mark.django_db(transaction=False)
+@on_sqlite
+def test_in_the_transaction_of_a_test_it_is_staged(alias, add, sent, halves, in_shadow):
+    with transaction.atomic(using=alias):
+        add.delay(1, 1)
+        add.delay_on_commit(2, 2)
+    assert not sent()
+    assert halves() == (0, 0, 1)
+
+
+@on_sqlite
+def test_in_requests_and_from_coroutines(alias, add, client, settings, outcomes, monkeypatch):
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": {"*": "shadow"}}
+
+    def view(request):
+        add.delay(1, 1)
+        add.delay_on_commit(2, 2)
+        return HttpResponse()
+
+    @transaction.non_atomic_requests
+    async def later(request):
+        await sync_to_async(transaction.atomic(view))(request)
+        return HttpResponse()
+
+    settings.ROOT_URLCONF = (path("now", view), path("later", later))
+    monkeypatch.setitem(settings.DATABASES[alias], "ATOMIC_REQUESTS", True)
+    client.get("/now")
+    asyncio.run(sync_to_async(client.get)("/later"))
+    assert outcomes(0) == {"early": 2, "matched": 2}
+
+
+@on_sqlite
+def test_the_command(alias, add, in_shadow, outcomes, capsys):
+    call_command("outbox_shadow")
+    assert capsys.readouterr().out == "No task was called in shadow mode, or none is judged yet.\n"
+    with transaction.atomic(using=alias):
+        add.apply_async((1, 1), task_id="mine")
+        add.delay_on_commit(2, 2)
+    outcomes(0)
+    call_command("outbox_shadow")
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "add: matched=1 early=1 never_sent=0 rolled_back=0 refused=0"
+    assert re.fullmatch(r"    last early: 20.{23} mine", last)
+    call_command("outbox_shadow", json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["add"]["early"]["count"], shown["add"]["early"]["last_task_id"]) == (1, "mine")
+    call_command("outbox_shadow", forget="b*")
+    call_command("outbox_shadow", forget="a*")
+    assert capsys.readouterr().out == "Forgotten: 0 tasks.\nForgotten: 1 tasks.\n"
+    assert not ShadowResult.objects.exists()
+
+
+@on_sqlite
+def test_what_it_costs_the_caller(alias, add, in_shadow, django_assert_num_queries):
+    with transaction.atomic(using=alias), django_assert_num_queries(3):  # a savepoint, an INSERT
+        add.delay(1, 1)
