@@ -8,10 +8,8 @@ contacts no broker.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from django.apps import AppConfig, apps
-from django.core.exceptions import ImproperlyConfigured
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -24,16 +22,16 @@ class OutboxAppConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks, tasks  # noqa: F401  # registers a Celery task
-        from .conf import outbox_settings, require_celery
+        from .conf import require_celery
         from .monitoring import log_lines
 
         require_celery()
         checks.register()
-        with suppress(ImproperlyConfigured):  # said by a check
-            if outbox_settings().DETECT:
-                from .jobs.staging import detector
+        given = getattr(settings, "OUTBOX", None)
+        if isinstance(given, dict) and given.get("DETECT"):  # a check says what is wrong with it
+            from .jobs.staging import detector
 
-                detector.install()
+            detector.install()
         log_lines.connect()
         autodiscover_modules("subscribers")
         self._register_entities()

@@ -37,8 +37,7 @@ def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
 
 def own_mode(app: Any, name: str) -> Any:
     """Return what a task itself says: ``@app.task(outbox="send")``."""
-    tasks = app.tasks if app.autofinalize else app._tasks
-    return getattr(tasks.get(name), "outbox", None)
+    return getattr(app._tasks.get(name), "outbox", None)  # loads no tasks
 
 
 def deciding_pattern(name: str) -> str | None:

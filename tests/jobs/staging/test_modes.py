@@ -56,6 +56,7 @@ def test_the_attribute_of_a_task_wins(alias, app, staged, sent, modes):
     modes(**{"*": "send"})
     kept = app.task(name="kept", outbox="stage", shared=False)(tasks.add)
     app.task(name="ping", outbox="send", shared=False)(tasks.add)
+    app.finalize()
     with transaction.atomic(using=alias):
         kept.delay(1, 1)
         modes()
