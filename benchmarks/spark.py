@@ -198,10 +198,10 @@ def _audits(session: Any) -> dict[str, Callable[[], None]]:
 
 def _compare(folder: Path) -> dict[str, int]:
     """Compare the archive with the log, by position."""
+    from deltalake import DeltaTable
     from django.db import connections
-    from pyarrow import dataset
 
-    found = dataset.dataset(folder / "data", format="parquet").to_table(columns=["id"])
+    found = DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["id"])
     archived = found["id"].to_pylist()
     with connections["postgres"].cursor() as cursor:
         cursor.execute("SELECT id FROM outbox_event")

@@ -367,4 +367,4 @@ class Unreachable(PipelineError):
 
 
 class ArchiveRefused(PipelineError):
-    """A folder is no archive of this log, or its manifest is damaged. Nothing was written to it."""
+    """A folder is no archive of this log, or a damaged one. Nothing was written to it."""

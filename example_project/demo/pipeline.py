@@ -1,8 +1,11 @@
 """The last part of the demo: the log that the orders have written, on Spark.
 
-It is archived as Parquet, audited, and summed up by the shop's own pipeline; a report with pictures
-is left in the data folder.
+It is archived as a Delta table, audited, and summed up by the shop's own pipeline; a report with
+pictures is left in the data folder. The archive is opened with a tool that knows nothing of ours.
 """
+
+import subprocess
+import sys
 
 from django.conf import settings
 from django.core.management import CommandError, call_command
@@ -12,6 +15,8 @@ from outbox_app.pipeline.session import require_java
 
 #: What the audit leaves behind to look at.
 REPORT = settings.DATA_DIR / "audit.html"
+#: Python that opens the archive without outbox_app, in one line.
+OPEN = "from deltalake import DeltaTable; print(DeltaTable('{}').count(), 'events')"
 
 
 class Lines:
@@ -53,7 +58,10 @@ def look_at_the_log(progress):
             "outbox_pipeline", "audit", f"--archive={archive}", f"--report={REPORT}", stdout=lines
         )
         call_command("sales", f"--archive={archive}", stdout=lines)
+        code = OPEN.format(archive)
+        opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        progress.say(f'python -c "{code}" → {opened.stdout.strip() or opened.stderr.strip()}')
+        return opened.returncode == 0
     except CommandError as error:
         progress.say(f"pipeline: {error}")
         return False
-    return True

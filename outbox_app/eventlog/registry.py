@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
-from ..exceptions import ArchiveRefused, UnknownLog
+from ..exceptions import UnknownLog
 from ..models import EventLog
 
 #: Seconds by which times may be out of order.
@@ -32,25 +32,6 @@ def log_named(name: str) -> type[EventLog]:
             return log
     known = ", ".join(log._meta.db_table for log in all_logs())
     raise UnknownLog(f"There is no log {name!r}. Known: {known}.")
-
-
-def own_columns(log: type[EventLog]) -> list[str]:
-    """Return the columns that a log has besides those of every log, without generated ones."""
-    every = {field.name for field in EventLog._meta.local_fields}
-    fields = log._meta.concrete_fields
-    return [str(f.column) for f in fields if f.name not in every and not f.generated]
-
-
-def require_archivable(log: type[EventLog]) -> None:
-    """Raise ``ArchiveRefused`` for a log with columns of its own, which no archive keeps."""
-    if names := own_columns(log):
-        raise ArchiveRefused(
-            f"{log._meta.db_table} has columns of its own ({', '.join(names)}), which an archive "
-            "does not keep yet, so that they would be lost with the rows that are pruned. Put "
-            "what they hold into data or metadata and remove them; or remove old events with all "
-            "their columns: manage.py outbox_prune --events --log "
-            f"{log._meta.db_table} --older-than DAYS."
-        )
 
 
 def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int:

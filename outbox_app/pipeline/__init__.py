@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from .archiver import Archiver as Archiver
     from .driver.pipeline import Pipeline as Pipeline
     from .driver.pipeline import pipeline as pipeline
-    from .manifest import Manifest as Manifest
-    from .parquet import read_checked as read_checked
     from .session import spark_session as spark_session
     from .source import register as register
-    from .store import Store as Store
+    from .table import Archive as Archive
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
@@ -26,10 +24,8 @@ if not TYPE_CHECKING:
         {
             ".archiver": ["Archiver"],
             ".driver.pipeline": ["Pipeline", "pipeline"],
-            ".manifest": ["Manifest"],
-            ".parquet": ["read_checked"],
             ".session": ["spark_session"],
             ".source": ["register"],
-            ".store": ["Store"],
+            ".table": ["Archive"],
         },
     )

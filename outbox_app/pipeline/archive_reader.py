@@ -11,37 +11,27 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ..eventlog.filter import EventFilter
-from ..exceptions import ArchiveRefused
 from .database import conformed
-from .manifest import File, Manifest
-from .offset import Offset, Offsets
+from .offset import Offset
 from .options import Options
-from .parquet import read_batches, read_checked
+from .parquet import File, read_batches, read_checked
 from .store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from .table import Archive
 
-def archive_parts(offsets: Offsets, options: Options) -> tuple[Offset, list[list[File]]]:
+
+def archive_parts(options: Options) -> tuple[Offset, list[list[File]]]:
     """Plan the reading of an archive. Raises ``ArchiveRefused``."""
-    manifest = Manifest.load(Store(options.archive), options.log)
-    entries = manifest.entries
-    if options.end:
-        # Batches may have been added since the caller asked where it ends.
-        end = Offset.load(options.end)
-        entries = entries[: 1 + next((n for n, each in enumerate(entries) if each.end == end), -1)]
-        if not entries:
-            raise ArchiveRefused(
-                f"No batch of the archive {options.archive} ends at the offset that is asked for. "
-                "Leave the option end out, or take the end of an entry of its manifest; where "
-                "batches were put together meanwhile, begin again."
-            )
-    files = [file for entry in entries for file in entry.files]
-    files.sort(key=lambda file: file.rows, reverse=True)
+    from .table import Archive  # not where tasks read the files
+
+    end = Offset.load(options.end) if options.end else None
+    archive = Archive.load(options.archive, options.log, end)
+    files = sorted(archive.files(), key=lambda file: file.rows, reverse=True)
     parts = [files[n :: options.partitions] for n in range(options.partitions)]
-    start = entries[-1].end if entries else offsets.beginning()
-    return start, [part for part in parts if part]
+    return archive.end, [part for part in parts if part]
 
 
 def file_batches(
@@ -56,15 +46,23 @@ def file_batches(
         for batch in read_batches(store, file, needed):
             rows = batch.filter(_wanted(batch, only)) if chooses else batch
             if rows.num_rows:
-                yield conformed(rows.select(schema.names), schema)
+                yield conformed(_all(rows, schema), schema)
 
 
-def check_files(session: SparkSession, manifest: Manifest) -> None:
+def check_files(session: SparkSession, archive: Archive) -> None:
     """See that every file is as it was written, each in a task. Raises ``PySparkException``."""
-    folder, files = manifest.store.folder, manifest.files()
+    folder, files = archive.store.folder, archive.files()
     if files:
         tasks = session.sparkContext.parallelize(files, len(files))
         tasks.foreach(lambda file: read_checked(Store(folder), file))
+
+
+def _all(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a schema; those that the log was given later are null."""
+    there = set(rows.schema.names)
+    nulls = pa.nulls(rows.num_rows)
+    columns = [rows.column(name) if name in there else nulls for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def _wanted(batch: pa.RecordBatch, only: EventFilter) -> pa.Array:

@@ -1,32 +1,35 @@
-"""The log as Parquet, exactly once: batch after batch, from one cursor to the next.
+"""The log as a Delta table, exactly once: batch after batch, from one cursor to the next.
 
 Spark's tasks copy the parts of a batch, each over a connection of its own, straight from the
-database's Arrow batches into files. Other tasks then read these files again, and the log once more,
-and compare them row by row; only then the batch gets its entry in the manifest. That entry is the
-commit: until it is there the batch has not happened, and the next process begins where the last
-entry ends. A batch whose process was killed is made anew, from the same rows: those between two
-cursors never change. There is no second truth: no checkpoint beside the manifest.
+database's Arrow batches into Parquet files. Other tasks then read these files again, and the log
+once more, and compare them row by row; only then the batch is committed. Until then it has not
+happened, and the next process begins where the newest commit ends. A batch whose process was killed
+is made anew, from the same rows: those between two cursors never change. There is no second truth:
+no checkpoint beside the table. Of two processes that make one batch one commits, and the other
+fails.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..exceptions import ArchiveRefused, ReadRefused, TooManyGaps, Unreachable
 from ..failpoints import failpoint
 from ..text import Write, get_logger, one_line
 from .compaction import compact
-from .database import connect
-from .manifest import Entry, File, Manifest
+from .database import Database, connect
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import ARROW, first_difference, read_all, write_days
+from .parquet import File, first_difference, read_all, write_days
+from .schema import arrow_types
 from .session import reason
 from .source import batches
 from .store import Store
@@ -34,12 +37,16 @@ from .store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from .table import Archive
+
 logger = get_logger("outbox_app.pipeline")
 
 #: Most rows of a batch.
 MAX_ROWS = 500_000
 #: Longest pause before what failed is tried again, in seconds.
 MAX_PAUSE = 60.0
+#: Seconds between two looks for files that the table does not name.
+VACUUM_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class BatchPart:
     conditions: Sequence[str]
     folder: str
     prefix: str
+    schema: pa.Schema
     #: Once it is written.
     files: Sequence[File] = ()
 
@@ -58,7 +66,7 @@ class Archiver:
     Args:
         session: Where the tasks run. They have to see the folder under the same name.
         options: The log.
-        folder: A path or a URI. See ``Store``.
+        folder: A path or an address, such as ``s3://bucket/folder``.
         max_rows: Most rows of a batch.
         write: Takes progress lines.
     """
@@ -77,6 +85,7 @@ class Archiver:
         self.store = Store(folder)
         self.max_rows = max_rows
         self.write = write
+        self._vacuumed = -float(VACUUM_SECONDS)
 
     def run(self, stopped: Callable[[], bool] = bool) -> int:
         """Archive what is committed by now.
@@ -92,8 +101,7 @@ class Archiver:
             ReadRefused: The archive ends where the log cannot be read from.
             Unreachable: The database is away.
         """
-        with self._lock():
-            return self._run(stopped)
+        return self._run(stopped)
 
     def follow(self, interval: float, wait: Callable[[float], bool]) -> None:
         """Archive what is committed, again and again.
@@ -109,25 +117,18 @@ class Archiver:
             ArchiveRefused, ReadRefused: As ``run``.
         """
         pause = 0.0
-        with self._lock():
-            while not wait(pause):
-                began = time.monotonic()
-                try:
-                    self._run(lambda: wait(0), again=lambda: wait(interval))
-                    return
-                except Exception as error:
-                    lasting = isinstance(error, ArchiveRefused | ReadRefused)
-                    if not self._is_running() or (lasting and not isinstance(error, TooManyGaps)):
-                        raise
-                    failing = time.monotonic() - began < MAX_PAUSE
-                    pause = min(max(pause * 2, 1.0), MAX_PAUSE) if failing else 1.0
-                    self.write(f"archive is tried again in={pause:.0f}s error={reason(error)}")
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        Manifest.is_made(self.store)  # in a folder that is not ours, not even a lock is made
-        with self.store.lock():
-            yield
+        while not wait(pause):
+            began = time.monotonic()
+            try:
+                self._run(lambda: wait(0), again=lambda: wait(interval))
+                return
+            except Exception as error:
+                lasting = isinstance(error, ArchiveRefused | ReadRefused)
+                if not self._is_running() or (lasting and not isinstance(error, TooManyGaps)):
+                    raise
+                failing = time.monotonic() - began < MAX_PAUSE
+                pause = min(max(pause * 2, 1.0), MAX_PAUSE) if failing else 1.0
+                self.write(f"archive is tried again in={pause:.0f}s error={reason(error)}")
 
     def _is_running(self) -> bool:
         try:
@@ -136,56 +137,89 @@ class Archiver:
             return False
 
     def _run(self, stopped: Callable[[], bool], again: Callable[[], bool] | None = None) -> int:
-        manifest = Manifest.make(self.store, self.options.log)
-        manifest.tidy()
+        from .table import Archive
+
         with closing(connect(self.options)) as database:
             try:
                 offsets = Offsets(database)
-                offsets.verify(manifest.end or offsets.beginning())
-                total = self._batches(manifest, offsets, stopped)
+                schema = arrow_types(database.schema())
+                start = offsets.beginning()
+                archive = Archive.make(self.store.folder, self.options.log, start, schema)
+                offsets.verify(archive.end)
+                self._verify(archive, database)
+                total = self._batches(archive, offsets, stopped)
                 while again is not None and not again():
-                    total += self._batches(manifest, offsets, stopped)
+                    archive.refresh()
+                    total += self._batches(archive, offsets, stopped)
                 return total
             except database.errors as error:
                 raise Unreachable(
                     f"{self.options.url} has not answered as it should: {one_line(error, 1000)}. "
-                    "What is in the manifest is archived; run it again."
+                    "What is in the table is archived; run it again."
                 ) from error
 
-    def _batches(self, manifest: Manifest, offsets: Offsets, stopped: Callable[[], bool]) -> int:
-        start = manifest.end or offsets.beginning()
+    def _verify(self, archive: Archive, database: Database) -> None:
+        """See that all files are there, and that no commit is missing whose rows were pruned."""
+        for file in archive.verify():
+            first = pc.min(archive.read(file).column("id")).as_py()
+            log = database.quoted(self.options.log)
+            if not database.run(f"SELECT 1 FROM {log} WHERE id = {first}", []):
+                raise ArchiveRefused(
+                    f"The archive {self.store.folder} is damaged: no commit names {file.name}, and "
+                    f"the log has no position {first}, which is in it. Put _delta_log back from a "
+                    "copy; if the log was pruned without --archived, delete the file."
+                )
+
+    def _batches(self, archive: Archive, offsets: Offsets, stopped: Callable[[], bool]) -> int:
         bound = offsets.latest()
         began, total = time.monotonic(), 0
         while not stopped():
-            end = offsets.end(start, self.max_rows, bound=bound)
-            if end == start:
+            end = offsets.end(archive.end, self.max_rows, bound=bound)
+            if end == archive.end:
                 break
+            # After the end: a column of a row of the batch is there by now.
+            schema = arrow_types(offsets.database.schema())
+            archive.add_columns(schema)
             failpoint("archive_planned")
-            entry = self._batch(manifest.next, start, end, offsets)
-            manifest.commit(entry)
-            failpoint("archive_moved")
-            start, total = end, total + entry.rows
+            files = self._batch(archive, end, offsets, schema)
+            archive.commit(files, end)
+            failpoint("archive_done")
+            rows = sum(file.rows for file in files)
+            total += rows
             rate = total / (time.monotonic() - began)
             self.write(
-                f"archived log={self.options.log} batch={entry.last} rows={entry.rows} "
-                f"total={manifest.rows} rate={rate:.0f}/s"
+                f"archived log={self.options.log} batch={archive.mark.batches - 1} rows={rows} "
+                f"total={archive.rows} rate={rate:.0f}/s"
             )
-            for merged in compact(manifest):
-                self.write(f"compacted batches={merged.first}-{merged.last} rows={merged.rows}")
+            for merged in compact(archive):
+                self.write(f"compacted day={merged.day} rows={merged.rows}")
+        if time.monotonic() - self._vacuumed > VACUUM_SECONDS:
+            self._vacuumed = time.monotonic()
+            if count := archive.vacuum():
+                self.write(f"vacuumed files={count}")
         return total
 
-    def _batch(self, number: int, start: Offset, end: Offset, offsets: Offsets) -> Entry:
+    def _batch(
+        self, archive: Archive, end: Offset, offsets: Offsets, schema: pa.Schema
+    ) -> list[File]:
+        prefix = f"{archive.mark.batches:08d}-{uuid4().hex[:8]}"
         parts = [
-            BatchPart(self.options, conditions, self.store.folder, f"{number:08d}")
-            for conditions in offsets.parts(start, end, self.context.defaultParallelism)
+            BatchPart(self.options, conditions, self.store.folder, prefix, schema)
+            for conditions in offsets.parts(archive.end, end, self.context.defaultParallelism)
         ]
-        copied = self._spread(_copy, parts)
-        failpoint("archive_copied")
-        self._spread(_compare, copied)
-        failpoint("archive_compared")
-        files = [file for part in copied for file in part.files]
-        files.sort(key=lambda file: file.first)
-        return Entry(number, number, start, end, files, verified=time.time())
+        try:
+            copied = self._spread(_copy, parts)
+            failpoint("archive_copied")
+            self._spread(_compare, copied)
+            failpoint("archive_compared")
+        except Exception:
+            # Again and again, they would fill the disk before the table's retention is over.
+            with suppress(OSError):
+                for name in self.store.list():
+                    if f"/{prefix}-" in name:
+                        self.store.delete(name)
+            raise
+        return [file for part in copied for file in part.files]
 
     def _spread(
         self, function: Callable[[BatchPart], BatchPart], parts: list[BatchPart]
@@ -197,13 +231,14 @@ class Archiver:
 
 def _copy(part: BatchPart) -> BatchPart:
     """Write the rows of a part. Each attempt has files of its own, and one attempt counts."""
-    rows = batches(part.options, part.conditions, ARROW)
-    return replace(part, files=write_days(rows, Store(part.folder), part.prefix))
+    rows = batches(part.options, part.conditions, part.schema)
+    return replace(part, files=write_days(rows, Store(part.folder), part.prefix, part.schema))
 
 
 def _compare(part: BatchPart) -> BatchPart:
-    archived = read_all(Store(part.folder), part.files)
-    logged = pa.Table.from_batches(batches(part.options, part.conditions, ARROW), schema=ARROW)
+    archived = read_all(Store(part.folder), part.files, part.schema)
+    rows = batches(part.options, part.conditions, part.schema)
+    logged = pa.Table.from_batches(rows, schema=part.schema)
     position = first_difference(archived, logged)
     if position is not None:
         raise ArchiveRefused(

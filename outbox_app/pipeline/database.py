@@ -20,7 +20,7 @@ from ..eventlog.scan import LogScan
 from ..eventlog.window import Window
 from ..exceptions import Unreachable
 from .options import Options
-from .schema import ANSWER_COLUMNS
+from .schema import COLUMNS, SCHEMA, kind_of, kinds
 
 T = TypeVar("T")
 
@@ -65,8 +65,11 @@ class Database(ABC):
         """Return a value as SQL writes it: text, a number, or a time in UTC."""
 
     @abstractmethod
-    def columns(self, table: str) -> set[str]:
-        """Return the names of a table's columns; none where there is no such table."""
+    def columns(self, table: str) -> dict[str, str]:
+        """Return the columns of a table in order, each with the type that the database declares.
+
+        Without generated ones; none where there is no such table.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -76,15 +79,11 @@ class Database(ABC):
         """Run a statement at READ UNCOMMITTED, where the vendor's window needs it."""
         raise NotImplementedError
 
-    def relation(self) -> str:
-        """Return which of ``SCHEMAS`` is read: that of versions, for the log of an entity type.
-
-        Archives have no more than the columns of every log.
-        """
-        options = self.options
-        more = options.read == "events" and not options.archive
-        more = more and self.columns(options.log) >= ANSWER_COLUMNS
-        return "versions" if more else options.read
+    def schema(self) -> dict[str, str]:
+        """Return the types of the log's columns: those of every log, and then its own."""
+        found = self.columns(self.options.log)
+        own = {name: kind_of(text) for name, text in found.items() if name not in COLUMNS}
+        return kinds(SCHEMA) | own
 
     def identity(self) -> str:
         """Return what tells this database from others, as far as the vendor has that."""
@@ -92,7 +91,7 @@ class Database(ABC):
 
     def column(self, name: str) -> str:
         """Return a column of the log as SQL, in the type of ``schema``."""
-        return name
+        return name if name in COLUMNS else self.quoted(name)
 
     def quoted(self, name: str) -> str:
         return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
@@ -151,7 +150,8 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa
 
 
 def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> Any:
-    if pa.types.is_binary(column.type):
+    is_number = pa.types.is_decimal(kind) and pa.types.is_integer(column.type)
+    if is_number or (pa.types.is_binary(column.type) and not pa.types.is_binary(kind)):
         column = column.cast(pa.string())
     if is_uuid and len(column) and len(column[0].as_py() or "") == 32:
         cuts = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))

@@ -46,7 +46,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "archived_twice": Kind(
         "More than once in the archive",
-        "Somebody copied files into the archive. Remove what its manifest does not list.",
+        "Its tasks or its disk failed. Archive to a new folder while the log has the rows.",
     ),
     "duplicate_version": Kind(
         "Versions there more than once",

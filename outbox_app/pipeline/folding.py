@@ -24,9 +24,9 @@ from pyspark.core.rdd import portable_hash
 from ..eventlog.filter import EventFilter
 from .archive_reader import archive_parts, file_batches
 from .database import Database, connect
-from .manifest import File
 from .offset import Offset, Offsets
 from .options import Options
+from .parquet import File
 from .schema import COLUMNS as ALL
 from .schema import arrow_types, some
 from .source import batches
@@ -102,14 +102,15 @@ class Plan:
             start = offsets.beginning()
             shares: list[list[File]] = []
             if options.archive:
-                start, shares = archive_parts(offsets, options)
+                start, shares = archive_parts(options)
             offsets.verify(start)
             end = offsets.end(start)
             ranges = [] if end == start else offsets.parts(start, end, options.partitions)
             wanted, params = only.sql()
             wanted = wanted and wanted % tuple(map(database.literal, params))
-            schema = _VERSIONS if database.relation() == "versions" else _ARROW
-            parts = [FoldPart(options, files=tuple(files), only=only) for files in shares]
+            is_versions = database.schema().keys() >= set(ANSWER)
+            schema = _VERSIONS if is_versions else _ARROW
+            parts = [FoldPart(options, tuple(files), (), "", only, schema) for files in shares]
             parts += [FoldPart(options, (), tuple(each), wanted, only, schema) for each in ranges]
             return cls(options, tuple(parts), end, _lowest(database, ranges))
 

@@ -1,106 +1,114 @@
 """Parquet files of an archive: written by day, read back as they were written, compared.
 
-A file is hashed while it is written. A reader that decides by its rows reads all of it and
-compares the hash first.
+The name of a file ends with the hash of its bytes, so what the table names can be checked for as
+long as it names it. Whoever decides by rows reads the whole file and compares the hash; other
+readers, of any engine, have the checksum of each page.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ..exceptions import ArchiveRefused
-from .manifest import DATA, INCOMING, File, Manifest
-from .schema import SCHEMAS, arrow_types
 from .store import Store
 
-#: The columns of an archive, as Arrow sees them.
-ARROW = arrow_types(SCHEMAS["events"])
-# What is put in order is copied, and a column of strings has at most 2 GiB.
-_LARGE = pa.schema(
-    [(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in ARROW]
-)
+#: The column by which the table is partitioned: the day of ``recorded_at`` in UTC.
+DAY = "recorded_date"
 #: Rows of a row group: what a reader skips or takes as a whole …
 ROW_GROUP = 100_000
 #: … and its size in memory, in bytes.
 ROW_GROUP_BYTES = 64 * 2**20
-#: Files that are open at once. A log of years has more days in a batch than a process may open.
-OPEN_FILES = 50
 
 
-def write_days(batches: Iterable[pa.RecordBatch], store: Store, prefix: str) -> list[File]:
-    """Write rows into files by day, one where they are in order; they are left in ``_incoming``."""
-    files: list[File] = []
+@dataclass(frozen=True, slots=True)
+class File:
+    name: str
+    rows: int
+    bytes: int
+    #: First and last position in it.
+    first: int
+    last: int
+    #: First and last time, and stream: what other readers skip files by.
+    ends: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def day(self) -> str:
+        return self.name.partition("/")[0].removeprefix(f"{DAY}=")
+
+    @property
+    def digest(self) -> str:
+        return self.name.removesuffix(".parquet").rpartition("-")[2]
+
+
+def write_days(
+    batches: Iterable[pa.RecordBatch], store: Store, prefix: str, schema: pa.Schema
+) -> list[File]:
+    """Write rows into files, one a day."""
     writers: dict[str, _Writer] = {}
+    for batch in batches:
+        for day, rows in _days(batch):
+            if day not in writers:
+                writers[day] = _Writer(f"{DAY}={day}/{prefix}", schema)
+            writers[day].write(rows)
+    return [writer.finish(store) for writer in writers.values()]
+
+
+def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> pa.Table:
+    """Return the rows of a file, which has to be as it was written. Raises ``ArchiveRefused``."""
     try:
-        for batch in batches:
-            for day, rows in _days(batch):
-                if day not in writers:
-                    if len(writers) == OPEN_FILES:
-                        files.append(writers[next(iter(writers))].finish())
-                        del writers[next(iter(writers))]
-                    name = f"{DATA}/date={day}/{prefix}-{uuid4().hex[:12]}.parquet"
-                    writers[day] = _Writer(store, name)
-                writers[day].write(rows)
-        return files + [writer.finish() for writer in writers.values()]
-    except BaseException:
-        for writer in writers.values():
-            writer.remove()
-        raise
+        content = store.read(file.name)
+    except FileNotFoundError:
+        content = b""
+    if not _hash(content).startswith(file.digest):
+        raise damaged(store, file)
+    return parquet.read_table(io.BytesIO(content), schema=schema)
 
 
-def read_checked(store: Store, file: File) -> pa.Table:
-    """Return the rows of a file, which has to be as it was written.
-
-    Raises:
-        ArchiveRefused: It is not, or it is not there.
-    """
-    content = b""
-    for name in Manifest(store).places(file):
-        with contextlib.suppress(FileNotFoundError):
-            content = store.read(name)
-            break
-    if hashlib.sha256(content).hexdigest() != file.sha256:
-        raise ArchiveRefused(
-            f"The archive {store.folder} is damaged: {file.name} is not as it was written. Put it "
-            "back from a copy."
-        )
-    return parquet.read_table(io.BytesIO(content), schema=ARROW)
-
-
-def read_all(store: Store, files: Iterable[File]) -> pa.Table:
+def read_all(store: Store, files: Iterable[File], schema: pa.Schema) -> pa.Table:
     """Return the rows of several files, as ``read_checked`` does."""
-    return pa.concat_tables([ARROW.empty_table(), *(read_checked(store, each) for each in files)])
+    return pa.concat_tables(
+        [schema.empty_table(), *(read_checked(store, each, schema) for each in files)]
+    )
 
 
 def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a file, at least the position. Raises ``ArchiveRefused``."""
-    names = list(dict.fromkeys([*columns, "id"]))
-    for name in Manifest(store).places(file):
-        try:
-            opened = store.open(name)
-        except FileNotFoundError:
-            continue
-        with opened:
-            yield from parquet.ParquetFile(opened).iter_batches(columns=names)
-        return
-    raise Manifest(store).missing(file)
+    """Yield those of the columns that a file has, and the position. Raises ``ArchiveRefused``."""
+    try:
+        with store.open(file.name) as opened:
+            reader = parquet.ParquetFile(opened, page_checksum_verification=True)
+            there = set(reader.schema_arrow.names)
+            names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
+            yield from reader.iter_batches(columns=names)
+    except FileNotFoundError as error:
+        raise damaged(store, file) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None):
+            raise  # of the disk, or on the way
+        raise damaged(store, file) from error
+
+
+def damaged(store: Store, file: File) -> ArchiveRefused:
+    return ArchiveRefused(
+        f"The archive {store.folder} is damaged: {file.name} is not there, or not as it was "
+        f"written ({file.bytes} bytes, sha256 {file.digest}…). Put it back from a copy. It has "
+        f"positions {file.first} to {file.last}; as long as the log has them, a new folder can be "
+        "archived to."
+    )
 
 
 def first_difference(one: pa.Table, other: pa.Table) -> int | None:
     """Return the lowest position at which two sets of rows differ; None where they are the same."""
     if not (_is_sorted(one) and _is_sorted(other)):
-        one, other = (table.cast(_LARGE).sort_by("id") for table in (one, other))
+        one, other = (table.cast(_large(table.schema)).sort_by("id") for table in (one, other))
     if one.equals(other):
         return None
     for left, right in zip_longest(_rows(one), _rows(other)):
@@ -119,28 +127,37 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
+def _large(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without columns of at most 2 GiB: what is put in order is copied."""
+    larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])
+
+
 @dataclass(slots=True)
 class _Writer:
-    store: Store
-    name: str
+    """A file in memory: it is written as a whole, under the name that its bytes give it."""
+
+    prefix: str
+    schema: pa.Schema
     rows: int = 0
-    first: int = 0
-    last: int = 0
+    ends: dict[str, Any] = field(default_factory=dict)
     _pending: list[pa.RecordBatch] = field(default_factory=list)
     _held: int = 0
     _bytes: int = 0
-    _sink: Any = None
+    _buffer: io.BytesIO = field(default_factory=io.BytesIO)
     _parquet: Any = None
 
     def __post_init__(self) -> None:
-        self._sink = _Hashed(self.store, f"{INCOMING}/{self.name.rpartition('/')[2]}")
-        self._parquet = parquet.ParquetWriter(self._sink, ARROW, compression="zstd")
+        self._parquet = parquet.ParquetWriter(
+            self._buffer, self.schema, compression="zstd", write_page_checksum=True
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows; they are written a row group at a time."""
-        ends = pc.min_max(batch.column("id")).as_py()
-        self.first = min(self.first or ends["min"], ends["min"])
-        self.last = max(self.last, ends["max"])
+        for name in ("id", "recorded_at", "stream"):
+            found = pc.min_max(batch.column(name)).as_py()
+            first, last = self.ends.get(name, (found["min"], found["max"]))
+            self.ends[name] = min(first, found["min"]), max(last, found["max"])
         self.rows += batch.num_rows
         self._held += batch.num_rows
         self._bytes += batch.nbytes
@@ -148,52 +165,24 @@ class _Writer:
         if self._held >= ROW_GROUP or self._bytes >= ROW_GROUP_BYTES:
             self._flush()
 
-    def finish(self) -> File:
+    def finish(self, store: Store) -> File:
         self._flush()
         self._parquet.close()
-        self._sink.finish()
-        size, digest = self._sink.size, self._sink.hash.hexdigest()
-        return File(self.name, self.rows, size, digest, self.first, self.last)
-
-    def remove(self) -> None:
-        with contextlib.suppress(Exception):
-            self._parquet.close()
-        self._sink.remove()
+        content = self._buffer.getvalue()
+        name = f"{self.prefix}-{_hash(content)[:32]}.parquet"
+        store.write(name, content)
+        first, last = self.ends["id"]
+        return File(name, self.rows, len(content), first, last, self.ends)
 
     def _flush(self) -> None:
         if self._pending:
-            table = pa.Table.from_batches(self._pending, schema=ARROW)
+            table = pa.Table.from_batches(self._pending, schema=self.schema)
             self._parquet.write_table(table, row_group_size=ROW_GROUP)
             self._pending, self._held, self._bytes = [], 0, 0
 
 
-class _Hashed(io.RawIOBase):
-    """A new file, hashed while it is written from front to back."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        self.store, self.name = store, name
-        self.hash, self.size = hashlib.sha256(), 0
-        self._stream = store.create(name)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        written = memoryview(content)
-        self._stream.write(written)
-        self.hash.update(written)
-        self.size += written.nbytes
-        return written.nbytes
-
-    def finish(self) -> None:
-        self.store.sync(self._stream)
-        self._stream.close()
-
-    def remove(self) -> None:
-        with contextlib.suppress(Exception):
-            self._stream.close()
-        with contextlib.suppress(OSError):
-            self.store.delete(self.name)
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -1,4 +1,4 @@
-"""The columns of a log as Spark and Parquet see them; of an entity type's log there are more.
+"""The columns of a log as Spark and Parquet see them; a log may have more, of its own.
 
 The same on every database: JSON is its text, ids of messages are written with hyphens, times are in
 UTC. A reader of some columns names them in a schema of its own, with these types.
@@ -6,6 +6,8 @@ UTC. A reader of some columns names them in a schema of its own, with these type
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,58 +22,95 @@ SCHEMA = (
     "id bigint, txid bigint, topic string, stream string, version bigint, type string, "
     "data string, metadata string, slice int, message_id string, recorded_at timestamp"
 )
-#: All columns of a log, in order.
-COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
 #: What the log of an entity type has besides.
 ANSWERS = (
     "command_id string, command string, request_hash string, rejected boolean, response string, "
     "state string"
 )
-ANSWER_COLUMNS = {column.split()[0] for column in ANSWERS.split(", ")}
-#: What can be read, and its schema.
+#: What can be read, and the columns that it always has.
 SCHEMAS = {
     "events": SCHEMA,
-    "versions": f"{SCHEMA}, {ANSWERS}",
     "heads": "log string, stream string, version bigint",
     "inbox": "job_id string, task string, handled_at timestamp",
 }
 
+
+def kinds(schema: str) -> dict[str, str]:
+    """Return the types of the columns, by name."""
+    return dict(column.split() for column in schema.split(", "))
+
+
+#: All columns of every log, in order.
+COLUMNS = tuple(kinds(SCHEMA))
+
 _ARROW = {
     "bigint": pa.int64(),
     "int": pa.int32(),
+    "double": pa.float64(),
     "boolean": pa.bool_(),
     "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+#: What databases call a type of a log's own column, and ours. All others are text.
+_DECLARED = {
+    r"bool(ean)?|tinyint\(1\)": "boolean",
+    r"(tiny|small|medium|big)?int(eger)?(\(\d+\))?( unsigned)?": "bigint",
+    r"double( precision)?|real|float": "double",
+    r"bytea|(tiny|medium|long)?blob|(var)?binary\(\d+\)": "binary",
+    r"date": "date",
+    r"timestamp(\(\d\))? with time zone|datetime(\(\d\))?": "timestamp",
+}
+_DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
+
+
+def kind_of(declared: str) -> str:
+    """Return the type of a column that a database has declared so."""
+    text = declared.lower()
+    if (decimal := _DECIMAL.fullmatch(text)) and int(decimal[1]) <= 38:
+        return f"decimal({decimal[1]},{decimal[2]})"
+    return next((kind for each, kind in _DECLARED.items() if re.fullmatch(each, text)), "string")
+
+
+def ddl(columns: Mapping[str, str]) -> str:
+    """Return columns as Spark's SQL writes them."""
+    plain = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+    names = {n: n if plain.fullmatch(n) else "`{}`".format(n.replace("`", "``")) for n in columns}
+    return ", ".join(f"{names[name]} {kind}" for name, kind in columns.items())
 
 
 def some(*names: str) -> str:
-    kinds = dict(column.split() for column in SCHEMAS["versions"].split(", "))
-    return ", ".join(f"{name} {kinds[name]}" for name in names)
+    known = kinds(f"{SCHEMA}, {ANSWERS}")
+    return ", ".join(f"{name} {known[name]}" for name in names)
 
 
-def arrow_types(schema: str) -> pa.Schema:
-    columns = (column.split() for column in schema.split(", "))
-    return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
+def arrow_types(columns: str | Mapping[str, str]) -> pa.Schema:
+    given = kinds(columns) if isinstance(columns, str) else columns
+    return pa.schema([(name, _arrow(kind)) for name, kind in given.items()])
 
 
-def arrow_schema(schema: StructType, read: str = "events") -> pa.Schema:
+def arrow_schema(schema: StructType, columns: Mapping[str, str], read: str = "events") -> pa.Schema:
     """Return the Arrow schema of the columns that a reader asks for. Raises ``InvalidSchema``."""
-    kinds = dict(column.split() for column in SCHEMAS[read].split(", "))
     fields = []
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if field.name not in kinds:
+        if field.name not in columns:
             raise InvalidSchema(
-                f"There is no column {field.name!r} in {read}. Known: {', '.join(kinds)}. Leave "
+                f"There is no column {field.name!r} in {read}. Known: {', '.join(columns)}. Leave "
                 "the schema out to read all of them."
             )
-        if kind != kinds[field.name]:
+        if kind != columns[field.name]:
             raise InvalidSchema(
-                f"Column {field.name} is {kinds[field.name]}, not {kind}. Read it as that, and "
+                f"Column {field.name} is {columns[field.name]}, not {kind}. Read it as that, and "
                 f'cast: .withColumn("{field.name}", col("{field.name}").cast("{kind}")).'
             )
-        fields.append(pa.field(field.name, _ARROW[kind], nullable=field.nullable))
+        fields.append(pa.field(field.name, _arrow(kind), nullable=field.nullable))
     if not fields:
-        raise InvalidSchema(f"The schema has no column. Columns of {read}: {', '.join(kinds)}.")
+        raise InvalidSchema(f"The schema has no column. Columns of {read}: {', '.join(columns)}.")
     return pa.schema(fields)
+
+
+def _arrow(kind: str) -> pa.DataType:
+    decimal = re.fullmatch(r"decimal\((\d+),(\d+)\)", kind)
+    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW[kind]

@@ -30,11 +30,11 @@ from pyspark.sql.streaming.datasource import (
 from ..exceptions import InvalidOption
 from .archive_reader import archive_parts, file_batches
 from .database import Database, connect
-from .manifest import File
 from .offset import Offset, Offsets
 from .options import EVENTS, Options
+from .parquet import File
 from .pushdown import condition
-from .schema import SCHEMAS, arrow_schema
+from .schema import SCHEMAS, arrow_schema, ddl, kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ class OutboxDataSource(DataSource):
         return "outbox"
 
     def schema(self) -> str:
-        return SCHEMAS[_relation(Options.of(self.options))]
+        return ddl(_columns(Options.of(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options.of(self.options)
@@ -97,7 +97,7 @@ class Reader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, _relation(options))
+        self.schema = arrow_schema(schema, _columns(options), options.read)
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -108,7 +108,7 @@ class Reader(DataSourceReader):
             offsets = Offsets(database)
             files: list[InputPartition] = []
             if options.archive:
-                start, shares = archive_parts(offsets, options)
+                start, shares = archive_parts(options)
                 files = list(map(Files, shares))
             else:
                 start = Offset.load(options.start) if options.start else offsets.beginning()
@@ -145,7 +145,7 @@ class FilteringReader(Reader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, _relation(options))
+        self.schema = arrow_schema(schema, _columns(options), options.read)
         self._database: Database | None = None
         self._offsets: Offsets | None = None
         self._verified = False
@@ -223,12 +223,12 @@ def batches(
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
 
 
-def _relation(options: Options) -> str:
-    """Return which of ``SCHEMAS`` is read. Asks the database, but for the log of every project."""
-    if options.read != "events" or options.archive or options.log == EVENTS:
-        return options.read
+def _columns(options: Options) -> dict[str, str]:
+    """Return the types of what is read. Asks the database, but for the log of every project."""
+    if options.read != "events" or options.log == EVENTS:
+        return kinds(SCHEMAS[options.read])
     with closing(connect(options)) as database:
-        return database.relation()
+        return database.schema()
 
 
 def _whole(options: Options, database: Database) -> str:

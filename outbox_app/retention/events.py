@@ -23,7 +23,7 @@ from django.db.models import F
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, log_named, require_archivable
+from ..eventlog.registry import all_logs, log_named
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
 from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
@@ -89,8 +89,6 @@ def prune_events(
     if archive and not log:
         log = Event._meta.db_table
     chosen = [log_named(log)] if log else all_logs()
-    if archive:
-        require_archivable(chosen[0])
     archived = ArchiveLookup(archive, chosen[0]._meta.db_table) if archive else None
     removed = 0
     for each in chosen:

@@ -12,11 +12,11 @@ import pytest
 
 from outbox_app.pipeline.archiver import MAX_ROWS
 from outbox_app.pipeline.defects import ENTITY_KINDS, KINDS
-from outbox_app.pipeline.manifest import Entry, File
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options, _spelled
 from outbox_app.pipeline.schema import ANSWERS, SCHEMAS, arrow_types
 from outbox_app.pipeline.statistic_names import COLUMNS, NAMES
+from outbox_app.pipeline.table import Mark
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE = (PAGES / "pipeline.md").read_text()
@@ -90,12 +90,9 @@ def test_columns_of_what_else_can_be_read_are_documented(read: str) -> None:
     assert f"`{SCHEMAS[read]}`" in " ".join(PAGE.split())
 
 
-def test_keys_of_offsets_entries_and_files_are_documented() -> None:
+def test_keys_of_offsets_and_commits_are_documented() -> None:
     assert names("Offsets") == [each.name for each in fields(Offset)]
-    found = names("Entry")
-    entry, file = found[: len(fields(Entry)) + 1], found[len(fields(Entry)) + 1 :]
-    assert entry == ["sha256", *(each.name for each in fields(Entry))]
-    assert file == [each.name for each in fields(File)]
+    assert names("Commits") == [each.name for each in fields(Mark)]
 
 
 @pytest.mark.parametrize(

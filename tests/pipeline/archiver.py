@@ -20,8 +20,8 @@ from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 
-#: So few batches are put together that it happens all the time.
-BATCHES = 3
+#: So few files are put together that it happens all the time.
+FILES = 3
 
 
 class Here:
@@ -47,7 +47,7 @@ class Here:
 
 
 def main(options: str, folder: str, rows: str) -> None:
-    compaction.BATCHES, compaction.SECONDS = BATCHES, 0
+    compaction.FILES = FILES
     for line in sys.stdin:
         point, passes = line.split()
         child = os.fork()

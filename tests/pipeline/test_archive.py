@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import duckdb
-import pyarrow.dataset
+import pyarrow
 import pytest
+from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -19,10 +20,11 @@ from outbox_app.exceptions import ArchiveRefused
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline.archiver import Archiver
-from outbox_app.pipeline.parquet import ARROW, first_difference, write_days
-from outbox_app.pipeline.schema import COLUMNS
+from outbox_app.pipeline.parquet import first_difference, write_days
+from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
+from outbox_app.pipeline.table import Archive
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 
@@ -33,13 +35,17 @@ from .harness import (
     assert_exact,
     entries,
     logged,
+    named,
     publish_some,
     rows_of,
     source,
     tree,
 )
+from .test_source import struct
 
 database = pytest.mark.django_db(transaction=True)
+
+ARROW = arrow_types(SCHEMA)
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_an_archive_is_its_log(alias, new_log, folder):
     assert archive(alias, folder) == 25
     assert_exact(alias, folder)
     assert [entry["rows"] for entry in entries(folder)] == [4, 4, 4, 4, 4, 4, 1]
-    assert [entry["first"] for entry in entries(folder)] == list(range(7))
+    assert [entry["batches"] for entry in entries(folder)] == list(range(1, 8))
 
 
 @database
@@ -74,14 +80,13 @@ def test_days_are_those_of_utc(alias, new_log, folder):
         Event.objects.using(alias).filter(pk=id).update(recorded_at=moments[n % 4])
     archive(alias, folder, rows=100)
     assert_exact(alias, folder)
-    days = {name.split("/")[1] for name in tree(folder) if name.startswith("data/")}
-    assert days == {"date=2026-02-28", "date=2026-03-01"}
-    for entry in entries(folder):
-        for file in entry["files"]:
-            rows = parquet.read_table(folder / file["name"], partitioning=None).to_pylist()
-            assert {f"{row['recorded_at']:%Y-%m-%d}" for row in rows} == {file["name"][10:20]}
-            assert file["rows"] == len(rows)
-            assert (file["first"], file["last"]) == (rows[0]["id"], rows[-1]["id"])
+    files = Archive.load(str(folder), "outbox_event").files()
+    assert {file.day for file in files} == {"2026-02-28", "2026-03-01"}
+    for file in files:
+        rows = parquet.read_table(folder / file.name, partitioning=None).to_pylist()
+        assert {f"{row['recorded_at']:%Y-%m-%d}" for row in rows} == {file.day}
+        assert file.rows == len(rows)
+        assert (file.first, file.last) == (rows[0]["id"], rows[-1]["id"])
 
 
 @database
@@ -117,8 +122,7 @@ def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
 
 @database
 @on("mariadb")
-def test_batches_of_tombstones_are_archived_and_put_together(alias, new_log, folder, monkeypatch):
-    monkeypatch.setattr("outbox_app.pipeline.compaction.SECONDS", 0)
+def test_batches_of_tombstones_are_archived_without_files(alias, new_log, folder):
     ids = publish_some(alias, 40)
     sealed = Event.objects.using(alias).filter(pk__in=ids[:32])
     for n, row in enumerate(sealed):
@@ -126,7 +130,8 @@ def test_batches_of_tombstones_are_archived_and_put_together(alias, new_log, fol
         Event.objects.using(alias).filter(pk=row.pk).update(**fields)
     assert archive(alias, folder, rows=1) == 8
     assert_exact(alias, folder)
-    assert len(entries(folder)) < 40
+    assert len(entries(folder)) == 40
+    assert len(named(folder)) <= 8
 
 
 @database
@@ -141,26 +146,32 @@ def test_a_stop_is_heard_between_batches(alias, new_log, folder):
 
 @database
 def test_everybody_reads_the_same(alias, new_log, folder, spark):
-    """Archived by Spark; read by pyarrow, DuckDB and Spark, with nothing but the folder."""
+    """Archived by Spark; read by delta-rs, pyarrow, DuckDB, Spark and our own source."""
     ids = publish_some(alias, 2500)
     yesterday = Event.objects.using(alias).get(pk=ids[0]).recorded_at - timedelta(days=1)
     Event.objects.using(alias).filter(pk__in=ids[:1200]).update(recorded_at=yesterday)
     assert archive(alias, folder, session=spark, rows=2000) == 2500
     assert_exact(alias, folder)
-    rows, data = logged(alias), f"{folder}/data"
-    table = pyarrow.dataset.dataset(data, partitioning="hive").to_table(columns=list(COLUMNS))
-    assert rows_of([table]) == rows
+    rows, table = logged(alias), DeltaTable(folder)
+    dataset = table.to_pyarrow_dataset()
+    assert rows_of([dataset.to_table(columns=list(COLUMNS))]) == rows
+    files = [name.removeprefix("file://") for name in table.file_uris()]
+    assert rows_of(parquet.read_table(name, partitioning=None) for name in files) == rows
+    names = [*COLUMNS[:6], *COLUMNS[8:10]]
     expected = [(*row[:6], *row[8:10], _micros(row[10]), f"{row[10]:%Y-%m-%d}") for row in rows]
-    names = ", ".join([*COLUMNS[:6], *COLUMNS[8:10]])
     with duckdb.connect() as connection:
+        connection.register("archive", dataset)
         found = connection.execute(
-            f"SELECT {names}, epoch_us(recorded_at), date::text "
-            f"FROM read_parquet('{data}/**/*.parquet', hive_partitioning = true) ORDER BY id"
+            f"SELECT {', '.join(names)}, epoch_us(recorded_at), recorded_date::text "
+            "FROM archive ORDER BY id"
         )
         assert found.fetchall() == expected
-    frame = spark.read.parquet(data).orderBy("id")
-    found = frame.selectExpr(*names.split(", "), "unix_micros(recorded_at)", "string(date)")
+    frame = spark.read.parquet(*files).orderBy("id")
+    found = frame.selectExpr(*names, "unix_micros(recorded_at)", "string(date(recorded_at))")
     assert [tuple(row) for row in found.collect()] == expected
+    ours = Reader(replace(source(alias), archive=str(folder)), struct(SCHEMA))
+    batches = [batch for part in ours.partitions() for batch in ours.read(part)]
+    assert rows_of([pyarrow.Table.from_batches(batches)]) == rows
 
 
 @database
@@ -199,33 +210,20 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
     assert read().load().count() == len(expected)
 
 
-def test_a_log_of_years_is_archived_with_few_open_files(tmp_path, monkeypatch):
+def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):
     """A batch of a quiet log has more days than a process may open files."""
-    store, most = Store(str(tmp_path)), 0
-    opened: set[str] = set()
-
-    def create(name, original=store.create):
-        nonlocal most
-        stream = original(name)
-        opened.add(stream)
-        most = max(most, sum(not each.closed for each in opened))
-        return stream
-
-    monkeypatch.setattr(store, "create", create)
     rows = _rows(1200, days=200)
-    files = write_days(rows.to_batches(max_chunksize=300), store, "0")
-    assert most <= writing.OPEN_FILES
-    assert sum(file.rows for file in files) == 1200
-    assert len({file.name for file in files}) == len(files) >= 200
-    tables = [parquet.read_table(tmp_path / file.incoming) for file in files]
+    files = write_days(rows.to_batches(max_chunksize=300), Store(str(tmp_path)), "0", ARROW)
+    assert len({file.name for file in files}) == len(files) == len({f.day for f in files}) == 200
+    tables = [parquet.read_table(tmp_path / file.name, partitioning=None) for file in files]
     assert rows_of(tables) == rows_of([rows])
 
 
 def test_large_events_are_written_before_they_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 10_000)
     rows = _rows(1000, days=1)
-    [file] = write_days(rows.to_batches(max_chunksize=50), Store(str(tmp_path)), "0")
-    assert parquet.ParquetFile(tmp_path / file.incoming).num_row_groups >= 10
+    [file] = write_days(rows.to_batches(max_chunksize=50), Store(str(tmp_path)), "0", ARROW)
+    assert parquet.ParquetFile(tmp_path / file.name).num_row_groups >= 10
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyspark
@@ -108,13 +109,14 @@ def test_what_cannot_be_done_is_said_in_one_line(alias, new_log, spark, tmp_path
     (theirs / "letter.txt").write_text("dear")
     assert "no archive, and not empty (it has 'letter.txt')" in refused("--to", str(theirs))
     assert list(tree(theirs)) == ["letter.txt"]
-    entry = ours / "_manifest/00000000-00000000.json"
-    entry.write_text(entry.read_text()[:-9])
-    assert "00000000-00000000.json is invalid" in refused("--to", str(ours))
+    commit = max((ours / "_delta_log").glob("0*.json"))
+    content = commit.read_text()
+    commit.write_text(content[:-9])
+    assert "its Delta log is invalid" in refused("--to", str(ours))
     assert "Expected a path" in refused("--to", "nowhere://else")
     (tmp_path / "file").touch()
-    assert "Not a directory" in refused("--to", str(tmp_path / "file"))
-    entry.unlink()
+    assert "File exists" in refused("--to", str(tmp_path / "file"))
+    commit.write_text(content)
     assert "is the archive of the log" in refused("--to", str(ours), "--log", "own_log_visit")
 
 
@@ -135,15 +137,15 @@ def test_a_database_without_the_log(alias, new_log, spark, tmp_path):
 def test_a_task_that_fails_says_why(alias, new_log, spark, tmp_path, monkeypatch):
     """What a worker of Spark has raised comes out as one line."""
     publish_some(alias, 5)
-    make = Archiver._batch
+    make, today = Archiver._batch, f"recorded_date={datetime.now(UTC):%Y-%m-%d}"
 
     def batch(self, *arguments):
-        (tmp_path / "archive" / "_incoming").touch()  # a file, where a folder has to be
+        (tmp_path / "archive" / today).touch()  # a file, where a folder has to be
         return make(self, *arguments)
 
     monkeypatch.setattr(Archiver, "_batch", batch)
-    assert "_incoming" in refused("--to", str(tmp_path / "archive"))
+    assert today in refused("--to", str(tmp_path / "archive"))
     monkeypatch.undo()
-    (tmp_path / "archive" / "_incoming").unlink()
+    (tmp_path / "archive" / today).unlink()
     call_command("outbox_pipeline", "archive", "--to", str(tmp_path / "archive"))
     assert_exact(alias, tmp_path / "archive")

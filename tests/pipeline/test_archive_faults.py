@@ -23,7 +23,17 @@ from tests.faults.tools import alias_for, on
 from tests.patience import patience
 
 from .archiver import Here
-from .harness import archive, archived, assert_exact, entries, publish_some, source, tree
+from .harness import (
+    archive,
+    archived,
+    assert_exact,
+    entries,
+    leftovers,
+    logged,
+    publish_some,
+    source,
+    tree,
+)
 
 database = pytest.mark.django_db(transaction=True)
 
@@ -93,13 +103,14 @@ def test_a_row_that_changes_before_it_is_compared(alias, new_log, folder, at, wh
     ids = publish_some(alias, 10)
     row = Event.objects.using(alias).filter(pk=ids[5])
     change = row.delete if what == "deleted" else lambda: row.update(type="other")
-    at("archive_moved", lambda: at(point, change))  # in the second batch
+    at("archive_done", lambda: at(point, change))  # in the second batch
     if point == "archive_planned":
         archive(alias, folder)
     else:
         with pytest.raises(ArchiveRefused, match=f"first at position {ids[5]}: rows were changed"):
             archive(alias, folder)
-        assert [entry["last"] for entry in entries(folder)] == [0]
+        assert [entry["batches"] for entry in entries(folder)] == [1]
+        assert leftovers(folder) == set()
         archive(alias, folder)
     assert_exact(alias, folder)
 
@@ -111,7 +122,7 @@ def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
     """What is missing or cut is seen at once; what has rotted, when somebody reads it."""
     publish_some(alias, 8)
     archive(alias, folder)
-    [path, *_] = sorted(folder.glob("data/*/*"))
+    [path, *_] = sorted(folder.glob("recorded_date=*/*"))
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
@@ -119,10 +130,9 @@ def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
         path.write_bytes(content[:-1])
     else:
         path.write_bytes(content[:50] + bytes([content[50] ^ 4]) + content[51:])
-        monkeypatch.setattr("outbox_app.pipeline.compaction.BATCHES", 2)
-        monkeypatch.setattr("outbox_app.pipeline.compaction.SECONDS", 0)
+        monkeypatch.setattr("outbox_app.pipeline.compaction.FILES", 2)
     publish_some(alias, 1)
-    with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is not") as refused:
+    with pytest.raises(ArchiveRefused, match=f"is damaged: .*{path.name} is not there") as refused:
         archive(alias, folder)
     assert "Put it back from a copy" in str(refused.value)
     path.write_bytes(content)
@@ -132,17 +142,41 @@ def test_a_damaged_file(alias, new_log, folder, damage, monkeypatch):
 
 @database
 @on("default")
-def test_one_archiver_at_a_time(alias, new_log, folder, at):
-    publish_some(alias, 3)
+@pytest.mark.parametrize("point", ["archive_planned", "archive_copied", "archive_compared"])
+def test_of_two_archivers_one_commits(alias, new_log, folder, at, point):
+    """The one that comes later is told, and nothing of its batch counts."""
+    publish_some(alias, 6)
     with ThreadPoolExecutor(1) as other:
 
         def second():
-            with pytest.raises(ArchiveRefused, match="Another process is writing to"):
-                other.submit(archive, alias, folder).result(patience())
+            assert other.submit(archive, alias, folder).result(patience()) == 6
 
-        at("archive_copied", second)
-        assert archive(alias, folder) == 3
+        at(point, second)
+        with pytest.raises(ArchiveRefused, match="Another process has written to"):
+            archive(alias, folder)
+    assert len(entries(folder)) == 2
     assert_exact(alias, folder)
+
+
+@database
+def test_a_commit_that_is_lost_with_rows_that_were_pruned(alias, new_log, folder):
+    """Without its newest commit a table is whole; its rows may be nowhere else."""
+    ids = publish_some(alias, 8)
+    archive(alias, folder)
+    newest = max(folder.glob("_delta_log/0*.json"))
+    newest.unlink()
+    archive(alias, folder)  # they are still in the log: a process could have been killed there
+    assert archived(folder) == logged(alias)
+    content = newest.read_text()
+    Event.objects.using(alias).filter(pk__in=ids).delete()
+    newest.unlink()
+    before = tree(folder)
+    with pytest.raises(ArchiveRefused, match=r"no commit names .*, and the log has no position"):
+        archive(alias, folder)
+    assert tree(folder) == before
+    newest.write_text(content)
+    archive(alias, folder)
+    assert {row[0] for row in archived(folder)} == set(ids)
 
 
 @pytest.fixture
@@ -183,7 +217,7 @@ def test_the_disk_is_full(alias, new_log, small_disk):
         assert all("No space left on device" in error for error in errors)
         failures += len(errors)
         ballast.unlink()
-        so_far = archived(folder) if (folder / "_manifest").exists() else []
+        so_far = archived(folder) if (folder / "_delta_log").exists() else []
         assert len({row[0] for row in so_far}) == len(so_far)
     assert 2 < failures < 15
     archive(alias, folder)
@@ -285,7 +319,7 @@ def private(server, django_db_blocker, settings):
         yield alias
 
 
-@pytest.mark.parametrize("point", ["archive_planned", "archive_copied", "archive_moved"])
+@pytest.mark.parametrize("point", ["archive_planned", "archive_copied", "archive_done"])
 def test_the_database_is_restarted_in_the_middle(server, private, folder, at, point):
     """Once an error that says so; following goes on by itself."""
     alias = private

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -16,28 +15,24 @@ from outbox_app.exceptions import ArchiveRefused
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archive_reader import file_batches
 from outbox_app.pipeline.compaction import compact
-from outbox_app.pipeline.manifest import Entry, Manifest
 from outbox_app.pipeline.offset import Offset
 from outbox_app.pipeline.options import Options
-from outbox_app.pipeline.parquet import ARROW, write_days
-from outbox_app.pipeline.store import Store
+from outbox_app.pipeline.parquet import write_days
+from outbox_app.pipeline.schema import SCHEMA, arrow_types
+from outbox_app.pipeline.table import Archive
 
-from .harness import Killed, archived, entries, killing, leftovers, rows_of, tree
+from .harness import age, archived, commits, killing, leftovers, named, rows_of, tree
 
 LOG = "outbox_event"
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(str(tmp_path / "archive"))
+ARROW = arrow_types(SCHEMA)
 
 
 class Batches:
-    """Archives batches of made-up events."""
+    """Archives batches of made-up events, so many hours apart."""
 
-    def __init__(self, store):
-        self.store = store
-        self.manifest = Manifest.make(store, LOG)
+    def __init__(self, folder):
+        self.folder, self.hours = folder, 0
+        self.archive = Archive.make(folder, LOG, offset(0), ARROW)
         self.ids = count(1)
         self.rows = []
 
@@ -46,27 +41,25 @@ class Batches:
             rows = [self.row(next(self.ids)) for _ in range(size)]
             table = pa.Table.from_pylist(rows, schema=ARROW)
             self.rows += rows_of([table])
-            files = write_days(table.to_batches(), self.store, f"{self.manifest.next:08d}")
-            start = self.manifest.end or offset(0)
-            verified = 1000.0 + self.manifest.next
-            number, end = self.manifest.next, offset(int(start.message_id) + 1)
-            self.manifest.commit(Entry(number, number, start, end, files, verified))
+            prefix = f"{self.archive.mark.batches:08d}-made"
+            files = write_days(table.to_batches(), self.archive.store, prefix, ARROW)
+            self.archive.commit(files, offset(self.archive.mark.batches + 1))
 
     def row(self, id):
         texts = dict.fromkeys(("topic", "stream", "type", "message_id"), f"text {id}")
         numbers = {"id": id, "txid": 0, "version": id, "slice": 1}
-        moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=id)
+        moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=id * self.hours)
         return {**texts, **numbers, "data": "{}", "metadata": "{}", "recorded_at": moment}
 
     def sizes(self):
-        return [entry.rows for entry in Manifest.load(self.store, LOG).entries]
+        return [file.rows for file in Archive.load(self.folder, LOG).files()]
 
     def assert_whole(self):
-        manifest = Manifest.load(self.store, LOG)
-        manifest.tidy()
-        assert archived(self.store.root) == self.rows
-        assert leftovers(self.store.root) == set()
-        assert manifest.end == self.manifest.end
+        archive = Archive.load(self.folder, LOG)
+        assert archived(self.folder) == self.rows
+        assert archive.rows == len(self.rows)
+        assert archive.end == self.archive.end
+        assert archive.mark.batches == self.archive.mark.batches
 
 
 def offset(number):
@@ -74,65 +67,54 @@ def offset(number):
 
 
 @pytest.fixture
-def batches(store):
-    return Batches(store)
+def batches(tmp_path):
+    return Batches(str(tmp_path / "archive"))
 
 
-def test_many_small_batches_become_one(batches, store):
+def test_many_small_files_become_one(batches):
     batches.add(*[3] * 40)
-    old = entries(store.root)
-    [merged] = compact(batches.manifest)
-    assert (merged.first, merged.last, merged.rows) == (0, 39, 120)
-    assert merged.start == offset(0)
-    assert merged.end == offset(40)
-    assert merged.verified == min(entry["verified"] for entry in old) == 1000.0
-    assert len(merged.files) == 6  # days
-    assert [entry["last"] for entry in entries(store.root)] == [39]
+    [merged] = compact(batches.archive)
+    assert (merged.first, merged.last, merged.rows) == (1, 120, 120)
+    assert batches.sizes() == [120]
     batches.assert_whole()
     batches.add(5)
     batches.assert_whole()
+    assert leftovers(batches.folder) == set()
 
 
-def test_few_batches_are_left_alone(batches, store):
-    batches.add(*[3] * (compaction.BATCHES - 1))
-    before = tree(store.root)
-    assert list(compact(batches.manifest)) == []
-    assert tree(store.root) == before
-
-
-def test_young_batches_are_left_alone(batches, monkeypatch):
-    """Who reads up to the end of a batch finds that end in the manifest for an hour."""
-    batches.add(*[3] * 20)
-    # The first was made at 1000, one a second.
-    monkeypatch.setattr(compaction.time, "time", lambda: 1015.0 + compaction.SECONDS)
-    list(compact(batches.manifest))
-    assert batches.sizes() == [48, 3, 3, 3, 3]
+def test_files_of_other_days_are_not_put_together(batches):
+    batches.add(*[2] * 20)
+    batches.hours = 24
+    batches.add(*[1] * 20)
+    [merged] = compact(batches.archive)
+    assert (merged.day, merged.rows) == ("2026-01-01", 40)
+    assert sorted(batches.sizes()) == [1] * 20 + [40]
     batches.assert_whole()
 
 
-def test_large_batches_are_left_alone(batches, monkeypatch):
+def test_few_files_are_left_alone(batches):
+    batches.add(*[3] * (compaction.FILES - 1))
+    before = tree(batches.folder)
+    assert list(compact(batches.archive)) == []
+    assert tree(batches.folder) == before
+
+
+def test_large_files_are_left_alone(batches, monkeypatch):
     monkeypatch.setattr(compaction, "ROWS", 40)
-    monkeypatch.setattr(compaction, "BATCHES", 3)
+    monkeypatch.setattr(compaction, "FILES", 3)
     batches.add(3, 3, 30, 4, 4, 4, 21, 9, 9, 9, 9, 9, 9, 9)
-    list(compact(batches.manifest))
+    list(compact(batches.archive))
     assert batches.sizes() == [3, 3, 30, 12, 21, 36, 27]
     batches.assert_whole()
 
 
 def test_so_are_those_of_large_events(batches, monkeypatch):
     batches.add(4, 4, 4)
-    monkeypatch.setattr(compaction, "BATCHES", 2)
-    sizes = [sum(file.bytes for file in each.files) for each in batches.manifest.entries]
+    monkeypatch.setattr(compaction, "FILES", 2)
+    sizes = [file.bytes for file in batches.archive.files()]
     monkeypatch.setattr(compaction, "BYTES", 2.5 * max(sizes))
-    list(compact(batches.manifest))
+    list(compact(batches.archive))
     assert batches.sizes() == [8, 4]
-
-
-def test_batches_without_rows_are_put_together(batches):
-    batches.add(*[0] * 20)
-    [merged] = compact(batches.manifest)
-    assert (merged.rows, merged.last) == (0, 19)
-    batches.assert_whole()
 
 
 def test_a_row_is_not_written_anew_for_ever(batches, monkeypatch):
@@ -145,29 +127,29 @@ def test_a_row_is_not_written_anew_for_ever(batches, monkeypatch):
         written += sum(file.rows for file in files)
         return files
 
-    monkeypatch.setattr(compaction, "BATCHES", 4)
+    monkeypatch.setattr(compaction, "FILES", 4)
     monkeypatch.setattr(compaction, "write_days", write)
     for _ in range(150):
         batches.add(1)
-        list(compact(batches.manifest))
+        list(compact(batches.archive))
     assert len(batches.sizes()) < 12
     assert written < 15 * 150  # 3700 if all of it were, each time
     batches.assert_whole()
 
 
-def test_a_damaged_file_is_not_put_together(batches, store):
+def test_a_damaged_file_is_not_put_together(batches):
     batches.add(*[3] * 20)
-    path = Path(store.root, batches.manifest.files()[7].name)
+    path = Path(batches.folder, batches.archive.files()[7].name)
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    before = tree(store.root)
-    with pytest.raises(ArchiveRefused, match=f"damaged: {batches.manifest.files()[7].name}"):
-        list(compact(batches.manifest))
-    assert tree(store.root) == before
+    before = tree(batches.folder)
+    with pytest.raises(ArchiveRefused, match=f"damaged: {batches.archive.files()[7].name}"):
+        list(compact(batches.archive))
+    assert tree(batches.folder) == before
 
 
-def test_what_was_put_together_is_read_before_the_old_goes(batches, store, monkeypatch):
+def test_what_was_put_together_is_read_before_the_old_goes(batches, monkeypatch):
     """As if the disk had swapped two rows."""
     original = compaction.write_days
 
@@ -177,65 +159,70 @@ def test_what_was_put_together_is_read_before_the_old_goes(batches, store, monke
         return original(twice.to_batches(), *arguments)
 
     batches.add(*[3] * 20)
-    before = entries(store.root)
+    before = commits(batches.folder)
     monkeypatch.setattr(compaction, "write_days", write)
     with pytest.raises(ArchiveRefused, match="are not what they were made of"):
-        list(compact(batches.manifest))
-    assert entries(store.root) == before
+        list(compact(batches.archive))
+    assert commits(batches.folder) == before
     batches.assert_whole()
 
 
 @pytest.mark.parametrize("point", ["compaction_written", "archive_committed"])
-def test_killed_while_putting_together(batches, store, point):
+def test_killed_while_putting_together(batches, point):
     batches.add(*[3] * 20)
     with killing(point):
-        list(compact(batches.manifest))
+        list(compact(batches.archive))
     batches.assert_whole()
-    again = Manifest.load(store, LOG)
+    again = Archive.load(batches.folder, LOG)
     assert len(list(compact(again))) == (1 if point == "compaction_written" else 0)
     batches.assert_whole()
     assert batches.sizes() == [60]
 
 
-@pytest.mark.parametrize("method", ["move", "delete"])
-@pytest.mark.parametrize("passed", [0, 1, 2, 7, 19])
-def test_killed_in_the_middle_of_it(batches, store, monkeypatch, method, passed):
+def test_who_has_begun_to_read_reads_to_the_end(batches):
+    """It was planned before, and read after files were put together; a week later they go."""
     batches.add(*[3] * 20)
-    left, original = [passed], getattr(store, method)
-
-    def act(*arguments):
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-        return original(*arguments)
-
-    monkeypatch.setattr(store, method, act)
-    with suppress(Killed):
-        list(compact(batches.manifest))
-    monkeypatch.undo()
-    batches.assert_whole()
-
-
-def test_who_has_begun_to_read_reads_to_the_end(batches, store):
-    """It was planned before, and read after files were put together; or before they were moved."""
-    batches.add(*[3] * 20)
-    planned = batches.manifest.files()
-    list(compact(batches.manifest))
-    options = Options(url="sqlite:////x", archive=store.folder)
+    planned = batches.archive.files()
+    list(compact(batches.archive))
+    batches.archive.vacuum()
+    options = Options(url="sqlite:////x", archive=batches.folder)
     read = pa.Table.from_batches(file_batches(planned, ARROW, options))
     assert rows_of([read]) == batches.rows
-    with killing("archive_committed"):
-        batches.add(4)
-    now = Manifest.load(store, LOG).files()
-    read = pa.Table.from_batches(file_batches(now, ARROW, options))
-    assert rows_of([read]) == batches.rows
-    gone = replace(now[0], name=now[0].name.replace("0", "1"))
+    gone = replace(planned[0], name=planned[0].name.replace("-0", "-1"))
     with pytest.raises(ArchiveRefused, match="is not there"):
         list(file_batches([gone], ARROW, options))
 
 
-def test_an_entry_tells_its_checksum(batches, store):
-    batches.add(3)
-    [entry] = entries(store.root)
-    assert json.loads(Path(store.root, "_manifest/00000000-00000000.json").read_text()) == entry
-    assert len(entry["sha256"]) == len(entry["files"][0]["sha256"]) == 64
+def removed_long_ago(folder):
+    """Have the files that were replaced look as if that had been a week ago and more."""
+    for path in Path(folder, "_delta_log").glob("0*.json"):
+        path.write_text(re.sub('(?<="deletionTimestamp":)[0-9]+', "1000", path.read_text()))
+    age(folder)
+
+
+def test_replaced_files_go_after_a_week(batches):
+    batches.add(*[3] * 20)
+    list(compact(batches.archive))
+    removed_long_ago(batches.folder)
+    archive = Archive.load(batches.folder, LOG)
+    assert archive.vacuum() == 20
+    assert set(tree(batches.folder)) >= set(named(batches.folder))
+    assert len(list(Path(batches.folder).glob("recorded*/*"))) == 1
+    batches.assert_whole()
+    assert archive.vacuum() == 0
+
+
+def test_what_is_in_their_place_is_checked_before_they_go(batches):
+    batches.add(*[3] * 20)
+    [merged] = compact(batches.archive)
+    removed_long_ago(batches.folder)
+    path = Path(batches.folder, merged.name)
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    before = tree(batches.folder)
+    with pytest.raises(ArchiveRefused, match=f"damaged: {merged.name}"):
+        Archive.load(batches.folder, LOG).vacuum()
+    assert tree(batches.folder) == before
+    path.write_bytes(content)
+    assert Archive.load(batches.folder, LOG).vacuum() == 20
+    batches.assert_whole()

@@ -14,8 +14,7 @@ from pyarrow import parquet
 
 from outbox_app import publish
 from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
-from outbox_app.pipeline.manifest import Manifest
-from outbox_app.pipeline.store import Store
+from outbox_app.pipeline.table import Archive
 from tests.faults.tools import on
 
 pytestmark = [
@@ -84,7 +83,7 @@ def test_an_archive_that_has_rotted_cannot_be_audited(
 ) -> None:
     archive = tmp_path / "archive"
     call("archive", "--to", str(archive))
-    [file, *_] = Manifest.load(Store(str(archive)), "outbox_event").files()
+    [file, *_] = Archive.load(str(archive), "outbox_event").files()
     content = bytearray((archive / file.name).read_bytes())
     content[len(content) // 2] ^= 1
     (archive / file.name).write_bytes(content)

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from deltalake import DeltaTable
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
@@ -18,12 +19,13 @@ from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver import archive_lookup
 from outbox_app.pipeline.driver.pipeline import log_options
-from outbox_app.pipeline.manifest import Manifest
-from outbox_app.pipeline.store import Store
+from outbox_app.pipeline.table import Archive
+from tests.docs.test_code_in_docs import ROOT, blocks
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
 
 from .archiver import Here
+from .harness import archive as fill
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,31 +110,30 @@ def test_a_row_that_is_another_one_by_now_stays(alias, old, archive, left):
 def test_a_file_that_has_rotted_is_no_reason_to_delete(old, archive, left):
     old(6)
     folder, kept = archive(), left()
-    for file in Manifest.load(Store(folder), "outbox_event").files():
+    for file in Archive.load(folder, "outbox_event").files():
         path = Path(folder, file.name)
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with pytest.raises(CommandError, match="is not as it was written") as refused:
+    with pytest.raises(CommandError, match="or not as it was written") as refused:
         prune("--archived", folder, "--older-than=3")
     assert refused.value.returncode == 2
     assert left() == kept
 
 
 def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch):
-    """The files are named by the manifest that was read at the start; then they are gone."""
+    """The files are those of the version that was read at the start; they are kept for a week."""
     old(6)
     folder = archive()
-    manifest = Manifest.load(Store(folder), "outbox_event")
+    table = Archive.load(folder, "outbox_event")
     first = archive_lookup.ArchiveLookup.first
 
     def compacted(self, rows):
         monkeypatch.setattr(archive_lookup.ArchiveLookup, "first", first)
-        assert [each.last for each in compaction.compact(manifest)] == [1]
+        assert [each.rows for each in compaction.compact(table)] == [6]
         return first(self, rows)
 
-    monkeypatch.setattr(compaction, "BATCHES", 2)
-    monkeypatch.setattr(compaction, "SECONDS", 0)
+    monkeypatch.setattr(compaction, "FILES", 2)
     monkeypatch.setattr(archive_lookup.ArchiveLookup, "first", compacted)
     prune("--archived", folder, "--older-than=3")
     assert left() == []
@@ -144,7 +145,7 @@ def test_a_tombstone_holds_nothing_up(alias, old, archive, left):
     sealed = Event.objects.using(alias).filter(pk=left()[1])
     sealed.update(type=TOMBSTONE, stream=TOMBSTONE, topic="")
     folder = archive()
-    assert sum(file.rows for file in Manifest.load(Store(folder), "outbox_event").files()) == 5
+    assert Archive.load(folder, "outbox_event").rows == 5
     prune("--archived", folder, "--older-than=3")
     assert left() == []
 
@@ -167,22 +168,31 @@ def test_the_archive_of_another_log(alias, old, archive, left):
     assert len(left()) == 2
 
 
+def test_a_table_that_somebody_changed_prunes_nothing(alias, old, archive, left):
+    old(6)
+    folder = archive()
+    DeltaTable(folder).delete(f"id = {left()[5]}")
+    with pytest.raises(CommandError, match="Another program has changed") as refused:
+        prune("--archived", folder, "--older-than=3")
+    assert refused.value.returncode == 2
+    assert len(left()) == 6
+
+
 def test_a_log_with_columns_of_its_own(alias, tmp_path):
-    """No archive keeps them: nothing is archived, and nothing goes because it is archived."""
-    with transaction.atomic(using=alias):
-        publish("order-1", "order.placed", {}, log=Ledger)
+    """The archive has them all, and what is pruned can be put back as it was."""
+    for n in range(3):
+        with transaction.atomic(using=alias):
+            publish("order-1", "order.placed", {"n": n}, log=Ledger)
     rows = Ledger.objects.using(alias)
-    rows.update(recorded_at=DatabaseNow() - timedelta(days=10), note="paid")
-    folder = tmp_path / "archive"
-    for command in (
-        ["outbox_pipeline", "archive", "--to", str(folder)],
-        ["outbox_prune", "--archived", str(folder), "--older-than=3"],
-    ):
-        with pytest.raises(CommandError, match=r"ledger has columns of its own \(note") as refused:
-            call_command(*command, "--log=ledger")
-        assert refused.value.returncode == 2
-        assert "outbox_prune --events --log ledger" in str(refused.value)
-    assert not folder.exists()
-    assert rows.get().note == "paid"
-    prune("--events", "--log=ledger", "--older-than=3")
+    rows.update(recorded_at=DatabaseNow() - timedelta(days=10), note="paid ä")
+    before = list(rows.order_by("pk").values())
+    folder = str(tmp_path / "archive")
+    assert fill(alias, folder, log=Ledger) == 3
+    prune("--archived", folder, "--log=ledger", "--older-than=3")
     assert not rows.exists()
+    page = {"__name__": "page"}
+    for block in blocks(ROOT / "docs" / "howto" / "restore-from-archive.md"):
+        exec(block, page)
+    lost = page["lost"](folder, first=1, log=Ledger, using=alias)
+    assert page["put_back"](lost, log=Ledger, using=alias) == 3
+    assert list(rows.order_by("pk").values()) == before

@@ -72,7 +72,7 @@ def run(alias):
 
 def texts(folder) -> dict[int, tuple[str, str]]:
     """The JSON of an archive by position, as its files have it."""
-    paths = Path(folder, "data").glob("*/*.parquet")
+    paths = Path(folder).glob("*/*.parquet")
     rows = [row for path in paths for row in parquet.ParquetFile(path).read().to_pylist()]
     return {row["id"]: (row["data"], row["metadata"]) for row in rows}
 

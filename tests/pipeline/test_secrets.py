@@ -1,4 +1,4 @@
-"""No password is seen: not in plans, event logs, offsets, manifests, errors or arguments.
+"""No password is seen: not in plans, event logs, offsets, Delta logs, errors or arguments.
 
 One Spark of its own, which writes its event log, reads a PostgreSQL that asks for a password and a
 MariaDB that does, by roles that may only read.
@@ -153,7 +153,7 @@ def test_no_password_is_seen(alias, tmp_path, environment):
         if path.is_file() and path.parent != tmp_path
     }
     folders = {part for path in texts for part in path.parts}
-    assert {"events", "checkpoint", "offsets", "archive-mariadb", "_manifest", "data"} <= folders
+    assert {"events", "checkpoint", "offsets", "archive-mariadb", "_delta_log"} <= folders
     for secret in secrets:
         assert secret not in told
         assert [path for path, text in texts.items() if secret.encode() in text] == []

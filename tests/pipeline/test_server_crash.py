@@ -10,7 +10,7 @@ from outbox_app import publish
 from outbox_app.models import Event
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
-from outbox_app.pipeline.parquet import ARROW
+from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.source import batches
 from tests.faults.tools import alias_for
 from tests.servers import PostgreSQL
@@ -18,6 +18,8 @@ from tests.servers import PostgreSQL
 from .harness import source
 
 pytestmark = pytest.mark.django_db(databases=[])
+
+ARROW = arrow_types(SCHEMA)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from outbox_app.exceptions import InvalidSchema, RebuildRefused
+from outbox_app.exceptions import InvalidSchema
+from outbox_app.pipeline import folding
 from outbox_app.pipeline.driver.pipeline import log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
@@ -84,21 +85,37 @@ def test_a_session_reads_versions(alias, accounts, spark, source_options):
     assert some.groupBy("command").count().where("command = 'open'").first()["count"] == 2
 
 
-def test_other_logs_are_as_they_were(alias, source_options):
-    for options in (source_options(alias), source_options(alias, model=Ledger)):
-        assert OutboxDataSource(options).schema() == SCHEMA
+def test_other_logs_have_their_own(alias, source_options):
+    own = "note string, currency string, booking string, remark string, booked_at timestamp"
+    options = source_options(alias), source_options(alias, model=Ledger)
+    for each, schema in zip(options, (SCHEMA, f"{SCHEMA}, {own}"), strict=True):
+        assert OutboxDataSource(each).schema() == schema
         with pytest.raises(InvalidSchema, match="no column 'state' in events"):
-            OutboxDataSource(options).reader(struct("state string"))
+            OutboxDataSource(each).reader(struct("state string"))
 
 
-def test_an_archive_has_the_columns_of_every_log(alias, accounts, source_options, tmp_path):
+def test_an_archive_has_the_answers(alias, accounts, source_options, tmp_path):
     archive(alias, tmp_path, log=AccountVersion)
-    options = source_options(alias, model=AccountVersion, archive=tmp_path)
-    assert OutboxDataSource(options).schema() == SCHEMA
-    assert len(read(options)) == 5
+    options = source_options(alias, model=AccountVersion)
+    there = sorted(read(options), key=lambda row: row["id"])
+    AccountVersion.objects.using(alias).filter(pk__lte=there[2]["id"])._raw_delete(alias)
+    found = read({**options, "archive": str(tmp_path)})
+    assert sorted(found, key=lambda row: row["id"]) == there
+
+
+def test_a_projection_is_rebuilt_from_archived_versions(alias, accounts, tmp_path, monkeypatch):
+    archive(alias, tmp_path, log=AccountVersion)
     declare(StateOf, "states")
-    with pytest.raises(RebuildRefused, match="no answers and no states"):
-        rebuilt(alias, archive=str(tmp_path))
+    rebuilt(alias)
+    rows = Status.objects.using(alias).order_by("pk")
+    by_log = list(rows.values())
+    assert len(by_log) == 3
+    AccountVersion.objects.using(alias).filter(stream="a")._raw_delete(alias)
+    rows.delete()
+    # It asks Spark, which ``Here`` is not.
+    monkeypatch.setattr(folding, "beginning_missing", lambda *_: None)
+    rebuilt(alias, archive=str(tmp_path))
+    assert list(rows.values()) == by_log
 
 
 def rebuilt(alias, **given):

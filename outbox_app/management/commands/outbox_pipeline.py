@@ -22,7 +22,7 @@ from ..teaching import TeachingCommand
 HELP = """
 Reads the event log with Spark, on this machine or on a cluster, exactly as subscriptions do.
 
-  archive      writes the log to Parquet files, each event exactly once, with a manifest
+  archive      writes the log to a Delta table, each event exactly once
   audit        looks for events that are missing, doubled or out of order, in log and archive
   rebuild      rebuilds the view of a projection from the archive and the log
   statistics   counts events per minute, type, topic and stream, and how long they took
@@ -41,13 +41,13 @@ class Command(TeachingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         pipelines = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
-        archive = pipelines.add_parser("archive", help="write the log to Parquet files")
+        archive = pipelines.add_parser("archive", help="write the log to a Delta table")
         audit = pipelines.add_parser("audit", help="find missing, doubled or unordered events")
         rebuild = pipelines.add_parser("rebuild", help="rebuild the view of a projection")
         statistics = pipelines.add_parser("statistics", help="count events and times")
 
         add = archive.add_argument
-        add("--to", required=True, metavar="DIR", help="folder of the archive, or its URI")
+        add("--to", required=True, metavar="DIR", help="folder of the archive, or its address")
         until = archive.add_mutually_exclusive_group().add_argument
         now = "archive the events committed so far, then stop (default)"
         until("--available-now", action="store_true", help=now)
@@ -96,7 +96,6 @@ class Command(TeachingCommand):
             with pipeline(
                 log=options["log"],
                 using=options["database"],
-                archives=options["pipeline"] == "archive",
                 master=options["master"],
                 conf=conf,
                 password_file=options["password_file"],

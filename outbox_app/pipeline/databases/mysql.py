@@ -61,13 +61,14 @@ class Mysql(Database):
         literal = self._connection("READ COMMITTED").literal(value)
         return literal.decode() if isinstance(literal, bytes) else str(literal)
 
-    def columns(self, table: str) -> set[str]:
+    def columns(self, table: str) -> dict[str, str]:
         found = self.run(
-            "SELECT column_name FROM information_schema.columns "
-            "WHERE table_schema = DATABASE() AND table_name = %s",
+            "SELECT column_name, column_type FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s "
+            "AND COALESCE(generation_expression, '') = '' ORDER BY ordinal_position",
             [table],
         )
-        return {name for (name,) in found}
+        return {str(name): str(declared) for name, declared in found}
 
     def close(self) -> None:
         for connection in self._open.values():

@@ -18,13 +18,13 @@ import pyarrow as pa
 from ...eventlog.scans.postgres import PostgresScan
 from ..database import Database, conformed, connected
 from ..options import Options
+from ..schema import COLUMNS
 
 #: Of a batch, so that who reads and who is given the rows work side by side.
 BATCH_BYTES = 4_000_000
 _BYTES = "adbc.postgresql.batch_size_hint_bytes"
 
-_CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id", "response", "state")}
-
+_CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id")}
 
 #: What libpq says of a wrong password, role, database or parameter.
 _REFUSED = re.compile("password|does not exist|pg_hba|URI")
@@ -36,6 +36,8 @@ class Postgres(Database):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        #: The types of the columns, once one is read that not every log has.
+        self._own: dict[str, str] | None = None
         parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
         parameters |= options.parameters
         if options.statement_timeout:
@@ -77,13 +79,14 @@ class Postgres(Database):
             return f" E'{escaped}'"
         return str(int(value))
 
-    def columns(self, table: str) -> set[str]:
+    def columns(self, table: str) -> dict[str, str]:
         found = self.run(
-            "SELECT attname::text FROM pg_attribute "
-            f"WHERE attrelid = to_regclass({self.literal(self.quoted(table))}) AND attnum > 0",
+            "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
+            f"WHERE attrelid = to_regclass({self.literal(self.quoted(table))}) AND attnum > 0 "
+            "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
             [],
         )
-        return {name for (name,) in found}
+        return {str(name): str(declared) for name, declared in found}
 
     def identity(self) -> str:
         """See ``Database``. The cluster is in the cursor; this is the database in it."""
@@ -93,7 +96,11 @@ class Postgres(Database):
         return str(oid)
 
     def column(self, name: str) -> str:
-        return _CASTS.get(name, name)
+        if self._own is None:
+            is_log = self.options.read == "events" and name not in COLUMNS
+            self._own = self.schema() if is_log else None
+        cast = "::text" if (self._own or {}).get(name) == "string" else ""
+        return _CASTS.get(name) or super().column(name) + cast
 
     def close(self) -> None:
         self._connection.close()

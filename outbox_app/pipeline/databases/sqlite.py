@@ -43,8 +43,8 @@ class Sqlite(Database):
             return "'{}'".format(value.replace("'", "''"))
         return str(int(value))
 
-    def columns(self, table: str) -> set[str]:
-        return {name for (name,) in self.run("SELECT name FROM pragma_table_info(%s)", [table])}
+    def columns(self, table: str) -> dict[str, str]:
+        return dict(self.run("SELECT name, type FROM pragma_table_info(%s)", [table]))
 
     def close(self) -> None:
         self._connection.close()

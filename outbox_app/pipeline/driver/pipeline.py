@@ -19,7 +19,7 @@ from django.db import connections
 
 from ...aliases import log_alias
 from ...conf import outbox_settings
-from ...eventlog.registry import log_named, require_archivable
+from ...eventlog.registry import log_named
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
 from ..options import Options
@@ -68,7 +68,6 @@ def pipeline(
     *,
     log: str | None = None,
     using: str | None = None,
-    archives: bool = False,
     master: str | None = None,
     conf: Mapping[str, str] = MappingProxyType({}),
     password_file: str = "",
@@ -79,7 +78,6 @@ def pipeline(
     Args:
         log: Table or label. Default: ``Event``.
         using: Database alias. Default: the log's.
-        archives: Whether the log is archived, so that an archive has to keep all of it.
         master: As ``spark_session`` takes it.
         conf: Settings of Spark.
         password_file: Where the password is on every machine.
@@ -90,8 +88,6 @@ def pipeline(
             raises becomes a ``PipelineError``.
     """
     model = log_named(log or Event._meta.db_table)
-    if archives:
-        require_archivable(model)
     alias = using or log_alias(model)
     given = {"password_file": password_file, "password_env": password_env}
     borrowed = is_running()

@@ -29,7 +29,7 @@ from ...eventlog.reader import LogReader
 from ...eventlog.state import WindowState
 from ...exceptions import PipelineError, ReadRefused, RebuildRefused, TooManyGaps
 from ...failpoints import failpoint
-from ...models import Cursor, EntityVersion, EventLog
+from ...models import Cursor, EventLog
 from ...projections.comparison import compare
 from ...projections.projection import Projection
 from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require_whole
@@ -110,11 +110,6 @@ class Source:
         from ..folding import Plan, beginning_missing
 
         subscriber = self.projection.subscriber
-        if self.options.archive and issubclass(subscriber.logs[0], EntityVersion):
-            raise RebuildRefused(
-                f"An archive holds no answers and no states of {self.options.log}, which its "
-                "events carry. Leave --archive out; the log must have all its versions."
-            )
         plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
         # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
         if not self.options.archive:

@@ -22,7 +22,6 @@ from django.utils import timezone
 from ...aliases import outbox_alias
 from ...entities.operations import entity_types
 from ...entities.verification import differences
-from ...eventlog.registry import own_columns
 from ...exceptions import InvalidOption
 from ...models import Statistic
 from ...models.statistic import label_of
@@ -34,7 +33,6 @@ from ..audit_checks import EVENTS_SCHEMA
 from ..database import connect
 from ..defects import ENTITY_KINDS, Audit, Defect
 from ..figures import figures
-from ..manifest import Manifest
 from ..offset import Offsets
 from ..report import write_report
 from ..schema import some
@@ -50,7 +48,7 @@ from ..statistics import (
     statistics,
     write_statistics,
 )
-from ..store import Store
+from ..table import Archive
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline
 
@@ -67,17 +65,15 @@ def run_audit(
     folder = Path(report).absolute().parent
     if not folder.is_dir():
         raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
-    manifest = Manifest.load(Store(archive), run.options.log) if archive else None
-    if manifest:
-        if names := own_columns(run.log):
-            write(f"warning log={run.options.log} columns={','.join(names)}: not in the archive")
-        check_files(run.session, manifest)
+    table = Archive.load(archive, run.options.log) if archive else None
+    if table:
+        check_files(run.session, table)
     # What the heads say now must be there at the bound, which is taken after them.
     heads = run.read(read="heads").persist()
     heads.count()
     with closing(connect(run.options)) as database:
         offsets = Offsets(database)
-        archived_to = manifest.end if manifest else None
+        archived_to = table.end if table else None
         start = archived_to or offsets.beginning()
         offsets.verify(start)
         end = json.dumps(offsets.end(start).dump())

@@ -1,0 +1,399 @@
+"""The table of an archive: a Delta table, whose log is the only truth.
+
+Each commit says how far the log is archived, and stands on the very version that was checked
+before, or fails. So nothing was written between two commits of ours; where others have committed
+after the newest one, the table has to have the same files as then. A batch whose process was killed
+before its commit has not happened; its files are removed after the table's retention of a week.
+
+::
+
+    _delta_log/00000000000000000007.json                     a commit
+    recorded_date=2026-01-31/00000007-5be1c0de-….parquet     rows, by the day (UTC) of recorded_at
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ..exceptions import ArchiveRefused, DamagedCursor
+from ..failpoints import failpoint
+from .offset import Offset
+from .parquet import DAY, File, damaged, read_checked
+from .store import Store
+
+#: The key of what our commits say, in their metadata.
+MARK = "outbox"
+#: Commits say how far the log is archived, and checkpoints do not: no commit is ever cleaned up.
+_CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
+#: Versions of the protocol that readers and writers need at most.
+_PROTOCOL = (1, 2)
+#: Names of our files; others could lie outside the folder.
+_NAME = re.compile(rf"{DAY}=[\d-]+/\d+-\w+-[0-9a-f]{{32}}\.parquet", re.ASCII)
+#: What neither Delta nor Spark takes in the name of a column.
+_UNFIT = re.compile(r"[ ,;{}()\n\t=]")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a commit says of the archive."""
+
+    log: str
+    #: Where the log is archived to, as an offset in JSON.
+    end: str
+    #: How many batches and rows that are.
+    batches: int
+    rows: int
+    #: Of the newest batch: of the names of its files, which hold the hashes of their bytes.
+    digest: str
+
+    @classmethod
+    def load(cls, values: Any) -> Mark:
+        """Return what a commit says. Raises ``TypeError``, ``DamagedCursor``."""
+        mark = cls(**values)
+        Offset.load(mark.end)
+        if type(mark.batches) is not int or type(mark.rows) is not int:
+            raise TypeError(f"batches and rows are {mark.batches!r:.50} and {mark.rows!r:.50}")
+        return mark
+
+
+class Archive:
+    """What an archive holds. See ``load`` and ``make``."""
+
+    def __init__(self, store: Store, log: str, table: DeltaTable) -> None:
+        self.store = store
+        self.log = log
+        self._table = table
+        self.mark: Mark
+        self._files: list[File] = []
+
+    @classmethod
+    def load(cls, folder: str, log: str, end: Offset | None = None) -> Archive:
+        """Read the table of an archive.
+
+        Args:
+            folder: A path or an address.
+            log: Table of the log that it has to be of.
+            end: As it was when the log was archived up to there. Default: as it is.
+
+        Raises:
+            ArchiveRefused: It is no archive, one of another log, one that somebody else has
+                written to, or a damaged one.
+        """
+        store = Store(folder)
+        try:
+            with _explained(store):
+                archive = cls(store, log, DeltaTable(store.folder))
+        except TableNotFoundError:
+            raise ArchiveRefused(
+                f"{store.folder} is no archive: it is no Delta table. Name the folder that "
+                "manage.py outbox_pipeline archive --to was given."
+            ) from None
+        archive.refresh()
+        if end is not None:
+            archive._go_back(end)
+        return archive
+
+    @classmethod
+    def make(cls, folder: str, log: str, start: Offset, schema: pa.Schema) -> Archive:
+        """Make an archive of an empty folder, or read the one there. Raises ``ArchiveRefused``."""
+        store = Store(folder)
+        if store.is_local:
+            os.makedirs(store.folder, exist_ok=True)
+        with _explained(store):
+            if not DeltaTable.is_deltatable(store.folder):
+                # What a killed process has left of its first commit does not count.
+                if names := [n for n in store.list() if not re.match("_delta_log/(_|.*#)", n)]:
+                    raise ArchiveRefused(
+                        f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
+                        "Name an empty folder, or a new one."
+                    )
+                mark = Mark(log, json.dumps(start.dump()), 0, 0, "")
+                with suppress(CommitFailedError):  # another process has just made it
+                    DeltaTable.create(
+                        store.folder,
+                        Schema.from_arrow(_with_day(schema)),
+                        mode="ignore",
+                        partition_by=[DAY],
+                        configuration=_CONFIGURATION,
+                        commit_properties=_properties(mark),
+                    )
+        return cls.load(folder, log)
+
+    @property
+    def end(self) -> Offset:
+        return Offset.load(self.mark.end)
+
+    @property
+    def rows(self) -> int:
+        """How many events it holds."""
+        return self.mark.rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its files."""
+        columns = pa.schema(self._table.schema().to_arrow())
+        return columns.remove(columns.get_field_index(DAY))
+
+    def files(self) -> list[File]:
+        """Return all files."""
+        return list(self._files)
+
+    def read(self, file: File) -> pa.Table:
+        """Return the rows of a file, which has to be as it was written. Raises ``ArchiveRefused``.
+
+        A column that the log was given later is null.
+        """
+        return read_checked(self.store, file, self.schema)
+
+    def refresh(self) -> None:
+        """Look at the newest version, which has to be ours. Raises ``ArchiveRefused``."""
+        with _explained(self.store):
+            self._table.update_incremental()
+            version, self.mark = self._newest()
+            # Its process may have been killed before it knew that the commit is on disk.
+            self.store.sync(f"_delta_log/{self._table.version():020d}.json")
+            if version < self._table.version():
+                self._require_unchanged(version)
+            self._require_ours()
+
+    def verify(self) -> list[File]:
+        """See that all files are there. Returns those that a process left before it committed them.
+
+        Raises ``ArchiveRefused``.
+        """
+        there, known = self.store.list(), {file.name for file in self._files}
+        for file in self._files:
+            if there.get(file.name) != file.bytes:
+                raise damaged(self.store, file)
+        names = [name for name in there.keys() - known if _NAME.fullmatch(name)]
+        left = [
+            name
+            for name in names
+            if int(name.partition("/")[2].partition("-")[0]) >= self.mark.batches
+        ]
+        return [File(name, 0, there[name], 0, 0) for name in sorted(left)]
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add the columns that the log has and the table has not. Raises ``ArchiveRefused``."""
+        known = {each.name: each.type for each in self.schema}
+        for each in schema:
+            if known.get(each.name, each.type) != each.type:
+                raise ArchiveRefused(
+                    f"Column {each.name} of {self.log} is {each.type} now; in the archive "
+                    f"{self.store.folder} it is {known[each.name]}, and a table keeps its types. "
+                    "Archive to a new folder, or give the column its type back."
+                )
+        if new := [each for each in schema if each.name not in known]:
+            fields = Schema.from_arrow(_with_day(pa.schema(new))).fields[:-1]
+            with self._committing():
+                self._table.alter.add_columns(fields, commit_properties=_properties(self.mark))
+            self.refresh()
+
+    def commit(self, files: Sequence[File], end: Offset) -> None:
+        """Add a batch. Raises ``ArchiveRefused`` where another process has written meanwhile."""
+        mark = Mark(
+            self.log,
+            json.dumps(end.dump()),
+            self.mark.batches + 1,
+            self.rows + sum(file.rows for file in files),
+            hashlib.sha256("\n".join(sorted(file.name for file in files)).encode()).hexdigest(),
+        )
+        identity = f"outbox_app {self.log} {end.database}"
+        self._write(files, [], mark, app_transactions=[Transaction(identity, mark.batches)])
+
+    def replace(self, old: Sequence[File], new: Sequence[File]) -> None:
+        """Put files in the place of others with the same rows. Raises as ``commit``."""
+        self._write(new, old, self.mark)
+
+    def vacuum(self) -> int:
+        """Delete files that the table does not name, a week old. Returns how many.
+
+        Those in whose place they were are checked first. Raises ``ArchiveRefused``.
+        """
+        with _explained(self.store):
+            names = self._table.vacuum(full=True, dry_run=True)
+        # Replaced files that have gone are named again and again.
+        there = self.store.list() if names else {}
+        if names := [name for name in names if name in there]:
+            days = {name.partition("/")[0] for name in names}
+            for file in self._files:
+                if f"{DAY}={file.day}" in days:
+                    read_checked(self.store, file)
+            properties = _properties(self.mark)
+            with self._committing():
+                self._table.vacuum(full=True, dry_run=False, commit_properties=properties)
+            self.refresh()
+        return len(names)
+
+    def _write(
+        self, new: Sequence[File], old: Sequence[File], mark: Mark, **properties: Any
+    ) -> None:
+        now = int(time.time() * 1000)
+        actions: list[Any] = [
+            AddAction(each.name, each.bytes, {DAY: each.day}, now, not old, _statistics(each))
+            for each in new
+        ]
+        actions += [RemoveAction(f.name, False, now, f.bytes, {DAY: f.day}) for f in old]
+        with self._committing():
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                [DAY],
+                commit_properties=_properties(mark, **properties),
+            )
+        failpoint("archive_committed")
+        self.refresh()
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        before = self._table.version()
+        try:
+            with _explained(self.store):
+                yield
+        except CommitFailedError as error:
+            self.refresh()
+            if self._table.version() == before:
+                raise OSError(f"{self.store.folder}: {_first_line(error)}") from error
+            raise ArchiveRefused(
+                f"Another process has written to {self.store.folder} meanwhile. What it has "
+                "committed counts, and nothing of this one. Run one archiver."
+            ) from error
+
+    def _newest(self) -> tuple[int, Mark]:
+        """Return the newest version whose commit says how far the log is archived."""
+        version = self._table.version()
+        for limit in (1, None):
+            found = self._table.history(limit)
+            if not found or found[0]["version"] != version:
+                raise _damaged(self.store, f"the commit of version {version} is empty")
+            for commit in found:
+                if MARK in commit:
+                    try:
+                        return commit["version"], Mark.load(commit[MARK])
+                    except (TypeError, DamagedCursor) as error:
+                        raise _damaged(self.store, f"{commit[MARK]!r:.100}: {error}") from error
+        raise ArchiveRefused(
+            f"{self.store.folder} is a Delta table, and no commit of it says how far a log is "
+            "archived: another program has written it, or commits were removed. Put _delta_log "
+            "back from a copy, or name an empty folder, or a new one."
+        )
+
+    def _require_unchanged(self, version: int) -> None:
+        """See that what others have committed after a version of ours has changed no row."""
+        ours = DeltaTable(self.store.folder, version=version)
+        if _paths(ours) != _paths(self._table):
+            told = next(c for c in reversed(self._table.history()) if c["version"] > version)
+            raise ArchiveRefused(
+                f"Another program has changed the archive {self.store.folder}: version "
+                f"{told['version']} ({told.get('operation')!s:.50}). An archive is written by "
+                f"outbox_pipeline alone. Undo it: DeltaTable({self.store.folder!r})"
+                f".restore({version}), within a week; or archive to a new folder."
+            )
+
+    def _require_ours(self) -> None:
+        folder, protocol = self.store.folder, self._table.protocol()
+        if self.mark.log != self.log:
+            raise ArchiveRefused(
+                f"{folder} is the archive of the log {self.mark.log!r:.128}, not of {self.log}. "
+                "Take a folder for each log."
+            )
+        if (protocol.min_reader_version, protocol.min_writer_version) > _PROTOCOL:
+            raise ArchiveRefused(
+                f"Another program has raised the protocol of the archive {folder} to "
+                f"{protocol.min_reader_version} and {protocol.min_writer_version}; this release "
+                "knows 1 and 2. Put the folder back from a copy, or archive to a new one."
+            )
+        self._files = sorted(_files(self._table, self.store), key=lambda file: file.first)
+        if (found := sum(file.rows for file in self._files)) != self.rows:
+            raise _damaged(self.store, f"it has {found} rows, and its newest commit {self.rows}")
+
+    def _go_back(self, end: Offset) -> None:
+        for commit in self._table.history():
+            if MARK in commit and Mark.load(commit[MARK]).end == json.dumps(end.dump()):
+                with _explained(self.store):
+                    self._table.load_as_version(commit["version"])
+                self.mark = Mark.load(commit[MARK])
+                return self._require_ours()
+        raise ArchiveRefused(
+            f"No batch of the archive {self.store.folder} ends at the offset that is asked for. "
+            "Leave the option end out, or take the end of a commit of its table."
+        )
+
+
+def _with_day(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a log and that of the day. Raises ``ArchiveRefused``."""
+    for name in schema.names:
+        if name.lower() == DAY or _UNFIT.search(name):
+            raise ArchiveRefused(
+                f"A Delta table cannot have the log's column {name!r}: "
+                f"{DAY} is that of the archive, and blanks and ,;{{}}()= are not taken. Rename it."
+            )
+    return schema.append(pa.field(DAY, pa.date32()))
+
+
+def _properties(mark: Mark, **given: Any) -> CommitProperties:
+    # Without retries a commit stands on the version that was checked, or fails.
+    return CommitProperties(custom_metadata={MARK: asdict(mark)}, max_commit_retries=0, **given)
+
+
+def _statistics(file: File) -> str:
+    ends = {"id": (file.first, file.last), **file.ends}
+    names: Mapping[str, int] = {"minValues": 0, "maxValues": 1}
+    values = {
+        key: {name: _plain(each[n]) for name, each in ends.items()} for key, n in names.items()
+    }
+    return json.dumps({"numRecords": file.rows, **values, "nullCount": dict.fromkeys(ends, 0)})
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | str) else value.isoformat(timespec="microseconds")
+
+
+def _files(table: DeltaTable, store: Store) -> Iterator[File]:
+    columns = ("path", "num_records", "size_bytes", "min.id", "max.id")
+    found = pa.table(table.get_add_actions(flatten=True))
+    if not found.num_rows:
+        return
+    for row in zip(*(found[name].to_pylist() for name in columns), strict=True):
+        if not _NAME.fullmatch(row[0]) or None in row:
+            raise _damaged(store, f"{row[0]!r:.200} is no file of an archive")
+        yield File(*row)
+
+
+def _paths(table: DeltaTable) -> set[str]:
+    return set(pa.table(table.get_add_actions()).column("path").to_pylist())
+
+
+@contextmanager
+def _explained(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except (TableNotFoundError, CommitFailedError):
+        raise
+    except DeltaError as error:
+        raise _damaged(store, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def _damaged(store: Store, reason: str) -> ArchiveRefused:
+    return ArchiveRefused(
+        f"The archive {store.folder} is damaged: its Delta log is invalid ({reason}). Put "
+        "_delta_log back from a copy, or archive to a new folder. Nothing was written."
+    )

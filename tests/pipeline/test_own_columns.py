@@ -1,0 +1,142 @@
+"""A log's own columns are archived, read and audited with all others, and may come later."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from django.db import connections, transaction
+from pyarrow import parquet
+
+from outbox_app import publish
+from outbox_app.exceptions import ArchiveRefused
+from outbox_app.pipeline.archive_reader import archive_parts, file_batches
+from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.schema import arrow_types
+from tests.eventlog.own_log.models import Visit
+
+from .harness import archive, named, source
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TABLE = Visit._meta.db_table
+AT = datetime(2026, 1, 31, 23, 59, 59, 123456, tzinfo=UTC)
+#: Name, what each vendor declares (PostgreSQL, MySQL, SQLite), a value in SQL, and in Arrow.
+COLUMNS = [
+    ("flag", "boolean", "tinyint(1)", "bool", "1 = 1", True),
+    ("number", "integer", "int", "integer", "-7", -7),
+    ("share", "double precision", "double", "real", "0.5", 0.5),
+    ("due", "date", "date", "date", "'2026-01-31'", date(2026, 1, 31)),
+    ("scan", "bytea", "blob", "BLOB", "{scan}", b"\x00\xff'"),
+    ("note", "varchar(20)", "varchar(20)", "varchar(20)", "'ä % 😀'", "ä % 😀"),
+    ("Order", "text", "text", "text", "'x'", "x"),
+    ("at", "timestamptz", "datetime(6)", "datetime", "{at}", AT),
+]
+#: Those that are not the same everywhere.
+AMOUNTS = {
+    "postgresql": ("numeric(10,2)", Decimal("-12.30")),
+    "mysql": ("decimal(10,2)", Decimal("-12.30")),
+    "sqlite": ("decimal", "-12.3"),
+}
+SCAN = {"postgresql": r"'\x00ff27'::bytea"}
+MOMENT = {"postgresql": "'2026-01-31 23:59:59.123456Z'"}
+
+
+@pytest.fixture
+def run(alias):
+    """``run(sql)`` for the log; the columns that it was given go at the end."""
+    given = []
+
+    def execute(sql):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql.replace("%", "%%"), [])
+
+    def add(name, declared):
+        quoted = connections[alias].ops.quote_name(name)
+        execute(f"ALTER TABLE {TABLE} ADD COLUMN {quoted} {declared}")
+        given.append(quoted)
+        return quoted
+
+    execute.add = add
+    execute.given = given
+    yield execute
+    for quoted in given:
+        execute(f"ALTER TABLE {TABLE} DROP COLUMN {quoted}")
+
+
+def publish_visits(alias, count):
+    with transaction.atomic(using=alias):
+        for n in range(count):
+            publish("visit", "made", {"n": n}, log=Visit, using=alias)
+
+
+def archived(folder):
+    schema = None
+    tables = [parquet.read_table(f"{folder}/{n}", schema=schema, partitioning=None)
+              for n in named(folder)]  # fmt: skip
+    return pa.concat_tables(tables, promote_options="default").sort_by("id").to_pylist()
+
+
+def read_with_archive(alias, folder):
+    options = source(alias, Visit, archive=str(folder))
+    with closing(connect(options)) as database:
+        schema = arrow_types(database.schema())
+    _, parts = archive_parts(options)
+    batches = [batch for files in parts for batch in file_batches(files, schema, options)]
+    return pa.Table.from_batches(batches).sort_by("id").to_pylist()
+
+
+def test_every_type_is_archived_as_it_is(alias, new_log, run, tmp_path):
+    vendor = connections[alias].vendor
+    declared, amount = AMOUNTS[vendor]
+    wanted = {"amount": amount}
+    values = {run.add("amount", declared): "-12.30"}
+    for name, *types, sql, value in COLUMNS:
+        kind = types[["postgresql", "mysql", "sqlite"].index(vendor)]
+        scan, at = SCAN.get(vendor, "X'00ff27'"), MOMENT.get(vendor, "'2026-01-31 23:59:59.123456'")
+        values[run.add(name, kind)] = sql.format(scan=scan, at=at) if "{" in sql else sql
+        wanted[name] = value
+    if vendor == "postgresql":
+        values[run.add("tags", "text[]")] = "'{a,b}'"
+        wanted["tags"] = "{a,b}"
+    json_kind = {"postgresql": "jsonb", "mysql": "json", "sqlite": "text"}[vendor]
+    extra = run.add("extra", json_kind)
+    run.add(
+        "doubled", "integer GENERATED ALWAYS AS (version * 2) STORED"
+    ) if vendor != "sqlite" else 0
+    publish_visits(alias, 2)
+    changes = ", ".join(f"{name} = {sql}" for name, sql in values.items())
+    run(f"UPDATE {TABLE} SET {changes}, {extra} = '{{\"a\": [1]}}' WHERE version = 1")
+    assert archive(alias, tmp_path, log=Visit) == 2
+    [full, empty] = archived(tmp_path)
+    assert {name: full[name] for name in wanted} == wanted
+    assert json.loads(full["extra"]) == {"a": [1]}
+    assert {empty[name] for name in [*wanted, "extra"]} == {None}
+    assert "doubled" not in full
+    assert read_with_archive(alias, tmp_path) == [full, empty]
+
+
+def test_a_column_that_comes_later(alias, new_log, run, tmp_path):
+    publish_visits(alias, 3)
+    archive(alias, tmp_path, log=Visit)
+    note = run.add("note", "varchar(20)")
+    publish_visits(alias, 2)
+    run(f"UPDATE {TABLE} SET {note} = 'later' WHERE version > 3")
+    archive(alias, tmp_path, log=Visit)
+    expected = [None] * 3 + ["later"] * 2
+    assert [row["note"] for row in read_with_archive(alias, tmp_path)] == expected
+    run(f"ALTER TABLE {TABLE} DROP COLUMN {note}")
+    run.given.clear()
+    publish_visits(alias, 1)
+    archive(alias, tmp_path, log=Visit)
+    assert [row.get("note") for row in archived(tmp_path)] == [*expected, None]
+    run.add("note", "integer")
+    publish_visits(alias, 1)
+    before = named(tmp_path)
+    with pytest.raises(ArchiveRefused, match=r"Column note of own_log_visit is int64 now"):
+        archive(alias, tmp_path, log=Visit)
+    assert named(tmp_path) == before
