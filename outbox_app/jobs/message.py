@@ -19,6 +19,8 @@ from kombu.utils import json
 
 #: What stands in ``declare``: the name of a queue of ``app.amqp.queues``, or a whole ad-hoc entity.
 Declaration = str | dict[str, Any]
+#: Properties that Celery gives a message.
+_FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
 #: What ``Queue.__eq__`` leaves out.
 _NOT_COMPARED = (
     *("bindings", "expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
@@ -43,6 +45,16 @@ class Message:
     expires: str | None = None
     #: The ``task-sent`` event, where the app sends such events.
     sent_event: dict[str, Any] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether kombu's producer would have nothing to work out, but for the expiry."""
+        return bool(
+            self.properties.keys() <= _FINISHED
+            and isinstance(self.properties.get("delivery_mode"), int)
+            and self.content_type
+            and self.content_encoding
+        )
 
     def dumps(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__slots__)

@@ -3,7 +3,8 @@
 py-amqp takes any confirm for that of the last message, so it can only send one at a time. Here a
 channel of the batch's own counts from 1: RabbitMQ confirms a message (ack) or refuses it (nack) by
 its number, or all up to one, in any order, and returns one without a route before it confirms it.
-kombu lets a channel supply a batch of its own, by ``create_publish_batch``.
+kombu lets a channel supply a batch of its own, by ``create_publish_batch``. It leaves in slices:
+RabbitMQ stores the first messages while the next ones are packed.
 
 The whole batch, its answers included, has one bound in time. Nothing is sent a second time. After
 an error the connection must not be used again: answers may come late, to messages that were not
@@ -13,6 +14,7 @@ theirs.
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +22,12 @@ from typing import Any
 from amqp import spec
 from amqp.exceptions import MessageNacked, UnexpectedFrame
 from amqp.method_framing import frame_writer
-from amqp.serialization import dumps
 
+from .amqp_frames import Frames
 from .outcome import PreparedMessage
+
+#: A slice is sent when it has so many bytes: about a hundred messages of a common size.
+SLICE_BYTES = 128 * 1024
 
 
 class Unconfirmed(TimeoutError):
@@ -32,13 +37,14 @@ class Unconfirmed(TimeoutError):
 class AmqpBatch:
     """What kombu asks of a publish batch, for one flush."""
 
-    def __init__(self, channel: Any, *, seconds: float) -> None:
+    def __init__(self, channel: Any, *, seconds: float, optional: Container[str] = ()) -> None:
+        """Messages need no route at the ``optional`` exchanges."""
         self.channel = channel
         #: Of each message what became of it, an exception where it was not taken. Two where it went
         #: through an exchange and was refused: another of its queues may have taken it.
         self.answers: list[list[Any]] = []
         #: Something of it may have left.
-        self.begun = False
+        self.begun = self.flushed = False
         #: As in ``RedisBatch``; here nothing is asked for that a broker may refuse.
         self.refusal = None
         self._deadline = time.monotonic() + seconds
@@ -50,8 +56,9 @@ class AmqpBatch:
         own.events["basic_return"].add(self._on_return)
         self._packed = bytearray()
         self._pack = frame_writer(self._connection, SimpleNamespace(write=self._packed.extend))
+        self._frames = Frames(channel, own.channel_id, optional=optional)
         #: Of each message what identifies it when it is returned. The first one has the tag 1.
-        self._sent: list[tuple[str, str, str | None]] = []
+        self._sent: list[tuple[Any, ...]] = []
         self._errors: dict[int, Exception] = {}
         #: Tags without a confirm.
         self._open: set[int] = set()
@@ -59,32 +66,44 @@ class AmqpBatch:
         self._all_up_to = self._returned_up_to = 0
 
     def takes(self, item: PreparedMessage) -> bool:
-        """See ``RedisBatch``: kombu's producer finishes each message."""
-        return False
+        """Collect a message that is like others, by filling in what differs."""
+        if len(self._packed) >= SLICE_BYTES:
+            self._write()
+        if frames := self._frames.of(item):
+            self._packed += frames
+            self._note(item.message.exchange, item.message.routing_key, item.row.task_id)
+        return bool(frames)
 
-    def publish(
-        self, message: Any, *, exchange: str, routing_key: str, mandatory: bool, **_: Any
-    ) -> None:
+    def publish(self, message: Any, *, exchange: str, routing_key: str, **_: Any) -> None:
         """Collect a message; nothing of one that cannot be encoded."""
-        arguments = dumps("Bssbb", (0, exchange, routing_key, mandatory, False))
+        arguments = self._frames.arguments(exchange, routing_key)
         self._pack(1, self._own.channel_id, spec.Basic.Publish, arguments, message)
-        self._sent.append((exchange, routing_key, message.properties.get("correlation_id")))
+        self._note(exchange, routing_key, message.properties.get("correlation_id"))
+
+    def _note(self, *identity: Any) -> None:
+        self._sent.append(identity)
         self._open.add(len(self._sent))
 
     def flush(self) -> None:
-        """Send it and read the answers. Raises where not every message has one in time."""
-        connection = self._connection
-        with connection.transport.having_timeout(self._left()):
-            self.begun = True
-            try:
-                connection.transport.write(memoryview(self._packed))
-                while self._open:
-                    connection.drain_events(timeout=self._left())
-            finally:
+        """Send the rest, and read the answers. Raises where not every message has one in time."""
+        self.flushed = True
+        try:
+            self._write()
+            while self._open:
+                self._connection.drain_events(timeout=self._left())
+        finally:
+            if self.begun:
                 self.answers = [self._answer(tag) for tag, _ in enumerate(self._sent, 1)]
 
+    def _write(self) -> None:
+        with self._connection.transport.having_timeout(self._left()):
+            self.begun = True
+            self._connection.transport.write(bytes(self._packed))
+        self._packed.clear()
+
     def discard(self) -> None:
-        self._sent, self._open = [], set()
+        if not self.begun:
+            self._sent, self._open = [], set()
 
     def close(self) -> None:
         """Close the batch's channel, unless the connection is dropped anyway."""

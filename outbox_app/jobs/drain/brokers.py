@@ -40,6 +40,10 @@ _AMQP_CHANNEL_ROW_AT_FAULT = (311, 312, 313, 404, 406)
 #: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
 
+#: No broker refuses an envelope of so many characters: see ``check_frame``. 4,096 bytes are the
+#: least that AMQP allows for a frame.
+SMALL_ENVELOPE = 4 * 4096
+
 
 def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
     """Return the transport options that bound every wait of the drain's own connection.

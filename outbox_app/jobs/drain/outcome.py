@@ -7,7 +7,7 @@ the database's clock: a wrong clock of the host shortens nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -20,6 +20,7 @@ from kombu.compression import decompress
 
 from ..message import Declaration, Message, moment
 from ..publish_signals import heard_by
+from . import brokers
 from .batch import Row
 
 _TYPES: dict[str, type] = {
@@ -33,8 +34,10 @@ _OPTIONS = (
 )
 #: As ``Message.dumps`` writes them; and what kombu marks values with that it decodes by itself.
 _HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
+_decode = json.JSONDecoder().raw_decode
 #: Runs of a batch: where there are more, too little is alike.
 MAX_RUNS = 100
+_Judge = Callable[[BaseException], bool]
 #: kombu decodes them to plain data.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
@@ -60,6 +63,26 @@ class PublishResult:
         self.refused.append((row, error))
         if row.ordering_key:
             self._dead_keys.setdefault(row.ordering_key, row.id)
+
+    def sort(
+        self, sent: Iterable[PreparedMessage], answers: Iterable[list[Any]], is_row_error: _Judge
+    ) -> Exception | None:
+        """Sort messages by a broker's answers; return the first error that is no row's fault."""
+        failure = None
+        for item, given in zip(sent, answers, strict=False):
+            errors = [answer for answer in given if isinstance(answer, Exception)]
+            if not errors:
+                self.accepted.append(item.row)
+                continue
+            of_row = next(filter(is_row_error, errors), None)
+            if of_row is not None:
+                self.refuse(item.row, of_row)
+            else:
+                failure = failure or errors[0]
+                # Of several queues one may have taken it.
+                if len(errors) < len(given) or not all(map(brokers.refused_for_certain, errors)):
+                    self.unknown.append(item.row)
+        return failure
 
     def comes_after_a_dead_one(self, row: Row) -> bool:
         """Say whether an earlier row of the same ordering key was refused."""
@@ -94,19 +117,12 @@ def prepare(
 ) -> list[PreparedMessage]:
     """Make rows ready; those that are damaged go into ``outcome``."""
     prepared = []
-    declared: dict[str, dict[str, Declaration]] = {}
-    runs: dict[str, Message | None] = {}
+    runs: dict[tuple[str, str], PreparedMessage | None] = {}
     for row in rows:
         try:
-            message, headers, alike = _loaded(row, runs)
-            _check_types(message)
-            # Of each list of declarations a batch has one.
-            if (name := str(message.declare)) not in declared:
-                declared[name] = {repr(each): each for each in message.declare}
-            size = len(row.body) + len(row.envelope)
-            item = PreparedMessage(row, message, declared[name], size, None, headers, alike)
-            if message.expires is not None:
-                item.expiration = _seconds_left(message, app, now)
+            item = _of_run(row, runs) or _by_itself(row)
+            if item.message.expires is not None:
+                item.expiration = _seconds_left(item.message, app, now)
         except Exception as error:  # a damaged row may fail in any way
             outcome.refuse(row, error)
         else:
@@ -114,36 +130,53 @@ def prepare(
     return prepared
 
 
-def _loaded(row: Row, runs: dict[str, Message | None]) -> tuple[Message, str, Message | None]:
-    """Decode an envelope: of those that are alike but for the headers and the id, once.
+def _by_itself(row: Row) -> PreparedMessage:
+    message = Message.loads(row.envelope)
+    _check_types(message)
+    declare = {repr(each): each for each in message.declare}
+    return PreparedMessage(row, message, declare, len(row.body) + len(row.envelope))
 
-    Returns the message, the JSON of its headers, and one that it is like; or nothing of the two.
+
+def _of_run(
+    row: Row, runs: dict[tuple[str, str], PreparedMessage | None]
+) -> PreparedMessage | None:
+    """Decode the headers; of envelopes that are alike but for them and the id, the rest once.
+
+    Returns None where there are none that are alike.
     """
     before, _, rest = row.envelope.partition(_HEADERS)
-    headers, is_found, after = rest.rpartition(_PROPERTIES)
-    if is_found and _MARKED not in row.envelope:
-        common = f"{before}{_HEADERS}{{}}{_PROPERTIES}{after}"
-        # NUL is in no JSON: where these are equal, the id stands at the same place.
-        run = common.replace(row.task_id, "\0")
-        try:
-            if run not in runs and len(runs) < MAX_RUNS:
-                runs[run] = _common(common, row.task_id)
-            if alike := runs.get(run):
-                properties = {**alike.properties, "correlation_id": row.task_id}
-                route = alike.exchange, alike.routing_key
-                message = Message(*route, json.loads(headers), properties, *_behind(alike))
-                return message, headers, alike
-        except (TypeError, ValueError, AttributeError):
-            pass  # the envelope was cut at a wrong place, or is damaged: the whole says it
-    return Message.loads(row.envelope), "", None
+    text, is_found, after = rest.rpartition(_PROPERTIES)
+    if not is_found or _MARKED in row.envelope:
+        return None
+    # NUL is in no JSON: where these are equal, the id stands at the same place.
+    key = before, after.replace(row.task_id, "\0")
+    try:
+        if key not in runs and len(runs) < MAX_RUNS:
+            common = f"{before}{_HEADERS}{{}}{_PROPERTIES}{after}"
+            runs[key] = _first_of_run(row._replace(envelope=common))
+        if (first := runs.get(key)) is None:
+            return None
+        headers, end = _decode(text)
+    except (TypeError, ValueError, AttributeError):
+        return None  # the envelope was cut at a wrong place, or is damaged: the whole says it
+    if end != len(text) or type(headers) is not dict:
+        return None
+    like = first.message
+    properties = {**like.properties, "correlation_id": row.task_id}
+    message = Message(like.exchange, like.routing_key, headers, properties, *_behind(like))
+    size = len(row.body) + len(row.envelope)
+    return PreparedMessage(row, message, first.declare, size, None, text, first.alike)
 
 
-def _common(envelope: str, task_id: str) -> Message | None:
+def _first_of_run(row: Row) -> PreparedMessage | None:
     """Decode what is common to a run; None if more than one id makes the difference."""
-    message = Message.loads(envelope)
-    is_whole = json.loads(envelope).get("headers") == {}
-    is_own = message.properties.get("correlation_id") == task_id
-    return message if is_whole and is_own and envelope.count(task_id) == 1 else None
+    item = _by_itself(row)
+    message = item.message
+    is_whole = json.loads(row.envelope).get("headers") == {}
+    is_own = message.properties.get("correlation_id") == row.task_id
+    if message.is_finished and message.expires is None:
+        item.alike = message
+    return item if is_whole and is_own and row.envelope.count(row.task_id) == 1 else None
 
 
 def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:

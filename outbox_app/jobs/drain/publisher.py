@@ -150,11 +150,11 @@ class Publisher:
         """Declare each queue once a connection, and check the route where no broker does."""
         ready = []
         checked: set[tuple[str, str]] = set()
-        is_amqp = self.connection.transport.driver_type == "amqp"
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
             is_declared = item.declare.keys() <= self._declared
-            if is_declared and route in checked and self.producer and not is_amqp:
+            is_small = len(item.row.envelope) <= brokers.SMALL_ENVELOPE
+            if is_declared and route in checked and self.producer and is_small:
                 ready.append(item)  # as one before it in the batch
                 continue
             if not is_declared:
@@ -258,7 +258,7 @@ class Publisher:
             channel = self.producer.channel
             batch: AmqpBatch | RedisBatch
             if self._has_confirms:
-                batch = AmqpBatch(channel, seconds=seconds)
+                batch = AmqpBatch(channel, seconds=seconds, optional=self._broadcasts)
             else:
                 batch = RedisBatch(channel, seconds=seconds, atomic=atomic)
         except Exception as error:  # it connects anew where the connection was lost
@@ -282,25 +282,14 @@ class Publisher:
                         outcome.refuse(item.row, error)  # nothing of it is in the batch
                     else:
                         sent.append(item)
-            if not batch.begun:  # kombu flushes what its producer has published
+            if not batch.flushed:  # kombu flushes what its producer has published
                 batch.flush()
         except Exception as error:
             failure = error
         finally:
             batch.close()
-        for item, answers in zip(sent, batch.answers, strict=False):
-            errors = [answer for answer in answers if isinstance(answer, Exception)]
-            if not errors:
-                outcome.accepted.append(item.row)
-                continue
-            of_row = next(filter(self._is_row_error, errors), None)
-            if of_row is not None:
-                outcome.refuse(item.row, of_row)
-            else:
-                failure = failure or errors[0]
-                # Of several queues one may have taken it.
-                if len(errors) < len(answers) or not all(map(brokers.refused_for_certain, errors)):
-                    outcome.unknown.append(item.row)
+        answered = outcome.sort(sent, batch.answers, self._is_row_error)
+        failure = failure or answered
         if batch.refusal is not None:
             self._transactions.were_refused(batch.refusal)
         if failure is None:
@@ -313,8 +302,8 @@ class Publisher:
         if self._has_confirms and batch.begun and self._is_row_error(failure):
             # RabbitMQ closed the channel because of one message, and does not say of which.
             self.close()
-            answered = zip(sent, batch.answers, strict=True)
-            again = [item for item, [*_, answer] in answered if isinstance(answer, Unconfirmed)]
+            pairs = zip(sent, batch.answers, strict=True)
+            again = [item for item, [*_, answer] in pairs if isinstance(answer, Unconfirmed)]
             return self._publish_singly(again, outcome, may_send)
         self._fail(failure, sent if batch.begun else [])
 

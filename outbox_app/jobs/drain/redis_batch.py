@@ -23,9 +23,6 @@ from .outcome import PreparedMessage
 
 logger = get_logger("outbox_app.drain")
 
-#: Properties that Celery gives a message: they were finished when it was staged.
-_FINISHED = {"correlation_id", "reply_to", "delivery_mode"}
-
 #: Seconds for which a Redis that refused MULTI is not asked again.
 NO_MULTI_SECONDS = 60.0
 
@@ -64,7 +61,7 @@ class RedisBatch:
         #: exception as it came.
         self.answers: list[list[Any]] = []
         #: Something of it may have left.
-        self.begun = False
+        self.begun = self.flushed = False
         #: MULTI was refused: each message was taken or refused by itself.
         self.refusal: Exception | None = None
         self._deadline = time.monotonic() + seconds
@@ -80,40 +77,39 @@ class RedisBatch:
         self._made: list[tuple[str, Any]] = []
         #: By message that others are alike, their command: see ``_form``.
         self._forms: dict[int, tuple[bytes, list[str]]] = {}
+        #: Delivery tags begin with it, and end with the number of the command.
+        self._tag = str(uuid4())[:-8]
 
     def takes(self, item: PreparedMessage) -> bool:
         """Collect a message of which all is known that kombu's producer would work out."""
-        message, properties = item.message, item.message.properties
-        is_finished = (
-            properties.keys() <= _FINISHED
-            and isinstance(properties.get("delivery_mode"), int)
-            and message.content_type
-            and message.content_encoding
-            and item.expiration is None
-        )
-        if is_finished and not self._is_filled_in(item):
-            self._publish(message, item.row.body, message.headers, {**properties})
-        return bool(is_finished)
+        if item.alike is not None and self._is_filled_in(item, item.alike):
+            return True
+        message = item.message
+        if not message.is_finished or item.expiration is not None:
+            return False
+        self._publish(message, item.row.body, message.headers, {**message.properties})
+        return True
 
     def _publish(self, message: Message, body: bytes, headers: Any, properties: Any) -> None:
         kinds = message.priority, message.content_type, message.content_encoding
         prepared = self.channel.prepare_message(body, *kinds, headers, properties)
         self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
 
-    def _is_filled_in(self, item: PreparedMessage) -> bool:
+    def _is_filled_in(self, item: PreparedMessage, alike: Message) -> bool:
         """Collect a message by filling in what kombu has made of one that is alike."""
-        if item.alike is None:
-            return False
-        if id(item.alike) not in self._forms:
-            self._forms[id(item.alike)] = self._form(item.alike)
-        head, parts = self._forms[id(item.alike)]
+        if id(alike) not in self._forms:
+            self._forms[id(alike)] = self._form(alike)
+        queue_head, parts = self._forms[id(alike)]
         if not parts:
             return False
-        body = b64encode(item.row.body).decode()
-        filled = (body, item.headers, item.row.task_id, self.channel._next_delivery_tag(), "")
-        value = "".join([text for pair in zip(parts, filled, strict=True) for text in pair])
-        self._deliveries.append([len(self._packed)])
-        self._packed.append(_command(head, value.encode()))
+        head, headers, id_, tag, end = parts
+        body, number = b64encode(item.row.body).decode(), len(self._packed)
+        value = (
+            f"{head}{body}{headers}{item.headers}{id_}{item.row.task_id}"
+            f"{tag}{self._tag}{number:08x}{end}"
+        )
+        self._deliveries.append([number])
+        self._packed.append(_command(queue_head, value.encode()))
         return True
 
     def _form(self, alike: Message) -> tuple[bytes, list[str]]:
@@ -170,6 +166,7 @@ class RedisBatch:
 
     def flush(self) -> None:
         """Send it and read the answers. Raises where Redis is lost, or refuses all as a whole."""
+        self.flushed = True
         connection = self._client.connection
         commands = self._packed
         if self.atomic:

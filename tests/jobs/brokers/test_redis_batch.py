@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import pytest
 import redis
@@ -121,11 +122,13 @@ def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app,
     prepared = prepare(rows, app, now=timezone.now(), outcome=PublishResult())
     queues = [app.main, f"{app.main}\x06\x163", f"{app.main}\x06\x166"]
 
+    tags = []
+
     def arrived():
         found = [json.loads(each) for queue in queues for each in server.lrange(queue, 0, -1)]
         server.delete(*queues)
         for each in found:
-            assert each["properties"].pop("delivery_tag")
+            tags.append(UUID(each["properties"].pop("delivery_tag")))
         return found
 
     with app.connection_for_write() as connection:
@@ -138,7 +141,9 @@ def test_messages_are_those_of_kombus_producer(alias, redis_url, make_named_app,
 
     drain(alias)
 
+    tags.clear()
     found = arrived()
     for each in (*expected, *found):  # its seconds go by the time at which it is sent
         assert int(each["properties"].pop("expiration", 3_600_000)) > 3_000_000
     assert found == expected
+    assert len(set(tags)) == 15, "the tags of one worker must differ"
