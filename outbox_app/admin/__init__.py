@@ -14,6 +14,7 @@ from ..models import (
     Fence,
     Gap,
     Incident,
+    Overview,
     ParkedStream,
     Peer,
     PreparedEvent,
@@ -31,6 +32,7 @@ from .gap import GapAdmin
 from .prepared import FenceAdmin, PeerAdmin, PreparedEventAdmin
 from .process import (
     IncidentAdmin,
+    OverviewAdmin,
     ProcessAdmin,
     ServerAdmin,
     StatisticAdmin,
@@ -46,6 +48,7 @@ __all__ = [
     "FenceAdmin",
     "GapAdmin",
     "IncidentAdmin",
+    "OverviewAdmin",
     "ParkedStreamAdmin",
     "PeerAdmin",
     "PreparedEventAdmin",
@@ -58,6 +61,7 @@ __all__ = [
     "VersionAdmin",
 ]
 
+admin.site.register(Overview, OverviewAdmin)
 admin.site.register(StagedJob, StagedJobAdmin)
 admin.site.register(DeadJob, DeadJobAdmin)
 admin.site.register(Process, ProcessAdmin)

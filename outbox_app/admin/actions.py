@@ -83,7 +83,9 @@ class BulkAction:
     name: str
     #: Codename of the permission that it takes.
     permission: str
+    #: Of its button for several rows, and for one.
     label: Any
+    single: Any
     effect: Any
     #: Given the rows, the form's values and the name of the person; returns the outcome.
     run: Callable[[Any, dict[str, Any], str], str] | None = None

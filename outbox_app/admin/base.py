@@ -106,6 +106,11 @@ class EscapedChangeList(ChangeList):
         return "" if before is None else self.get_query_string(remove=[BEFORE])
 
     @property
+    def may_match(self) -> bool:
+        """Whether a row matches, here or in the part of the table that was not looked at."""
+        return bool(self.result_count or (self.row_range and not self.row_range.is_all))
+
+    @property
     def most(self) -> int:
         return counting.MANY
 

@@ -36,6 +36,7 @@ REQUEUE = BulkAction(
     "requeue_selected",
     "requeue_deadjob",
     _("Requeue dead jobs"),
+    _("Requeue the job"),
     _(
         "They are staged again with the same task ids, in the order in which they were staged "
         "first. A worker may get a job that it had already."
@@ -50,6 +51,7 @@ DISCARD = BulkAction(
     "discard_selected",
     "discard_deadjob",
     _("Discard dead jobs for good"),
+    _("Discard the job for good"),
     _("They are deleted and never sent. This cannot be undone."),
     batched=Batched(
         _decided(dead.discard_for),

@@ -60,6 +60,7 @@ class GapAdmin(ConfirmedActionsAdmin):
             "skip_selected",
             "skip_gap",
             _("Skip gaps"),
+            _("Skip the gap"),
             _(
                 "What is missing is given up: the subscription continues without it. If it comes "
                 "later, it is not handled. What an audit has found is accepted: later audits leave "

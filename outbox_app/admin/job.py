@@ -6,16 +6,19 @@ It is decoded where that is safe (see ``payload``), and sensitive values are mas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..models import counting
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column
@@ -35,14 +38,38 @@ def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[A
 
 class JobAdmin(ConfirmedActionsAdmin):
     searched_column = "task_id"
-    search_help_text = _("The whole task id.")
+    search_help_text = _(
+        "A whole task id; or the beginning of one, a part of the task's name, a whole ordering "
+        "key, or (with the permission to see messages) a part of the arguments as Celery shows "
+        "them: those are looked for in the rows that the list looks at."
+    )
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Look for a whole task id by an index; for all else in the range of the list."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        ids = self.ids_of_task(request, term, queryset.db)
+        if ids:
+            request.outbox_few = True  # type: ignore[attr-defined]
+            return queryset.filter(id__in=ids), False
+        asked = Q(task__icontains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
+        if request.user.has_perm(f"outbox_app.{self.payload_permission}"):
+            asked |= Q(envelope__contains=json.dumps(term)[1:-1])
+        return queryset.filter(asked), False
+
+    def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:
+        rows = self.model._default_manager.using(using).filter(task_id=task_id)
+        return list(rows.values_list("id", flat=True)[: counting.LISTED])
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Look for a task id everywhere: it has an index."""
-        return None if is_searched(request) else super().row_range(request)
+        """Look everywhere for what an index leads to."""
+        return None if _found_by_index(request) else super().row_range(request)
 
     def is_few(self, request: HttpRequest) -> bool:
-        return super().is_few(request) or is_searched(request)
+        return super().is_few(request) or _found_by_index(request)
 
     due = column(_("due"), lambda job: _payload(job).due or "-")
     expires = column(_("expires"), lambda job: _payload(job).expires or "-")
@@ -71,6 +98,10 @@ def is_searched(request: HttpRequest) -> bool:
     # With a NUL Django refuses the search, and the list is that of all rows.
     term = request.GET.get("q", "").strip()
     return bool(term) and "\x00" not in term
+
+
+def _found_by_index(request: HttpRequest) -> bool:
+    return bool(getattr(request, "outbox_few", False))
 
 
 def _payload(job: JobMessage) -> Payload:

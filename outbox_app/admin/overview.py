@@ -80,6 +80,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if "jobs" in parts:
         context["charts"] = sections.charts(using, now=facts.backlog.rows)
         context["held"] = sections.held(facts.held)
+        context["flows"] = sections.flows(using)
+        context["sample"] = status.SAMPLE
     if facts.subscriptions:
         context["subscriptions"] = sections.subscriptions(facts.subscriptions)
         context["charts"] = [*context.get("charts", []), sections.events_chart()]

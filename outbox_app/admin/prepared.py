@@ -69,6 +69,7 @@ ACTIONS = (
         "check_selected",
         "check_preparedevent",
         _("Ask senders now"),
+        _("Ask the sender now"),
         _(
             "A process of manage.py run_prepared asks what became of the transactions, and decides "
             "what is answered. Events that are decided stay as they are. At most 50 at a time."
@@ -80,6 +81,7 @@ ACTIONS = (
         "confirm_selected",
         "confirm_preparedevent",
         _("Confirm prepared events"),
+        _("Confirm the event"),
         _(
             "They are published, and their jobs staged. This cannot be undone. It is a guess, "
             "unless you know that the sender's transaction has committed: if it was rolled back, "
@@ -92,6 +94,7 @@ ACTIONS = (
         "cancel_selected",
         "cancel_preparedevent",
         _("Cancel prepared events"),
+        _("Cancel the event"),
         _(
             "They are never published. This cannot be undone. It is a guess, unless you know that "
             "the sender's transaction was rolled back: if it has committed, its event is lost. "
@@ -104,6 +107,7 @@ ACTIONS = (
         "extend_selected",
         "extend_preparedevent",
         _("Extend prepared events"),
+        _("Extend the event"),
         _(
             "Their senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before their "
             "policy decides. Undecided ones are prepared again. At most 50 at a time."

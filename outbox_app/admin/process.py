@@ -1,7 +1,7 @@
 """Processes, servers, incidents, statistics and results of tasks, read-only, and the overview.
 
-The overview needs an address in the admin without a change to the project's AdminSite, so it lives
-below the list of processes; the app's index and every list of ours link to it. Statistics with a
+The overview needs a place in the menu without a change to the project's AdminSite, so it is
+registered for a proxy model; every list of ours links to it. Statistics with a
 name come in the order of their index, the newest minute first; without, the last written come
 first. Unlike a log, their table is small: see ``pipeline.driver.run``.
 
@@ -29,6 +29,7 @@ from ..fleet.balance import Failing
 from ..fleet.cluster import known_failing
 from ..fleet.registries.database import change
 from ..fleet.status import live_servers, slices
+from ..models import Process
 from ..pipeline.statistic_names import NAMES
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
@@ -36,7 +37,7 @@ from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
 from .job import carried_column, is_searched
 from .masking import masked_line
-from .overview import overview
+from .overview import may_view, overview
 from .payload import Part, data_of
 from .row_range import RowRange
 
@@ -53,9 +54,17 @@ class ProcessAdmin(OutboxAdmin):
     ]
     ordering = ("host", "pid", "id")
 
+
+class OverviewAdmin(OutboxAdmin):
+    """One page, in the menu like a list; who may view processes may see it."""
+
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.overview)
-        return [path("overview/", view, name="outbox_app_overview"), *super().get_urls()]
+        names = ("outbox_app_overview", "outbox_app_overview_changelist")
+        return [path("", view, name=name) for name in names]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may_view(request, Process)
 
     @method_decorator(require_safe)
     def overview(self, request: HttpRequest) -> HttpResponse:
@@ -103,6 +112,7 @@ class ServerAdmin(ConfirmedActionsAdmin):
             "drain_selected",
             "change_server",
             _("Drain servers"),
+            _("Drain the server"),
             _(
                 "They are given no more calls, and finish those that they have. It holds until "
                 "their processes end, or a weight is set."
@@ -113,6 +123,7 @@ class ServerAdmin(ConfirmedActionsAdmin):
             "weight_selected",
             "change_server",
             _("Set the weight of servers"),
+            _("Set the weight of the server"),
             _("They are given so many parts of the calls, drained or not; 0: none."),
             lambda rows, values, by: _change(rows, draining=False, weight=values["weight"]),
             form=Weight,
@@ -155,6 +166,11 @@ class StatisticAdmin(OutboxAdmin):
     list_display_links = None
     list_filter = [NameFilter, column_filter("source", _("source"))]
     actions = None
+
+    def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
+        """Leave it out of the menu: the overview draws what it holds."""
+        return {}
+
     short_label = column(_("label"), lambda row: one_line(row.label, 120))
 
     def row_range(self, request: HttpRequest) -> RowRange | None:

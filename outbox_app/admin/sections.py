@@ -24,7 +24,7 @@ from ..jobs.drain import status
 from ..models import Event, PreparedEvent, counting
 from ..models.statistic import label_of
 from ..monitoring import series
-from ..monitoring.diagnosis import BAD, Problem, Subject
+from ..monitoring.diagnosis import Problem, Subject
 from ..monitoring.status import OutboxStatus
 from ..prepared.status import PreparedStatus
 from ..subscriptions import lag
@@ -33,6 +33,8 @@ from .base import escaped_copy
 from .charts import Line, chart, number
 from .masking import masked_line
 
+#: Tasks and queues that are shown.
+FLOWS = 10
 #: Without these problems work is leaving.
 STOPPED = ("no_drainer", "trouble", "not_leaving")
 #: The list where a problem is fixed: a model and a filter. None: a table of the overview.
@@ -63,15 +65,14 @@ class Headline:
 
 
 def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> Headline:
-    """Say whether work is leaving."""
-    tone = found[0].severity if found else "good"
-    by_code = {each.code: each for each in found}
-    for problem in (by_code[code] for code in STOPPED if code in by_code):
-        words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
-        return Headline(tone, _("Work is not leaving: %(problem)s") % {"problem": words})
-    if late := by_code.get("late"):
-        text = _("Work is leaving, late: %(problem)s") % {"problem": late.text}
-    elif not facts.alive:
+    """Say the worst that there is, or whether work is leaving."""
+    if found:
+        text = _worst(min(found, key=lambda each: each.code not in STOPPED))
+        if more := len(found) - 1:
+            words = ngettext("%d other problem.", "%d other problems.", more)
+            text = f"{text} {words % more}"
+        return Headline(found[0].severity, text)
+    if not facts.alive:
         text = _("This project stages nothing, and needs no drainer.")
     elif "jobs" not in parts:
         text = _("Drainers are running.")
@@ -81,10 +82,16 @@ def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) 
         text = _("Work is leaving. The oldest ready job waits %(age)s.") % {
             "age": duration(facts.backlog.oldest_seconds)
         }
-    if urgent := sum(each.severity == BAD for each in found):
-        more = ngettext("%d other problem is urgent.", "%d other problems are urgent.", urgent)
-        text = f"{text} {more % urgent}"
-    return Headline(tone, text)
+    return Headline("good", text)
+
+
+def _worst(problem: Problem) -> str:
+    if problem.code in STOPPED:
+        words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
+        return _("Work is not leaving: %(problem)s") % {"problem": words}
+    if problem.code == "late":
+        return _("Work is leaving, late: %(problem)s") % {"problem": problem.text}
+    return f"{problem.text} {problem.action}"
 
 
 def lines(found: list[Problem]) -> list[tuple[Problem, str, list[tuple[str, str, str]]]]:
@@ -141,6 +148,21 @@ def figures(
     if facts.prepared:
         count = counting.shown_count(facts.prepared.undecided)
         yield _("Undecided"), count, "", "preparedevent", "state=undecided"
+
+
+def flows(using: str) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """Return for tasks and for queues: how many jobs are ready, and how many leave per minute."""
+    waiting, leaving = status.ready_by(using=using), series.published_by(using=using)
+    found = []
+    for dimension, heading in (("task", _("Task")), ("queue", _("Queue"))):
+        ready, rates = waiting[dimension], leaving[dimension]
+        names = sorted({*ready, *rates}, key=lambda name: (-ready[name], -rates.get(name, 0)))
+        rows = [
+            (one_line(name, 100) or "-", ready[name], number(rates.get(name, 0.0)))
+            for name in names[:FLOWS]
+        ]
+        found.append((heading, rows))
+    return found
 
 
 def charts(using: str, *, now: int) -> list[SafeString]:

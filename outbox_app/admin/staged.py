@@ -7,9 +7,6 @@ leaves all the same, and the question says so.
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -21,12 +18,12 @@ from .actions import Batched, BulkAction
 from .base import column
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
-from .row_range import RowRange
 
 CANCEL = BulkAction(
     "cancel_selected",
     "cancel_stagedjob",
     _("Cancel staged jobs"),
+    _("Cancel the job"),
     _(
         "They are deleted and never sent. This cannot be undone. One that a drainer is publishing "
         "at this moment leaves all the same."
@@ -42,6 +39,7 @@ RELEASE = BulkAction(
     "release_selected",
     "release_stagedjob",
     _("Release held jobs now"),
+    _("Release the job now"),
     _(
         "They leave with the next batches, and a worker runs them when it has them: the time that "
         "they were to wait for is taken away. Those that are not held stay as they are."
@@ -56,6 +54,7 @@ BURY = BulkAction(
     "bury_selected",
     "bury_stagedjob",
     _("Move staged jobs to dead"),
+    _("Move the job to dead"),
     _(
         "They do not leave; they wait among the dead jobs, with your reason, until they are "
         "requeued or discarded. One that a drainer is publishing at this moment leaves all the "
@@ -80,10 +79,6 @@ class StagedJobAdmin(JobAdmin):
         ShardFilter,
     ]
     sortable_by = ["id"]
-    search_help_text = _(
-        "The whole task id. A job with an ordering key that is not among the newest rows is found "
-        "where its key is given too, as a filter."
-    )
     payload_permission = "view_payload_stagedjob"
     bulk_actions = (CANCEL, RELEASE, BURY)
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
@@ -93,23 +88,14 @@ class StagedJobAdmin(JobAdmin):
         (_("Message"), {"fields": MESSAGE_FIELDS}),
     ]  # fmt: skip
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Look where a task id can be found: the table has no index of them."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
+    def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:
+        """Look where a task id can be found: the table has no index of them.
+
+        A job with an ordering key that is not among the newest rows is found where its key is given
+        too, as a filter.
+        """
         key = request.GET.get("ordering_key", "")
-        ids = staged.ids_of_task(term, using=queryset.db, ordering_key=key)
-        return queryset.filter(id__in=ids), False
-
-    def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Held jobs that are few are found by their index."""
-        return None if _found_by_index(request) else super().row_range(request)
-
-    def is_few(self, request: HttpRequest) -> bool:
-        return super().is_few(request) or _found_by_index(request)
+        return staged.ids_of_task(task_id, using=using, ordering_key=key)
 
 
 def blocked_reason(job: StagedJob) -> str:
@@ -139,7 +125,3 @@ def blocked_reason(job: StagedJob) -> str:
     return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % {
         "drainer": name
     }
-
-
-def _found_by_index(request: HttpRequest) -> bool:
-    return bool(getattr(request, "outbox_few", False))

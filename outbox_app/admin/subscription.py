@@ -158,6 +158,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "pause_selected",
             "pause_subscription",
             _("Pause subscriptions"),
+            _("Pause the subscription"),
             _("No event is handled until they are resumed; none is lost."),
             _pause,
             Reason,
@@ -166,6 +167,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "resume_selected",
             "pause_subscription",
             _("Resume subscriptions"),
+            _("Resume the subscription"),
             _("They continue from their positions."),
             _resume,
             Reason,
@@ -174,6 +176,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "replay_selected",
             "replay_subscription",
             _("Replay subscriptions"),
+            _("Replay the subscription"),
             _(
                 "Their handlers get the events from a place in the log on, those again that they "
                 "have handled. What they have done is not undone: a view that counts would count "
@@ -187,6 +190,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             "release_selected",
             "replay_subscription",
             _("Release all parked streams"),
+            _("Release all parked streams"),
             RELEASE,
             _release_all,
             Reason,
@@ -194,6 +198,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         BulkAction(
             "skip_selected",
             "skip_event",
+            _("Skip the event that fails"),
             _("Skip the event that fails"),
             _("The handler does not get this event; it continues with the next one."),
             _skip,
@@ -230,6 +235,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "release_selected",
             "replay_subscription",
             _("Release streams"),
+            _("Release the stream"),
             RELEASE,
             _release,
             Reason,
@@ -237,6 +243,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
         BulkAction(
             "skip_selected",
             "skip_event",
+            _("Skip the first event"),
             _("Skip the first event"),
             _(
                 "The event that failed is given up; those behind it are handled. At most 50 at a "
@@ -249,6 +256,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             "discard_selected",
             "skip_event",
             _("Discard streams"),
+            _("Discard the stream"),
             _(
                 "What the streams have missed is given up; their later events are handled. At most "
                 "50 at a time."

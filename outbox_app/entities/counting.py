@@ -110,9 +110,12 @@ def _count(
             known = [label for name, _, label in minute.values if name == counters.REJECTED]
             label = code if code in known or len(known) < CODES else OTHER
             minute.add(counters.REJECTED, count, dimension=counters.CODE, label=label)
-        minute.entities[entity] += size
-        if len(minute.entities) > KNOWN:
-            minute.entities = Counter(dict(minute.entities.most_common(KNOWN // 10)))
+        top = minute.tops[counters.HOTTEST, counters.ENTITY]
+        top[entity] += size
+        if len(top) > KNOWN:
+            minute.tops[counters.HOTTEST, counters.ENTITY] = Counter(
+                dict(top.most_common(KNOWN // 10))
+            )
 
 
 def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:

@@ -18,7 +18,7 @@ from .job import (
 from .node import Node
 from .peer import Peer
 from .prepared import Fence, PreparedEvent
-from .process import Lease, Process
+from .process import Lease, Overview, Process
 from .server import Server
 from .statistic import Statistic
 from .subscription import Cursor, DeliveredVersion, ParkedStream, Subscription
@@ -42,6 +42,7 @@ __all__ = [
     "Incident",
     "Lease",
     "Node",
+    "Overview",
     "ParkedStream",
     "Peer",
     "PreparedEvent",

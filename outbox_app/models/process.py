@@ -41,6 +41,15 @@ class Process(models.Model):
         return f"{self.host}:{self.pid}"
 
 
+class Overview(Process):
+    """The overview's place in the menu of the admin: no table, and no permission of its own."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = verbose_name_plural = _("overview")
+
+
 class Lease(models.Model):
     """Ownership of one part of a resource, for example of one shard of the jobs."""
 

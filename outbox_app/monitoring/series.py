@@ -157,6 +157,16 @@ def rates(*, using: str) -> dict[str, float]:
     return {source: total / (1 + (now - current) / MINUTE) for source, total in found}
 
 
+def published_by(*, using: str, minutes: int = 5) -> dict[str, dict[str, float]]:
+    """Return the jobs published per minute by "task" and "queue", of the last full minutes."""
+    first, current = _range(using, minutes + 1)
+    rows = _rows(using, [counters.PUBLISHED_BY], first, current - MINUTE).order_by("label")
+    found: dict[str, dict[str, float]] = {counters.TASK: {}, counters.QUEUE: {}}
+    for dimension, label, total in rows.values_list("dimension", "label").annotate(Sum("value")):
+        found.setdefault(dimension, {})[label] = total / minutes
+    return found
+
+
 def delays(*, using: str, minutes: int = 5) -> Delays:
     """Return how long the jobs of the last minutes took, the current minute included."""
     rows = _rows(using, [counters.DELAY], *_range(using, minutes)).order_by("label")

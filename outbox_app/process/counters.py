@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -39,6 +39,8 @@ from .lock_wait import atomic_with_lock_wait
 
 #: Jobs of a minute: taken by the broker, moved to the dead.
 PUBLISHED, DEAD = "published", "dead"
+#: Jobs of a minute that the broker has taken, of the tasks and queues that have the most.
+PUBLISHED_BY, TASK, QUEUE = "published_by", "task", "queue"
 #: Jobs that left immediately after their commit, those that were released then to the drain, and
 #: those whose hold ran out.
 IMMEDIATE, RELEASED, SWEPT = "immediate", "released", "swept"
@@ -71,7 +73,19 @@ PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
-    *(PUBLISHED, DEAD, IMMEDIATE, RELEASED, SWEPT, DELAY, READ_ID, READY, HELD, OLDEST),
+    *(
+        PUBLISHED,
+        PUBLISHED_BY,
+        DEAD,
+        IMMEDIATE,
+        RELEASED,
+        SWEPT,
+        DELAY,
+        READ_ID,
+        READY,
+        HELD,
+        OLDEST,
+    ),
     *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
     *OF_ENTITIES,
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),
@@ -91,7 +105,7 @@ EVERY = 10.0
 KEPT = 60
 #: The same of counters that threads share. There may be many tenants.
 KEPT_SHARED = 10
-#: Entities that a process writes, each minute.
+#: Entities, tasks and queues that a process writes, each minute.
 TOP = 10
 #: Seconds for which a write waits for a lock. A drainer must not lose its lease over a figure.
 LOCK_WAIT = 1
@@ -114,8 +128,8 @@ class Minute:
         self.values: dict[Key, float] = {}
         #: What has changed since it was written.
         self.changed: set[Key] = set()
-        #: Commands by entity. The highest are put into the values before a write.
-        self.entities: Counter[str] = Counter()
+        #: By name and dimension, counts by label. The highest are put into the values at a write.
+        self.tops: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 
     def add(self, name: str, value: float, *, dimension: str = "", label: str = "") -> None:
         if value:
@@ -183,8 +197,9 @@ class Counters:
             return
         with self.lock:
             for each in self.changed():
-                for entity, count in each.entities.most_common(TOP):
-                    each.put(HOTTEST, count, dimension=ENTITY, label=entity)
+                for (name, dimension), counts in each.tops.items():
+                    for label, count in counts.most_common(TOP):
+                        each.put(name, count, dimension=dimension, label=label)
             rows = [
                 Statistic(
                     source=source,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 
@@ -76,21 +77,55 @@ def test_newest_first(alias, superuser):
     assert listed(superuser.get(f"{DEAD}?o=1")) == [first.task_id, second.task_id]
 
 
-def test_a_task_id_is_found_by_its_whole_value(alias, superuser):
+def test_a_whole_task_id_is_found_alone(alias, superuser):
     for rows, url in ((staged_jobs, STAGED), (dead_jobs, DEAD)):
         rows(using=alias, task_id="an id with spaces")
         rows(using=alias, task_id="An ID")
         assert listed(superuser.get(url, {"q": " an id with spaces "})) == ["an id with spaces"]
-        assert listed(superuser.get(url, {"q": "an id"})) == []
         assert listed(superuser.get(url, {"q": "An ID"})) == ["An ID"]
         assert listed(superuser.get(url, {"q": "\x00"})) != []  # refused: the list is unfiltered
 
 
-@pytest.mark.parametrize(("term", "bounded"), [("", True), ("\x00", True), ("x", False)])
-def test_a_search_that_is_refused_looks_at_a_window(alias, superuser, term, bounded):
-    dead_jobs(using=alias)
-    window = superuser.get(DEAD, {"q": term}).context["cl"].row_range
-    assert (window is not None) == bounded
+@pytest.mark.parametrize(
+    ("term", "found"),
+    [
+        ("send_rec", ["receipt"]),
+        ("SHOP.tasks", ["mail", "receipt"]),
+        ("0f3c", ["receipt"]),
+        ("order-17", ["mail"]),
+        ("order-1", []),  # a key is given whole
+        ("'grün'", ["mail"]),
+        ("100%", ["receipt"]),
+        ("1_0", []),
+        ("nowhere", []),
+    ],
+)
+def test_a_search_by_task_key_argument_and_beginning_of_an_id(alias, superuser, term, found):
+    for rows, url in ((staged_jobs, STAGED), (dead_jobs, DEAD)):
+        shop = {"task": "shop.tasks.send_receipt", "envelope": json.dumps({"args": "('100%',)"})}
+        mail = {"task": "shop.tasks.mail", "envelope": json.dumps({"args": "('grün',)"})}
+        rows(using=alias, task_id="0f3c-receipt", **shop)
+        rows(using=alias, task_id="9a0b-mail", ordering_key="order-17", **mail)
+        ids = sorted(id.partition("-")[2] for id in listed(superuser.get(url, {"q": term})))
+        assert ids == found
+
+
+def test_arguments_are_searched_by_those_who_may_see_them(alias, log_in):
+    dead_jobs(using=alias, envelope='{"argsrepr": "(17, \'secret\')"}')
+    assert listed(log_in("viewer").get(DEAD, {"q": "secret"})) == []
+    seer = log_in("requeuer", permissions=("view_payload_deadjob",))
+    assert len(listed(seer.get(DEAD, {"q": "secret"}))) == 1
+
+
+def test_a_search_looks_at_the_window_unless_an_index_leads_there(alias, superuser, monkeypatch):
+    monkeypatch.setattr(counting, "MANY", 3)
+    dead_jobs(using=alias, task_id="old", task="rare")
+    dead_jobs(4, using=alias)
+    assert listed(superuser.get(DEAD, {"q": "old"})) == ["old"]
+    assert listed(superuser.get(DEAD, {"q": "rare"})) == []
+    for term, bounded in (("", True), ("\x00", True), ("rare", True), ("old", False)):
+        window = superuser.get(DEAD, {"q": term}).context["cl"].row_range
+        assert (window is not None) == bounded, term
 
 
 def test_dead_jobs_are_filtered(alias, superuser):
@@ -121,6 +156,27 @@ def test_staged_jobs_are_filtered_by_state(alias, superuser):
     assert listed(superuser.get(STAGED, {"state": "ready"})) == ids[2:]
     assert listed(superuser.get(STAGED, {"state": "held"})) == ids[:2]
     assert listed(superuser.get(STAGED, {"state": "due"})) == [due.task_id]
+
+
+def test_times_have_their_zone(alias, superuser, settings):
+    [job] = dead_jobs(using=alias)
+    for address in (DEAD, page(job)):
+        assert "Times are in UTC." in text(superuser.get(address))
+    settings.TIME_ZONE = "Europe/Vienna"
+    assert "Times are in Europe/Vienna." in text(superuser.get(DEAD))
+    assert " in Europe/Vienna. Database alias" in text(superuser.get(OVERVIEW))
+
+
+def test_buttons_are_for_one_row_or_for_several(alias, superuser):
+    [job] = dead_jobs(using=alias)
+    assert "Requeue dead jobs …" in text(superuser.get(DEAD))
+    assert "Requeue the job …" in text(superuser.get(page(job)))
+
+
+def test_nothing_is_offered_over_an_empty_list(alias, superuser):
+    assert "Requeue dead jobs …" not in text(superuser.get(DEAD))
+    dead_jobs(using=alias)
+    assert "Requeue dead jobs …" not in text(superuser.get(DEAD, {"task": "another"}))
 
 
 @pytest.mark.parametrize(

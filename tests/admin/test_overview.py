@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app.jobs.drain import status
 from outbox_app.models import (
     DatabaseNow,
     DeadJob,
@@ -171,6 +172,31 @@ class TestSections:
                 value=77,
             )
         assert "mail & co paused 0 - 77 0 0 -" in text(superuser.get(OVERVIEW))
+
+    def test_ready_and_published_jobs_by_task_and_queue(self, alias, superuser):
+        worker = drainer(alias)
+        staged_jobs(3, using=alias, task="shop.mail", queue="mail")
+        staged_jobs(1, using=alias, task="shop.<b>", queue="")
+        [job] = staged_jobs(1, using=alias, task="shop.mail", queue="mail")
+        hold(alias, job, days=1)
+        now = DatabaseNow()
+        [(minute,)] = Process.objects.using(alias).annotate(now=now).values_list("now")
+        for ago in range(1, 8):  # the next minute may have begun by now
+            for kind, label in (("task", "shop.mail"), ("task", "shop.done"), ("queue", "mail")):
+                Statistic.objects.using(alias).create(
+                    source=str(worker.pk), name="published_by", dimension=kind, label=label,
+                    minute=minute.replace(second=0, microsecond=0) - timedelta(minutes=ago),
+                    value=20 if label == "shop.done" else 40)  # fmt: skip
+        shown = text(superuser.get(OVERVIEW))
+        head = "Ready Published per minute"
+        assert f"Task {head} shop.mail 3 40 shop.<b> 1 0 shop.done 0 20 Queue" in shown
+        assert f"Queue {head} mail 3 40 - 1 0 Ready: of the newest 10,000 rows." in shown
+
+    def test_ready_jobs_are_counted_in_the_newest_rows(self, alias, superuser, monkeypatch):
+        monkeypatch.setattr(status, "SAMPLE", 3)
+        staged_jobs(2, using=alias, task="old")
+        staged_jobs(2, using=alias, task="new")
+        assert status.ready_by(using=alias)["task"] == {"old": 1, "new": 2}
 
     def test_held_jobs_by_when_they_are_due(self, alias, superuser):
         jobs = staged_jobs(4, using=alias)

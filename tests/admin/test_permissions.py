@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import get_resolver
+from django.urls import get_resolver, reverse
 
 from outbox_app.models import (
     DeadJob,
@@ -167,9 +169,17 @@ def test_the_overview_takes_no_post(superuser):
 
 
 @pytest.mark.parametrize("role", ["staff", "viewer"])
-def test_the_apps_index_leads_to_the_overview(log_in, role):
-    content = log_in(role, permissions=["view_deadjob"] if role == "staff" else []).get(APP)
-    assert (f'href="{OVERVIEW}"' in content.content.decode()) == (role == "viewer")
+def test_the_index_and_the_menu_lead_to_the_overview(log_in, role):
+    client = log_in(role, permissions=["view_deadjob"] if role == "staff" else [])
+    for address in (reverse("admin:index"), APP, DEAD):  # the last one has a sidebar
+        links = re.findall(r'href="([^"]*)"', client.get(address).content.decode())
+        assert (OVERVIEW in links) == (role == "viewer"), address
+
+
+def test_statistics_are_not_in_the_menu(superuser):
+    address = reverse("admin:outbox_app_statistic_changelist")
+    assert address not in superuser.get(reverse("admin:index")).content.decode()
+    assert superuser.get(address).status_code == 200
 
 
 def test_the_matrix_knows_every_address():
@@ -186,6 +196,6 @@ def test_the_matrix_knows_every_address():
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")
     assert names == {
-        "outbox_app_overview",
+        *("outbox_app_overview", "outbox_app_overview_changelist"),
         *(f"outbox_app_{model}_{name}" for model in models for name in pages),
     }

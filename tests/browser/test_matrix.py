@@ -85,6 +85,7 @@ def _rows_of(model: str) -> dict[str, Row]:
 MATRIX: dict[str, Row] = {
     **{name: row for model in MODELS for name, row in _rows_of(model._meta.model_name).items()},
     "outbox_app_overview": Row("view_process", METHOD),
+    "outbox_app_overview_changelist": Row("view_process", METHOD),
     # The one form there is.
     "outbox_app_peer_add": Row("add_peer"),
     "outbox_app_peer_delete": Row("delete_peer"),

@@ -16,7 +16,7 @@ from .policy import POLICY
 from .project import Project
 from .survey import Seen
 
-OVERVIEW = "/admin/outbox_app/process/overview/"
+OVERVIEW = "/admin/outbox_app/overview/"
 
 
 def opened(page: Page, address: str) -> Page:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -60,7 +61,11 @@ class DrainCounters:
         since = self.clock() - self._read_at
         found = [0] * len(BUCKETS)
         highest = self._highest_id
+        tasks: Counter[str] = Counter()
+        queues: Counter[str] = Counter()
         for row in rows:
+            tasks[row.task] += 1
+            queues[row.queue] += 1
             # None: a time that was edited by hand into nonsense.
             found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
             highest = max(highest, row.id)
@@ -70,6 +75,8 @@ class DrainCounters:
             return
         for label, count in zip(BUCKETS, found, strict=True):
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
+        minute.tops[counters.PUBLISHED_BY, counters.TASK] += tasks
+        minute.tops[counters.PUBLISHED_BY, counters.QUEUE] += queues
         if highest:
             minute.put(counters.READ_ID, highest)
         self._count()

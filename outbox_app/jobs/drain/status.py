@@ -9,16 +9,20 @@ ones apart. The figures are read one after the other, not at one moment.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import Count, OuterRef, QuerySet, Subquery
 
 from ...conf import SHARDS
 from ...models import DatabaseNow, Incident, Lease, Process, StagedJob, counting
 from .batch import apps_with_rows
+
+#: Rows in which ready jobs are counted by task and queue.
+SAMPLE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,18 @@ def backlog(*, using: str) -> Backlog:
     apps = apps_with_rows(using=using)
     age = oldest_seconds(apps, using=using)
     return Backlog(rows=counting.counted(ready_rows(apps, using=using)), oldest_seconds=age)
+
+
+def ready_by(*, using: str) -> dict[str, Counter[str]]:
+    """Return the ready jobs among the newest SAMPLE rows, by "task" and by "queue"."""
+    rows = StagedJob.objects.using(using)
+    past = list(rows.order_by("-id").values_list("id", flat=True)[SAMPLE : SAMPLE + 1])
+    ready = rows.filter(available_at=None, **({"id__gt": past[0]} if past else {}))
+    found: dict[str, Counter[str]] = {"task": Counter(), "queue": Counter()}
+    for task, queue, count in ready.order_by().values_list("task", "queue").annotate(Count("*")):
+        found["task"][task] += count
+        found["queue"][queue] += count
+    return found
 
 
 def held(*, using: str) -> Held:
