@@ -55,7 +55,7 @@ class JobAdmin(ConfirmedActionsAdmin):
         if ids:
             request.outbox_few = True  # type: ignore[attr-defined]
             return queryset.filter(id__in=ids), False
-        asked = Q(task__icontains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
+        asked = Q(task__contains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
         if request.user.has_perm(f"outbox_app.{self.payload_permission}"):
             asked |= Q(envelope__contains=json.dumps(term)[1:-1])
         return queryset.filter(asked), False

@@ -18,6 +18,7 @@ from outbox_app.models import (
     Peer,
     PreparedEvent,
     Process,
+    Server,
     StagedJob,
     Statistic,
     Subscription,
@@ -191,7 +192,7 @@ def test_the_matrix_knows_every_address():
         for inner in getattr(outer, "url_patterns", [])
         if (inner.name or "").startswith("outbox_app_")
     }
-    above = (StagedJob, DeadJob, Process, Incident, TaskResult)
+    above = (StagedJob, DeadJob, Process, Server, Incident, TaskResult)
     of_the_log = (Event, Subscription, ParkedStream, Gap, Statistic, PreparedEvent, Fence, Peer)
     models = [model._meta.model_name for model in (*above, *of_the_log)]
     pages = ("changelist", "add", "history", "delete", "change")

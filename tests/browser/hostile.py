@@ -22,6 +22,7 @@ from outbox_app.models import (
     Incident,
     ParkedStream,
     Process,
+    Server,
     StagedJob,
     Statistic,
     Subscription,
@@ -66,6 +67,8 @@ def plant() -> dict[str, str]:
             settled_by=short, reason=text),
         Statistic(source=short[:128], minute=now(), name=LINK[:40], value=1, dimension="<b>",
                   label=short),
+        Server(service=short[:80], node=short, address=short, version=short[:40],
+               lease_seconds=9999),
         TaskResult(task_id=short[:36], task=short, call=json.dumps(everything), status="FAILED",
                    errors=json.dumps([text]), worker_ids=json.dumps([text]), enqueued_at=now(),
                    kept_from=now()),
@@ -85,6 +88,6 @@ def clean() -> None:
         (StagedJob, "task"), (DeadJob, "task"), (Process, "host"), (Incident, "drainer"),
         (Event, "stream"), (Subscription, "name"), (Cursor, "subscription"),
         (ParkedStream, "subscription"), (Gap, "subscription"), (Statistic, "source"),
-        (TaskResult, "task"),
+        (TaskResult, "task"), (Server, "node"),
     ):  # fmt: skip
         model.objects.filter(**{f"{column}__startswith": MARKUP[:20]}).delete()

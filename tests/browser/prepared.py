@@ -22,8 +22,10 @@ from outbox_app.models import (
     Incident,
     Peer,
     PreparedEvent,
+    Server,
     Statistic,
     Subscription,
+    TaskResult,
 )
 
 from .data import MINUTE, die, gap, hold, wait_for
@@ -113,7 +115,7 @@ def _log() -> None:
 
 
 def _in_doubt() -> None:
-    """An undecided event, one that was confirmed, a fence, and a peer."""
+    """An undecided event, one that was confirmed, a fence, a peer, a server, a task's result."""
     for number, columns in enumerate((
         {"state": "confirmed", "decided_at": now() - 30 * MINUTE, "decided_by": "call"},
         {"state": "undecided", "asked": 290, "answered": 12, "unreachable": 278,
@@ -132,6 +134,12 @@ def _in_doubt() -> None:
     Peer.objects.create(
         name="billing", direction="sender", address="https://billing.example/outbox/",
         keys=keys, types=["invoice.*"])  # fmt: skip
+    Server.objects.create(
+        service="shop", address="https://shop-1.example/outbox/", node="shop-1:84",
+        version="0.1.0", weight=60, lease_seconds=1e8)  # fmt: skip
+    TaskResult.objects.create(
+        task_id="b71e02aa-0000-4000-8000-000000000700", task="shop.tasks.pack", call="{}",
+        status="SUCCESSFUL", enqueued_at=now() - 5 * MINUTE, kept_from=now())  # fmt: skip
 
 
 def _figures() -> None:

@@ -26,10 +26,12 @@ from outbox_app.models import (
     Fence,
     Gap,
     Incident,
+    Overview,
     ParkedStream,
     Peer,
     PreparedEvent,
     Process,
+    Server,
     StagedJob,
     Statistic,
     Subscription,
@@ -48,6 +50,7 @@ MODELS = (
     Peer,
     PreparedEvent,
     Fence,
+    Server,
     StagedJob,
     Statistic,
     Subscription,
@@ -100,6 +103,7 @@ ACTIONS = {
         "bury_selected": "bury_stagedjob",
     },
     "gap": {"skip_selected": "skip_gap"},
+    "server": {"drain_selected": "change_server", "weight_selected": "change_server"},
     "parkedstream": {
         "release_selected": "replay_subscription",
         "skip_selected": "skip_event",
@@ -158,6 +162,7 @@ def one_of_each() -> dict[str, Any]:
         PreparedEvent.objects.create(sender="alias:billing", event_id=uuid4(), decide_by=now()),
         Fence.objects.create(event_id=uuid4(), outcome="committed"),
         Peer.objects.create(name="billing", direction="sender", address="https://a.example/"),
+        Server.objects.create(service="shop", node="web-1:7", version="1", lease_seconds=10),
         TaskResult.objects.create(task_id="x", task="shop.tasks.pack", call="{}", status="READY",
                                   enqueued_at=now(), kept_from=now()),
     )  # fmt: skip
@@ -170,7 +175,7 @@ def test_every_address_has_its_row_in_the_matrix() -> None:
 
 def test_every_model_and_action_has_its_row() -> None:
     registered = {m for m in admin.site._registry if m._meta.app_label == "outbox_app"}
-    assert registered == set(MODELS)
+    assert registered == {*MODELS, Overview}
     assert set(ACTIONS) <= {model._meta.model_name for model in MODELS}
 
 

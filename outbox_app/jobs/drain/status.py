@@ -85,7 +85,8 @@ def ready_by(*, using: str) -> dict[str, Counter[str]]:
     past = list(rows.order_by("-id").values_list("id", flat=True)[SAMPLE : SAMPLE + 1])
     ready = rows.filter(available_at=None, **({"id__gt": past[0]} if past else {}))
     found: dict[str, Counter[str]] = {"task": Counter(), "queue": Counter()}
-    for task, queue, count in ready.order_by().values_list("task", "queue").annotate(Count("*")):
+    counts = ready.order_by().values_list("task", "queue").annotate(count=Count("*"))
+    for task, queue, count in counts:
         found["task"][task] += count
         found["queue"][queue] += count
     return found
