@@ -5,7 +5,7 @@ from django.db import migrations
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("outbox_app", "0013_task_results"),
+        ("outbox_app", "0014_shadow_mode"),
     ]
 
     operations = [
