@@ -19,15 +19,17 @@ from django.core.handlers.wsgi import WSGIHandler
 
 from outbox_app.door import client
 from outbox_app.door.peers import peer_named
-from outbox_app.entities import passing
+from outbox_app.entities import Command, passing, queue
 from outbox_app.exceptions import OutcomeUnknown
+from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, service
+from outbox_app.models import Peer
 from tests.door.conftest import both, new_key, peers, ports  # noqa: F401
 from tests.door.test_messages import Handler, Server
 from tests.entities.conftest import declare  # noqa: F401
 from tests.entities.models import Account
 from tests.entities.test_history import check
-from tests.patience import eventually, patience
+from tests.patience import SECONDS, eventually, patience
 from tests.prepared.conftest import sender  # noqa: F401
 from tests.servers import processes
 from tests.servers.ports import free_port
@@ -36,9 +38,9 @@ from .test_processes import listed, url
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
-    pytest.mark.parametrize("alias", [pytest.param("postgres", id="postgres")], indirect=True),
     pytest.mark.system,
 ]
+POSTGRES, MARIADB = (pytest.param(name, id=name) for name in ("postgres", "mariadb"))
 TYPE = "entities.account"
 
 
@@ -138,6 +140,7 @@ LIES: dict[str, tuple[tuple[Any, Any], int]] = {
 }
 
 
+@pytest.mark.parametrize("alias", [POSTGRES], indirect=True)
 @pytest.mark.parametrize(("topologies", "count"), LIES.values(), ids=LIES)
 def test_what_servers_believe(
     start: Any, account: None, where: Any, alias: str, topologies: Any, count: int, request: Any
@@ -152,6 +155,7 @@ def test_what_servers_believe(
     assert list(versions) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("alias", [POSTGRES, MARIADB], indirect=True)
 def test_a_leader_that_is_stopped_and_killed(
     start: Any, account: None, where: Any, alias: str
 ) -> None:
@@ -202,3 +206,50 @@ def test_a_leader_that_is_stopped_and_killed(
         for each in callers:
             each.result()
     assert len(check(alias, told)) == len(told)
+
+
+@pytest.mark.parametrize("alias", [POSTGRES, MARIADB], indirect=True)
+def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
+    start: Any, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its 500 commands are executed elsewhere meanwhile; when it goes on it finds the answers."""
+
+    def stop() -> None:
+        set_failpoint("entity_loaded", None)
+        eventually(lambda: queue.queues.waiting >= 450)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    monkeypatch.setattr(Account, "batch_size", 50)
+    monkeypatch.setattr(Account, "timeout", 600.0)
+    Account.execute("list", "open", {"owner": "x"}, command_id="open", using=alias)
+    set_failpoint("entity_loaded", stop)
+    there = start(lambda all: all)
+    set_failpoint("entity_loaded", None)
+    [(address, pid)] = there.items()
+    fellow = Peer(name="shop", keys=[{"id": "fleet", "secret": "env:FLEET_KEY"}])
+    commands = [["list", "enlist", {"item": n}, f"k-{n}", None] for n in range(500)]
+
+    def pass_on() -> Any:
+        payload, options = {"type": TYPE, "commands": commands}, {"address": address}
+        return client.call(
+            *(fellow, "POST", "routed", payload), **options, seconds=SECONDS, most=10**6
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        passed_on = pool.submit(pass_on)
+        try:
+            eventually(lambda: os.waitpid(pid, os.WNOHANG | os.WUNTRACED)[0] == pid)
+            here = Account.execute_many(
+                [Command(id, name, given, command_id=key) for id, name, given, key, _ in commands],
+                using=alias,
+            )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        status, answers = passed_on.result()
+    assert status == 200
+    told = []
+    for number, (one, other) in enumerate(zip(here, answers, strict=True)):
+        no = one.rejected
+        assert other == [one.response, one.version, no and [no.code, no.text], True]
+        told.append(("list", f"k-{number}", one.version, one.response, no and no.code))
+    assert len(check(alias, told)) == 500
