@@ -276,8 +276,6 @@ def entities(
     figures = [
         (_("Commands per minute"), number(commands.recorded)),
         (_("Conflicts per minute"), number(commands.conflicts)),
-        (_("Passed on to the server that leads, per minute"), number(commands.passed_on)),
-        (_("Executed by another server than that, per minute"), number(commands.elsewhere)),
         (_("Waiting now"), number(commands.waiting)),
         (_("Commands of a batch, 50 % and 95 % have at most"), ", ".join(sizes)),
         (_("Time of a batch's transaction, 50 % and 95 % take at most"), ", ".join(fine)),
@@ -290,13 +288,19 @@ def entities(
         for name, count in commands.hottest.items()
         if name.partition(":")[0] in types
     ]
-    leading = [(one_line(name, 100), number(count)) for name, count in facts.slices.items()]
-    return [
+    parts = [
         (_("Figure"), _("Value"), figures),
         (_("Code of rejections"), _("Per minute"), rejected),
         (_("Most commands"), _("Last 5 minutes"), hottest),
-        (_("Server"), _("Leads, of 1024 slices"), leading),
     ]
+    leading = [(one_line(name, 100), number(count)) for name, count in facts.slices.items()]
+    if leading or commands.passed_on or commands.elsewhere:
+        figures += [
+            (_("Passed on to the server that leads, per minute"), number(commands.passed_on)),
+            (_("Executed by another server than that, per minute"), number(commands.elsewhere)),
+        ]
+        parts.append((_("Server"), _("Leads, of 1024 slices"), leading))
+    return parts
 
 
 def prepared(

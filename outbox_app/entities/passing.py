@@ -40,7 +40,7 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
         return ""
     slice = slice_of(call.id)
     call.leader = topology.leader_elsewhere(slice)
-    if not call.leader and topology.is_led_elsewhere(slice):
+    if not call.leader and topology.is_leader_avoided(slice):
         call.route = ELSEWHERE
     return call.leader
 
@@ -84,7 +84,7 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
     for call in calls:
         call.deadline = deadline
-        call.route = ELSEWHERE if topology.is_led_elsewhere(slice_of(call.id)) else PASSED
+        call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
 
     async def wait() -> list[Any]:
         waiting = (

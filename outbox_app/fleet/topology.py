@@ -29,23 +29,28 @@ _avoided: dict[str, float] = {}
 
 def leader_elsewhere(slice: int) -> str:
     """Return the address that commands of a slice are passed to; empty: they stay here."""
-    address = _leader(slice)
-    away = address == fleet_settings().ADDRESS or time.monotonic() < _avoided.get(address, 0)
-    return "" if away else address
+    address = other_leader(slice)
+    return "" if _is_avoided(address) else address
 
 
-def is_led_elsewhere(slice: int) -> bool:
-    """Say whether another server leads a slice, whether it answers or not."""
-    return _leader(slice) not in ("", fleet_settings().ADDRESS)
+def is_leader_avoided(slice: int) -> bool:
+    """Say whether nothing is passed to the leader of a slice, as it has not answered."""
+    return any(map(_is_avoided, _avoided)) and _is_avoided(other_leader(slice))
 
 
-def _leader(slice: int) -> str:
+def _is_avoided(address: str) -> bool:
+    return time.monotonic() < _avoided.get(address, 0)
+
+
+def other_leader(slice: int) -> str:
+    """Return the address of another server that leads a slice, whether it answers or not."""
     conf = fleet_settings()
     if conf.TOPOLOGY is None or not conf.SERVICE:
         return ""
     listed = conf.TOPOLOGY == "elected"
     owners = allocation(known_of(conf.SERVICE).watch.listing().servers if listed else ())
-    return owners[slice] if owners else ""
+    address = owners[slice] if owners else ""
+    return "" if address == conf.ADDRESS else address
 
 
 def allocation(members: Iterable[Member | Server]) -> tuple[str, ...]:

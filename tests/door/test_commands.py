@@ -282,7 +282,7 @@ def test_what_another_server_passes_on(alias: str, account: None, send: Any, set
         return send(path="/outbox/routed", key=None, body=body)
 
     assert passed_on().status_code == 404  # by a peer of another service
-    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing"}}
+    settings.OUTBOX = {**settings.OUTBOX, "FLEET": {"SERVICE": "billing", "TOPOLOGY": None}}
     assert passed_on().json() == [
         [{"balance": 6}, 2, None, False],
         [None, 1, None, False],

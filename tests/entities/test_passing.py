@@ -149,7 +149,7 @@ def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch:
     ask("withdraw", {"amount": 1})  # not asked, for a while
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id="here"))]
     passing.answered_here(Account, calls, 10)  # this server does not lead it either
-    monkeypatch.setattr(topology, "_leader", lambda slice: "")
+    monkeypatch.setattr(topology, "other_leader", lambda slice: "")
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id=f"p-{n}")) for n in range(2)]
     passing.answered_here(Account, calls, 10)
     ask("withdraw", {"amount": 1})
