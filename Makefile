@@ -73,6 +73,7 @@ clean: ## remove what builds and tests leave behind; the environment stays
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
 	@touch $@
 
 $(VENV)/.example: setup.cfg $(VENV)/.created
@@ -83,6 +84,6 @@ $(VENV)/.pipeline: setup.cfg $(VENV)/.created
 	$(PIP) --editable '.[example,door,spark]'
 	@touch $@ $(VENV)/.example
 
-$(VENV)/.everything: setup.cfg $(VENV)/.created | system
-	$(PIP) --editable '.[all]'
+$(VENV)/.everything: setup.cfg pyproject.toml $(VENV)/.created | system
+	$(PIP) --editable '.[all,docs,example]' --group dev
 	@touch $@ $(VENV)/.example $(VENV)/.pipeline

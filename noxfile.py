@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import tomllib
 from pathlib import Path
 
 import nox
@@ -18,7 +19,7 @@ nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
 
 EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
-#: Of the extra "test": the others check types, or drive what is left out here.
+#: Of the group "test": the others check types, or drive what is left out here.
 RUNNERS = ("hypothesis", "opentelemetry-sdk", "pytest", "pyyaml")
 ROOMS = ("checks", "entities", "eventlog", "ids", "jobs", "mixin", "monitoring", "prepared")
 ROOMS += ("process", "projections", "retention", "subscriptions", "testing", "text")
@@ -43,7 +44,9 @@ def requirements(*, lowest: bool) -> list[str]:
         lines += extras[name].split()
     if lowest:
         lines = [re.sub(r">=([\d.]+)", r"==\1.*", line) for line in lines]
-    return lines + [line for line in extras["test"].split() if line.startswith(RUNNERS)]
+    groups = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())
+    test = groups["dependency-groups"]["test"]
+    return lines + [line for line in test if line.startswith(RUNNERS)]
 
 
 def run(session: nox.Session, django: str, *, lowest: bool = False) -> None:
@@ -67,3 +70,20 @@ def lowest(session: nox.Session) -> None:
 @nox.parametrize("python, django", NEWEST)
 def newest(session: nox.Session, django: str) -> None:
     run(session, django)
+
+
+@nox.session(python="3.11")
+def package(session: nox.Session) -> None:
+    """The wheel, built by way of the sdist, in an environment with nothing else."""
+    folder = Path(session.create_tmp())
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(folder / "dist"), ".", silent=True)
+    session.run("python", "-m", "venv", "--clear", str(folder / "env"))
+    python, [wheel] = str(folder / "env/bin/python"), (folder / "dist").glob("*.whl")
+    session.run(python, "-m", "pip", "--quiet", "install", str(wheel), external=True)
+    session.chdir(folder)  # the checkout is not to be found
+    session.run(python, "-m", "django", "startproject", "shop", external=True)
+    settings = Path("shop/shop/settings.py")
+    settings.write_text(f"{settings.read_text()}\nINSTALLED_APPS += ['outbox_app']\n")
+    for command in (["check"], ["migrate", "--verbosity", "0"], ["drain_outbox", "--once"]):
+        session.run(python, "shop/manage.py", *command, external=True)

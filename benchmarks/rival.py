@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise SystemExit(
         "The benchmark `log` measures beside pyeventsourcing, which is not installed. "
-        "Run: pip install 'outbox-app[bench]'."
+        "Run: make bench."
     ) from error
 
 TABLE, TRACKING = "rival_events", "rival_tracking"

@@ -1,7 +1,7 @@
 """How messages of checks are written: long lists are cut, and each message names a page.
 
-A hint ends with the page of the documentation on which there is more. Every id has one: the page of
-its subject, or the list of all checks.
+A hint ends with the page of the documentation on which there is more, at its address where it has
+one. Every id has a page: that of its subject, or the list of all checks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
+from .. import URLS
 from ..text import escaped
 
 #: How many names a message lists.
@@ -47,7 +48,9 @@ def listed(names: Sequence[str]) -> str:
 
 def page_of(id: str) -> str:
     number = id.removeprefix("outbox.")
-    return next((page for page, numbers in PAGES.items() if number in numbers), EVERYWHERE)
+    page = next((page for page, numbers in PAGES.items() if number in numbers), EVERYWHERE)
+    site = URLS["Documentation"]
+    return f"{site}{page.removeprefix('docs/').removesuffix('.md')}.html" if site else page
 
 
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:

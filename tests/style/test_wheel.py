@@ -1,30 +1,52 @@
-"""The built wheel holds the whole package and nothing else."""
+"""The built wheel holds the whole package and nothing else; its sdist holds all that is kept."""
 
 from __future__ import annotations
 
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
 
+import outbox_app
+from outbox_app.checks.messages import page_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "outbox_app"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel that was built by way of the sdist, from a copy, as builds leave files behind."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built by way of the sdist; from a copy, as builds leave files behind."""
     copy = tmp_path_factory.mktemp("build") / "source"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "_build")
     shutil.copytree(ROOT, copy, ignore=ignored)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."]
     subprocess.run(command, cwd=copy, check=True, capture_output=True)
-    [path] = (copy / "dist").glob("*.whl")
+    return copy / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    [path] = built.glob("*.whl")
     return zipfile.ZipFile(path)
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_every_file_that_is_kept(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        present = {name.partition("/")[2] for name in sdist.getnames()}
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    kept = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    expected = {name for name in kept.splitlines() if (ROOT / name).exists()}
+    assert {name for name in expected - present if not name.startswith(".")} == set()
 
 
 @pytest.mark.slow
@@ -55,3 +77,29 @@ def test_it_installs_django_and_celery_only(wheel: zipfile.ZipFile) -> None:
         "Django>=5.2",
         "celery>=5.5",
     ]
+
+
+class TestAddresses:
+    """``outbox_app.URLS`` is the one place of them."""
+
+    URLS = {"Documentation": "https://docs.example/en/", "Changes": "https://docs.example/new/"}
+
+    def test_links_of_the_readme_work_where_it_stands_alone(self) -> None:
+        readme = runpy.run_path(str(ROOT / "setup.py"))["readme"]
+        assert readme({}) == (ROOT / "README.md").read_text()
+        text = readme(self.URLS)
+        links = re.findall(r"\]\(([^)]+)\)", text)
+        assert len(links) > 20
+        assert all(link.startswith("https://docs.example/") for link in links)
+        pages = {link.partition("#")[0] for link in links if ".html" in link}
+        for page in pages:
+            name = page.removeprefix(self.URLS["Documentation"]).replace(".html", ".md")
+            assert (ROOT / "docs" / name).exists(), page
+
+    def test_they_are_read_without_the_package(self) -> None:
+        assert runpy.run_path(str(ROOT / "setup.py"))["addresses"]() == outbox_app.URLS
+
+    def test_hints_of_checks_lead_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert page_of("outbox.E030") == "docs/howto/redis.md"
+        monkeypatch.setitem(outbox_app.URLS, "Documentation", self.URLS["Documentation"])
+        assert page_of("outbox.E030") == "https://docs.example/en/howto/redis.html"
