@@ -57,7 +57,10 @@ COMMANDS = sorted(
     path.stem
     for path in (REFERENCE.parents[1] / "outbox_app" / "management" / "commands").glob("[!_]*.py")
 )
-MODELS = sorted(apps.get_app_config("outbox_app").get_models(), key=lambda m: m.__name__)
+MODELS = sorted(
+    (each for each in apps.get_app_config("outbox_app").get_models() if not each._meta.proxy),
+    key=lambda m: m.__name__,
+)
 
 
 def section(page: str, heading: str) -> str:
