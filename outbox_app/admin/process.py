@@ -31,12 +31,12 @@ from ..fleet.registries.database import change
 from ..fleet.status import live_servers, slices
 from ..models import Process
 from ..pipeline.statistic_names import NAMES
-from ..text import one_line, shown
+from ..text import LIMIT, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
 from .base import EscapedChangeList, OutboxAdmin, column, given
 from .filters import ColumnFilter, column_filter
 from .job import carried_column, is_searched
-from .masking import masked_line
+from .masking import masked_line, masked_text
 from .overview import may_view, overview
 from .payload import Part, data_of
 from .row_range import RowRange
@@ -185,6 +185,11 @@ def _part(row: Any, name: str) -> Part:
     return data_of(json.loads(given(row, name)))
 
 
+def _raised(row: Any) -> Part:
+    traces = [each["traceback"][-LIMIT:] for each in json.loads(given(row, "errors"))]
+    return Part("", masked_text(shown("\n".join(traces)))) if traces else Part("-")
+
+
 def _workers(row: Any) -> str:
     return shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
 
@@ -202,7 +207,7 @@ class TaskResultAdmin(OutboxAdmin):
     attempts = column(_("workers"), _workers)
     called = carried_column(_("call"), lambda row: _part(row, "call"))
     returned = carried_column(_("return value"), lambda row: _part(row, "return_value"))
-    raised = carried_column(_("errors"), lambda row: _part(row, "errors"))
+    raised = carried_column(_("errors"), _raised)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Look for an id everywhere: it has an index."""

@@ -19,7 +19,10 @@ CALL = {"backend": "default", "args": [17], "kwargs": {"password": "hunter2"}}
 @pytest.fixture
 def failed(alias):
     times = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "kept_from"), now())
-    error = {"exception_class_path": "OSError", "traceback": "OSError: no <b>stock</b>\x1b"}
+    error = {
+        "exception_class_path": "OSError",
+        "traceback": "OSError: no <b>stock</b>\x1b token=hunter2",
+    }
     return TaskResult.objects.using(alias).create(
         task_id="7d1ad9ba-6c4f-4d2f-9b0c-2f6cb0a6ef3e", task="shop.tasks.pack", status="FAILED",
         call=json.dumps(CALL), errors=json.dumps([error]), worker_ids=json.dumps(["w@one:1"]),
@@ -32,6 +35,7 @@ def test_the_page_shows_what_was_called_and_why_it_failed(superuser, failed):
     for words in ("shop.tasks.pack", "failed", "w@one:1", "17", "OSError: no <b>stock</b>"):
         assert words in shown
     assert "hunter2" not in shown
+    assert "token=••••" in shown
     assert "\x1b" not in shown
 
 

@@ -70,7 +70,8 @@ def plant() -> dict[str, str]:
         Server(service=short[:80], node=short, address=short, version=short[:40],
                lease_seconds=9999),
         TaskResult(task_id=short[:36], task=short, call=json.dumps(everything), status="FAILED",
-                   errors=json.dumps([text]), worker_ids=json.dumps([text]), enqueued_at=now(),
+                   errors=json.dumps([{"exception_class_path": short, "traceback": text}]),
+                   worker_ids=json.dumps([text]), enqueued_at=now(),
                    kept_from=now()),
     ]  # fmt: skip
     pages = {}
