@@ -75,7 +75,7 @@ def newest(session: nox.Session, django: str) -> None:
 @nox.session(python="3.11")
 def package(session: nox.Session) -> None:
     """The wheel, built by way of the sdist, in an environment with nothing else."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(folder / "dist"), ".", silent=True)
     session.run("python", "-m", "venv", "--clear", str(folder / "env"))
