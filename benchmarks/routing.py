@@ -288,6 +288,7 @@ def with_failures(
         static = {
             "REGISTRY": "outbox_app.fleet.registries.StaticRegistry",
             "SERVERS": {"shop": servers.urls},
+            "DEADLINE": 10.0,  # twice the default: the machine has other work
         }
         configure(FLEET=static, PEERS={"shop": peer})
         over_http(seconds / 4, errors)
