@@ -177,4 +177,8 @@ def _check_acknowledgement(app: Celery) -> Iterator[CheckMessage]:
 
 
 def _own_tasks(app: Celery) -> dict[str, Any]:
-    return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}
+    return {
+        name: task
+        for name, task in app.tasks.items()
+        if not name.startswith(("celery.", "outbox_app."))
+    }

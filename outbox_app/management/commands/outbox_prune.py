@@ -73,8 +73,8 @@ class Command(TeachingCommand):
         chosen = [name for name in (*KEPT, "events") if options[name]]
         if not chosen:
             raise InvalidArgument(
-                "Say what to prune: --prepared, --fences, --inbox, --incidents, --counters, "
-                "--results, --events, --archived DIR, or several."
+                "Say what to prune: --results, --prepared, --fences, --inbox, --incidents, "
+                "--counters, --events, --archived DIR, or several."
             )
         if options["log"] and not options["events"]:
             raise InvalidArgument("--log goes with --events.")

@@ -97,3 +97,24 @@ def test_from_enqueue_to_the_result(
     assert high.started_at < middle.started_at < low.started_at < dies.started_at
     assert fails.errors[0].exception_class is ValueError
     assert [each.name for each in Group.objects.using(alias).all()] == [last.return_value]
+
+
+WITHOUT = """
+import sys
+sys.modules["django_tasks"] = sys.modules["outbox_app.tasks.backend"] = None
+import django
+django.setup()
+from celery import current_app
+import outbox_app.tasks
+assert "outbox_app.run_task" in current_app.tasks
+try:
+    outbox_app.tasks.OutboxBackend
+except ImportError:
+    print("done")
+"""
+
+
+def test_a_worker_without_django_tasks_loads_the_module(environment: Any) -> None:
+    command = [sys.executable, "-c", WITHOUT]
+    ran = forking.run(command, env=environment("default"), capture_output=True, text=True)
+    assert ran.stdout == "done\n", ran.stderr
