@@ -44,14 +44,17 @@ class ShadowComparison:
     def keep(self) -> None:
         if 0 not in self._holder.owned or time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + INTERVAL
+        began, pause = time.monotonic(), INTERVAL
         try:
             if compare(using=self._holder.using) >= LIMIT:
-                self._due = 0.0
+                pause = 0.0
         except Exception as error:  # a table that is not there yet, say
             self._backoff.failed(error)
         else:
             self._backoff.succeeded()
+        # It takes a fifth of the drainer's time at most, however much waits.
+        ended = time.monotonic()
+        self._due = ended + max(pause, 4 * (ended - began))
 
 
 def compare(*, using: str) -> int:

@@ -38,8 +38,8 @@ BATCH, MOST = 1000, 100_000
 LINGER = 1.0
 ATTEMPTS = 10
 
-#: The key of the row that a call of ``…_on_commit`` has written, until its task is sent.
-_expected: ContextVar[list[UUID] | None] = ContextVar("outbox_app_expected", default=None)
+#: By task, the key of the row that a call of ``…_on_commit`` has written, until the task is sent.
+_expected: ContextVar[dict[str, UUID] | None] = ContextVar("outbox_app_expected", default=None)
 
 
 def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[], Any]:
@@ -54,7 +54,7 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
         return call
 
     def call_expected() -> Any:
-        token = _expected.set([job.key])
+        token = _expected.set({task: job.key})
         try:
             return call()
         finally:
@@ -80,7 +80,7 @@ def recording(call: Call) -> AbstractContextManager[ShadowProducer | None]:
     refused = ""
     try:
         using = call.ours.get("using") or outbox_alias()
-        if not _expected.get():
+        if call.task not in (_expected.get() or {}):
             alias = call.alias_to_stage()
             if alias is None or not is_atomic(alias):
                 return nullcontext()
@@ -105,10 +105,10 @@ class ShadowProducer(LazyProducer):
         key = call.ours.get("ordering_key") or ""
         self._record = _Recorder(call.app, using=using, ordering_key=key, hold=0, immediate=False)
         self._record.task = call.task
-        expected = _expected.get()
-        self._record.writes = not expected
-        half = {"key": expected.pop() if expected else uuid4(), "task": call.task}
-        self._note: ShadowNote | None = ShadowNote(**half, refused=refused)
+        written = (_expected.get() or {}).pop(call.task, None)
+        self._record.writes = written is None
+        self._note: ShadowNote | None = ShadowNote(task=call.task, refused=refused)
+        self._note.key = written or self._note.key
 
     def __enter__(self) -> ShadowProducer:
         return self
@@ -178,7 +178,7 @@ class NoteWriter:
     def flush(self, seconds: float = 5.0) -> None:
         """Wait until all is written, and the thread has ended."""
         with self._changed:
-            thread, self._ending = self._thread, True
+            thread, self._ending = self._thread, self._thread is not None
             self._changed.notify()
         if thread is not None:
             thread.join(seconds)

@@ -226,6 +226,19 @@ def test_in_requests_and_from_coroutines(alias, plain_add, client, settings, mon
 
 
 @on_sqlite
+def test_what_instruments_celery_is_not_the_caller(alias, plain_add):
+    between = {"__name__": "sentry_sdk.integrations.celery"}
+    exec("def call(send):\n    send(1, 1)", between)
+
+    def send():
+        between["call"](plain_add.delay)
+
+    with transaction.atomic(using=alias):
+        send()
+    assert places() == [place_of(send, 1)]
+
+
+@on_sqlite
 def test_a_detector_that_fails_breaks_no_call(
     alias, plain, plain_add, sent_by, monkeypatch, caplog
 ):

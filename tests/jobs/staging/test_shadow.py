@@ -34,7 +34,7 @@ from outbox_app.jobs.shadow_comparison import compare, report
 from outbox_app.jobs.staging import shadow
 from outbox_app.models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult, StagedJob
 from tests import forking
-from tests.jobs.staging import twins
+from tests.jobs.staging import tasks, twins
 from tests.jobs.staging.test_rules import FORMS
 from tests.jobs.staging.transactions import rolled_back
 from tests.patience import eventually
@@ -339,6 +339,22 @@ def test_a_note_that_cannot_be_written_is_tried_again(
     assert "Shadow note lost" in caplog.text
     assert sent() == [[1, 1], [2, 2]]
     assert halves() == (2, 0, 0)
+
+
+@on_sqlite
+def test_a_call_after_the_commit_that_calls_another_task_first(
+    alias, app, add, in_shadow, outcomes
+):
+    class Twice(app.Task):
+        def delay(self, *args):
+            app.send_task("other", args)
+            return super().delay(*args)
+
+    twice = app.task(name="add", base=Twice, shared=False)(tasks.add)
+    with transaction.atomic(using=alias):
+        twice.delay_on_commit(1, 1)
+    assert outcomes() == {"matched": 1}
+    assert [each.task for each in ShadowResult.objects.all()] == ["add"]
 
 
 @on_sqlite
