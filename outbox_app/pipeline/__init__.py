@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..exports import lazy
 
 if TYPE_CHECKING:
+    from .archive_reader import read as read
     from .archiver import Archiver as Archiver
     from .driver.pipeline import Pipeline as Pipeline
     from .driver.pipeline import pipeline as pipeline
@@ -22,6 +23,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
+            ".archive_reader": ["read"],
             ".archiver": ["Archiver"],
             ".driver.pipeline": ["Pipeline", "pipeline"],
             ".session": ["spark_session"],

@@ -5,12 +5,15 @@ much of the log was pruned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ..eventlog.filter import EventFilter
+from ..text import get_logger
 from .database import conformed
 from .offset import Offset
 from .options import Options
@@ -18,9 +21,70 @@ from .parquet import File, read_batches, read_checked
 from .store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from .table import Archive
+
+
+logger = get_logger("outbox_app.pipeline")
+
+
+def read(
+    session: SparkSession,
+    *,
+    log: Options | Mapping[str, str],
+    archive: str,
+    schema: str | None = None,
+) -> DataFrame:
+    """Return the events of an archive, and those that the log has behind its end, in no order.
+
+    Spark reads the files itself, as fast as any Parquet files. Where it has no file system for the
+    address, Python does, as with ``format("outbox").option("archive", …)``. What the frame is made
+    of is fixed now: make another one to see what was archived since, within a week.
+
+    Args:
+        session: Where it is read.
+        log: Options of the data source that say which log: ``url``, ``log`` …; with ``end``, that
+            of a commit of the archive, nothing behind it.
+        archive: Folder of the archive.
+        schema: Columns that are needed, as Spark's SQL writes them. Default: all.
+
+    Raises:
+        ArchiveRefused: It is no archive of the log, or a damaged one.
+        InvalidSchema: There is no such column, or it is of another type.
+    """
+    from .table import Archive
+
+    options = log if isinstance(log, Options) else Options.of(log)
+    replace(options, archive=archive).check()
+
+    def source(**given: Any) -> DataFrame:
+        texts = replace(options, **given).texts()
+        reader = session.read.format("outbox").options(**texts)
+        return (reader.schema(schema) if schema else reader).load()
+
+    if not _has_file_system(session, archive):
+        logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
+        return source(archive=archive)
+    end = Offset.load(options.end) if options.end else None
+    table = Archive.load(archive, options.log, end)
+    rest = source(archive="", start=table.mark.end, end="")
+    # Spark's own S3 is called s3a; and a path alone would lie where the cluster keeps its files.
+    place = f"file://{table.store.folder}" if table.store.is_local else archive
+    place = place.replace("s3://", "s3a://", 1)
+    names = [f"{place}/{file.name}" for file in table.files()]
+    if not names:
+        return rest.limit(0) if end else rest
+    only, params = options.only.sql()
+    columns = type(rest.schema)(list(rest.schema))
+    for name in ("topic", "type") if only else ():
+        columns = columns if name in columns.names else columns.add(name, "string")
+    reader = session.read.schema(columns).option("parquet.page.verify-checksum.enabled", True)
+    files = reader.parquet(*names)
+    if only:
+        files = files.where(only % tuple(map(_literal, params)))
+    files = files.select(rest.columns)
+    return files if end else files.unionByName(rest)
 
 
 def archive_parts(options: Options) -> tuple[Offset, list[list[File]]]:
@@ -55,6 +119,24 @@ def check_files(session: SparkSession, archive: Archive) -> None:
     if files:
         tasks = session.sparkContext.parallelize(files, len(files))
         tasks.foreach(lambda file: read_checked(Store(folder), file))
+
+
+def _has_file_system(session: SparkSession, folder: str) -> bool:
+    if re.search(r"[*?{}\[\]\\]", folder):
+        return False  # Spark would look for a pattern
+    scheme = folder.partition("://")[0] if "://" in folder else "file"
+    classes = session._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
+    try:
+        classes.getFileSystemClass(
+            "s3a" if scheme == "s3" else scheme, session._jsc.hadoopConfiguration()
+        )
+    except Exception:
+        return False
+    return True
+
+
+def _literal(text: str) -> str:
+    return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def _all(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archive_reader import archive_parts, file_batches
+from .archive_reader import archive_parts, file_batches, read
 from .database import Database, connect
 from .offset import Offset, Offsets
 from .options import Options
@@ -151,14 +151,15 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
     """Return a stream whose first event is neither in the archive nor in the log; None: none is."""
-    given = replace(options, topics="", types="", start="", end="", push_filters=False).texts()
+    archive = options.archive
+    log = replace(options, topics="", types="", start="", end="", push_filters=False, archive="")
     # Heads first: what was committed before the events are looked for must be among them.
-    heads = session.read.format("outbox").options(**{**given, "archive": "", "read": "heads"})
+    heads = session.read.format("outbox").options(**log.texts()).option("read", "heads")
     known = heads.load().select("stream").persist()
     try:
         known.count()
-        events = session.read.format("outbox").options(**given)
-        first = events.schema("stream string, version bigint").load().where("version = 1")
+        events = read(session, log=log, archive=archive, schema="stream string, version bigint")
+        first = events.where("version = 1")
         missing = known.join(first, "stream", "left_anti").first()
     finally:
         known.unpersist()

@@ -6,19 +6,23 @@ import json
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from uuid import uuid4
 
 import duckdb
 import pyarrow
 import pytest
 from deltalake import DeltaTable
+from py4j.protocol import Py4JError
 from pyarrow import parquet
+from pyspark.errors import PySparkException
 from pyspark.sql.types import LongType, StructField, StructType
 
 from outbox_app.eventlog.window import TOMBSTONE
-from outbox_app.exceptions import ArchiveRefused
+from outbox_app.exceptions import ArchiveRefused, InvalidOption
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
+from outbox_app.pipeline import read
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.parquet import first_difference, write_days
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
@@ -208,6 +212,60 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
     # And what was late is archived, as soon as it is looked again.
     assert archive(alias, folder) == 12
     assert read().load().count() == len(expected)
+
+
+@database
+@on("postgres", "mariadb")
+def test_spark_reads_the_files_itself(alias, new_log, folder, spark):
+    """The same rows as from the log alone: pruned ones, late ones, and chosen ones."""
+    ids = publish_some(alias, 20, topic="eu's \\") + publish_some(alias, 10, topic="us")
+    with Session(alias) as late:
+        late.begin().publish("late", 5)
+        archive(alias, folder, rows=9)
+        late.commit()
+    publish_some(alias, 7, topic="us")
+    log = source(alias)
+    expected = sorted(
+        map(tuple, spark.read.format("outbox").options(**log.texts()).load().collect())
+    )
+    Event.objects.using(alias).filter(pk__in=ids[:18]).delete()
+    frame = read(spark, log=log.texts(), archive=str(folder))
+    assert sorted(map(tuple, frame.collect())) == expected
+    assert "Location: InMemoryFileIndex" in frame._jdf.queryExecution().toString()
+    for given, wanted in (
+        ({"topics": "us"}, [row for row in expected if row[2] == "us"]),
+        ({"topics": "eu's \\", "types": "plac*"}, [r for r in expected if r[2] == "eu's \\"]),
+    ):
+        some = read(
+            spark, log=replace(log, **given), archive=str(folder), schema="stream string, id bigint"
+        )
+        found = sorted(map(tuple, some.collect()), key=itemgetter(1))
+        assert found == [(row[3], row[0]) for row in wanted]
+    end = json.dumps(Archive.load(str(folder), "outbox_event").end.dump())
+    bounded = read(spark, log=replace(log, end=end), archive=str(folder), schema="id bigint")
+    assert sorted(row.id for row in bounded.collect()) == ids
+    # A name that Spark takes for a pattern is read in Python.
+    odd = folder.rename(folder.with_name("a[b]c"))
+    other = read(spark, log=log, archive=str(odd), schema="id bigint")
+    assert sorted(row.id for row in other.collect()) == [row[0] for row in expected]
+    with pytest.raises(InvalidOption, match="leave out start"):
+        read(spark, log=replace(log, start=end), archive=str(odd))
+
+
+@database
+@on("default")
+def test_spark_finds_what_has_rotted(alias, new_log, folder, spark):
+    publish_some(alias, 20)
+    archive(alias, folder, rows=100)
+    path = next(folder.glob("recorded*/*.parquet"))
+    content = path.read_bytes()
+    at = content.index(b"order-0")
+    path.write_bytes(content[:at] + b"OTHER" + content[at + 5 :])
+    # Spark keeps the checksums of what it wrote itself, and asks for the page's.
+    frame = read(spark, log=source(alias), archive=str(folder), schema="stream string")
+    with pytest.raises((PySparkException, Py4JError)) as raised:
+        frame.collect()
+    assert "CRC checksum verification failed" in str(raised.value)
 
 
 def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):

@@ -38,11 +38,15 @@ from .harness import (
     assert_exact,
     killing,
     leftovers,
+    logged,
     publish_some,
     source,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+#: How often two archivers are raced; a hundred times by hand.
+RACES = int(os.environ.get("ARCHIVE_RACES", "3"))
 
 
 @pytest.fixture
@@ -88,11 +92,14 @@ class Killable:
         self.killed[point] += self.run(point, self.dice.choice([0, 0, 1, 3])) == "killed"
 
     def run(self, point, passes=0):
-        self.process.stdin.write(f"{point} {passes}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().strip()
+        answer = self.ask(point, passes)
         assert answer in ("done", "killed"), answer
         return answer
+
+    def ask(self, point, passes=0):
+        self.process.stdin.write(f"{point} {passes}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
 
     def streams(self):
         with suppress(Exception):
@@ -176,6 +183,27 @@ def test_killed_at_each_point(alias, new_log, folder, point, monkeypatch):
     archive(alias, folder)
     assert_exact(alias, folder)
     assert whole < {row[0] for row in archived(folder)}
+
+
+@on("default")
+def test_two_archivers_are_raced(alias, new_log, folder):
+    """One of them loses and ends; whatever it has done, each row is there once."""
+    both = [Killable(alias, folder, random.Random(n)) for n in range(2)]
+    lost = 0
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(RACES):
+                publish_some(alias, 30)
+                answers = [each.result() for each in [pool.submit(r.ask, "none") for r in both]]
+                assert set(answers) <= {"done", "failed 1"}
+                assert "done" in answers
+                lost += "failed 1" in answers
+                assert sorted(archived(folder)) == logged(alias)
+    finally:
+        for reader in both:
+            reader.close()
+    assert lost or RACES < 10
+    assert_exact(alias, folder)
 
 
 @on("default")

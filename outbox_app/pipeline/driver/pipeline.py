@@ -51,6 +51,11 @@ class Pipeline:
             schema: Columns that are needed, as SQL writes them. Default: all.
             given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
         """
+        if archive := given.pop("archive", ""):
+            from ..archive_reader import read
+
+            options = Options.of({**self.options.texts(), **given})
+            return read(self.session, log=options, archive=str(archive), schema=schema)
         reader = self.session.read.format("outbox").options(**self.options.texts())
         for name, value in given.items():
             if value != "":
