@@ -11,6 +11,7 @@ import pytest
 from django.db import transaction
 from django.utils import translation
 
+from outbox_app.door import client
 from outbox_app.entities import Command, counting, passing, queue
 from outbox_app.entities.request import Call
 from outbox_app.exceptions import PeerUnavailable, VersionConflict
@@ -52,7 +53,7 @@ def requests(account: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise said
         return 200, [said] * len(payload["commands"])
 
-    monkeypatch.setattr(passing.client, "call", call)
+    monkeypatch.setattr(client, "call", call)
     return made
 
 
@@ -81,14 +82,14 @@ def test_the_leaders_answer(requests: list[Any], ask: Any, rows: Any) -> None:
 def test_what_has_gathered_goes_in_one_request(
     requests: list[Any], ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, there, call = threading.Event(), threading.Event(), passing.client.call
+    go, there, call = threading.Event(), threading.Event(), client.call
 
     def held(*args: Any, **options: Any) -> Any:
         there.set()
         assert go.wait(SECONDS)
         return call(*args, **options)
 
-    monkeypatch.setattr(passing.client, "call", held)
+    monkeypatch.setattr(client, "call", held)
     with ThreadPoolExecutor(7) as pool:
         asked = [pool.submit(ask, "enlist", {"item": [0, 2, None, False]})]
         assert there.wait(SECONDS)
@@ -120,7 +121,7 @@ def test_a_leader_that_does_not_answer(
             raise failure
         return 200, [failure]
 
-    monkeypatch.setattr(passing.client, "call", call)
+    monkeypatch.setattr(client, "call", call)
     assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
     again = Account.aexecute("a", "withdraw", {"amount": 1}, command_id="async")
     assert asyncio.run(again).response == {"balance": 8}
@@ -144,7 +145,7 @@ def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch:
     monkeypatch.setattr(counters, "_shared", {})
     monkeypatch.setattr(counters, "EVERY", 1000)
     ask("enlist", {"item": [7, 8, None, False]}, command_id="k")  # the leader counts it
-    monkeypatch.setattr(passing.client, "call", lambda *args, **options: (503, None))
+    monkeypatch.setattr(client, "call", lambda *args, **options: (503, None))
     ask("withdraw", {"amount": 1})  # not answered
     ask("withdraw", {"amount": 1})  # not asked, for a while
     calls = [Call(Command("a", "withdraw", {"amount": 1}, command_id="here"))]
