@@ -37,7 +37,7 @@ from tests import forking
 from tests.jobs.staging import tasks, twins
 from tests.jobs.staging.test_rules import FORMS
 from tests.jobs.staging.transactions import rolled_back
-from tests.patience import eventually
+from tests.patience import eventually, patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_sqlite = pytest.mark.parametrize("alias", ["default"])
@@ -46,7 +46,7 @@ on_sqlite = pytest.mark.parametrize("alias", ["default"])
 @pytest.fixture(autouse=True)
 def notes_end_with_the_test():
     yield
-    shadow._writer.flush()
+    shadow._writer.flush(patience())
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def outcomes(alias):
     """``outcomes()``: how often each was found, an hour later; ``outcomes(0)``: now."""
 
     def judged(hours=2):
-        shadow._writer.flush()
+        shadow._writer.flush(patience())
         for model in (ShadowJob, ShadowNote):
             model.objects.using(alias).update(at=DatabaseNow() - timedelta(hours=hours))
         found = report(using=alias)
@@ -71,7 +71,7 @@ def outcomes(alias):
 @pytest.fixture
 def halves(alias):
     def count():
-        shadow._writer.flush()
+        shadow._writer.flush(patience())
         models = (ShadowJob, ShadowNote, StagedJob)
         return tuple(model.objects.using(alias).count() for model in models)
 
@@ -153,7 +153,7 @@ from tests import tasks
 add = OutboxCelery("killed", broker="memory://").task(name="add")(tasks.add)
 with transaction.atomic():
     add.delay_on_commit(0, 0)
-shadow._writer.flush()
+shadow._writer.flush(60)
 with transaction.atomic():
     transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
     add.delay_on_commit(1, 1)
@@ -170,11 +170,12 @@ def test_a_process_that_dies_between_commit_and_send(alias, environment, outcome
 
 @on_sqlite
 def test_a_process_that_ends_writes_its_notes(alias, environment, outcomes):
-    script = KILLED.replace("shadow._writer.flush()", "raise SystemExit")
+    script = KILLED.replace("shadow._writer.flush(60)", "raise SystemExit")
     forking.run([sys.executable, "-c", script], env=environment(alias), check=True)
     assert outcomes(0) == {"matched": 1}
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_has_a_writer_of_its_own(alias, add, outcomes, in_shadow):
     with transaction.atomic(using=alias):
         add.delay(1, 1)
