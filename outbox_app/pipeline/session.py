@@ -68,16 +68,17 @@ def spark_session(
             event log, and to arguments of processes.
 
     Raises:
-        NoSpark: PySpark, pyarrow or a Java of at least version 17 is missing.
+        NoSpark: PySpark, pyarrow, deltalake or a Java of at least version 17 is missing.
     """
     try:
+        import deltalake  # noqa: F401 (for archives)
         from pyspark.sql import SparkSession
 
         from .source import register
     except ImportError as error:
         raise NoSpark(
-            f"The pipeline needs PySpark and pyarrow, and {error.name} cannot be imported: pip "
-            "install 'outbox-app[spark]'. Everything else of outbox_app works without."
+            f"Pipelines need PySpark, pyarrow and deltalake, and {error.name} cannot be imported: "
+            "pip install 'outbox-app[spark]'. Everything else of outbox_app works without."
         ) from error
     session = SparkSession.getActiveSession()
     if session is None:

@@ -64,7 +64,7 @@ def test_a_pipeline_without_java(java, monkeypatch, tmp_path, said):
     assert not (tmp_path / "archive").exists()
 
 
-@pytest.mark.parametrize("name", ["pyspark.sql", "pyarrow"])
+@pytest.mark.parametrize("name", ["pyspark.sql", "pyarrow", "deltalake"])
 def test_without_pyspark(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "outbox_app.pipeline.source", raising=False)
