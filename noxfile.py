@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -76,6 +77,8 @@ def newest(session: nox.Session, django: str) -> None:
 def package(session: nox.Session) -> None:
     """The wheel, built by way of the sdist, in an environment with nothing else."""
     folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)  # what a run before has left
+    folder.mkdir()
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(folder / "dist"), ".", silent=True)
     session.run("python", "-m", "venv", "--clear", str(folder / "env"))
