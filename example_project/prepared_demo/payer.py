@@ -15,7 +15,7 @@ from .outcomes import OUTCOMES, DeclinedError
 
 def main(*payments):
     """Pay orders, one after the other."""
-    import_module("outbox_app.door.client")  # here, and not in each process
+    import_module("outbox_app.door.signing")  # here, and not in each process
     gc.freeze()  # or each process would look at all that Django has loaded before it ends
     for payment in payments:
         order, name = payment.split("=")

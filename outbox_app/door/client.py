@@ -4,6 +4,8 @@ Only registered addresses are called, by https (http for this machine alone); no
 proxy of the environment is followed. A call has a time in all, which a peer that sends a byte a
 second cannot stretch: it runs on an event loop that one thread of the process has for all calls,
 begun with the first one and anew after a fork. What is no verified answer is ``PeerUnavailable``.
+
+Only a call needs the extra ``door``: who makes none imports this without it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import ssl
 import threading
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..exceptions import PeerUnavailable
 from ..models import Peer
 from .messages import JSON, PROBLEM, MessageRefused, media_type, parsed, written
 from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
-from .signing import NotBelieved, adapt_message, httpx2, sign, verify
+
+if TYPE_CHECKING:
+    from .signing import httpx2
 
 #: Seconds to connect, and in all; bytes of an answer.
 CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
@@ -46,6 +50,8 @@ def call(
         headers: More of them; those that mean something to the door are covered.
         most: Bytes that the answer may have.
     """
+    from .signing import NotBelieved, adapt_message, httpx2, sign, verify
+
     loop, client = _running()
     body = b"" if payload is None else written(payload)
     given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
@@ -79,6 +85,8 @@ def call(
 async def _exchange(
     client: httpx2.AsyncClient, request: httpx2.Request, seconds: float, most: int
 ) -> tuple[httpx2.Response, bytes]:
+    from .signing import httpx2
+
     async with asyncio.timeout(seconds):
         response = await client.send(request, stream=True)
         try:
@@ -98,6 +106,8 @@ _loops: dict[int, tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]] = {}
 
 
 def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
+    from .signing import httpx2
+
     with _lock:
         if os.getpid() not in _loops:
             loop = asyncio.new_event_loop()

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from ..door import signing as signing  # so that without the extra nothing begins
 from ..door.client import SECONDS
 from ..door.messages import EVENTS, by_id, cloudevent, written
 from ..door.peers import limit, peer_named

@@ -24,8 +24,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.db import transaction
 
 from outbox_app.door import client
-from outbox_app.door.client import call, httpx2
+from outbox_app.door.client import call
 from outbox_app.door.peers import peer_named
+from outbox_app.door.signing import httpx2
 from outbox_app.exceptions import KeeperUnavailable
 from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
 
