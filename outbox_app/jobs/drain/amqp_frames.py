@@ -1,7 +1,7 @@
 """The frames of a message for RabbitMQ, filled into those that py-amqp made of one that is alike.
 
-They are byte for byte those of py-amqp, which takes five times as long to pack the same headers for
-each message. What is not like others, or fits no frame, is left to it.
+They are byte for byte those of py-amqp, which packs the headers of each message anew, in three
+times the time. What is not like others, or fits no frame, is left to it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from amqp.serialization import dumps
 
 from ..message import Message
 from .outcome import PreparedMessage
+
+#: Headers with longer values are no others' as well.
+MAX_KEPT = 100
 
 
 class Frames:
@@ -71,9 +74,11 @@ class Frames:
 
     def _header(self, name: str, value: Any) -> bytes:
         key = name, repr(value)  # not the value: 1, 1.0 and True are equal
-        if key not in self._headers:
-            self._headers[key] = dumps("F", ({name: value},))[4:]  # without the size of the table
-        return self._headers[key]
+        if (packed := self._headers.get(key)) is None:
+            packed = dumps("F", ({name: value},))[4:]  # without the size of the table
+            if len(key[1]) < MAX_KEPT:
+                self._headers[key] = packed
+        return packed
 
     def _frame(self, kind: int, content: bytes) -> bytes:
         return pack(">BHI", kind, self.channel_id, len(content)) + content + b"\xce"

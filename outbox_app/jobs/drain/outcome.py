@@ -140,10 +140,7 @@ def _by_itself(row: Row) -> PreparedMessage:
 def _of_run(
     row: Row, runs: dict[tuple[str, str], PreparedMessage | None]
 ) -> PreparedMessage | None:
-    """Decode the headers; of envelopes that are alike but for them and the id, the rest once.
-
-    Returns None where there are none that are alike.
-    """
+    """Decode the headers; of envelopes that are alike but for them and the id, the rest once."""
     before, _, rest = row.envelope.partition(_HEADERS)
     text, is_found, after = rest.rpartition(_PROPERTIES)
     if not is_found or _MARKED in row.envelope:

@@ -13,6 +13,7 @@ from amqp.exceptions import NotFound, UnexpectedFrame
 from kombu.transport import pyamqp
 
 from outbox_app.jobs.drain.amqp_batch import AmqpBatch, Unconfirmed
+from outbox_app.jobs.drain.amqp_frames import MAX_KEPT
 from outbox_app.jobs.drain.batch import Row
 from outbox_app.jobs.drain.outcome import PublishResult, prepare
 from outbox_app.jobs.message import Message
@@ -173,6 +174,7 @@ def test_frames_are_those_of_py_amqp(broker):
     assert packed + ours._packed == theirs._packed
     assert ours._sent == theirs._sent
     assert packed, "what was ready was sent"
+    assert all(len(value) < MAX_KEPT for _, value in ours._frames._headers), "memory is bounded"
 
 
 def test_what_fits_no_frame_goes_by_py_amqp(broker):
