@@ -93,7 +93,7 @@ def test_the_message_stays_apart_from_its_arguments(caplog: pytest.LogCaptureFix
         (ValueError("x y"), '"x y"', "x y"),
         (Unspeakable(), '"its text cannot be had (LookupError)"', ANY),
     ],
-    ids=ascii,
+    ids=lambda value: type(value).__name__ if isinstance(value, Unspeakable) else ascii(value),
 )
 def test_a_field_is_quoted_for_people_and_an_attribute_for_programs(
     logged: StringIO, caplog: pytest.LogCaptureFixture, value: object, shown: str, kept: object
