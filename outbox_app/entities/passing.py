@@ -15,7 +15,7 @@ from typing import Any
 
 from ..aliases import log_alias
 from ..conf import fleet_settings
-from ..door import peers
+from ..door import client, peers
 from ..eventlog.newevent import slice_of
 from ..exceptions import PeerError
 from ..fleet import topology
@@ -51,8 +51,6 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
     answers: list[Any]
     try:
-        from ..door import client  # which needs the extra "door"
-
         peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
         status, said = client.call(
             *(peer, "POST", "routed", {"type": entity._meta.label_lower, "commands": asked}),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from django.db import connections
 
 from ..conf import FleetSettings, fleet_settings
+from ..door import client
 from ..door.peers import is_name, peer_named, service_of
 from ..eventlog.newevent import ANY, ExpectedVersion
 from ..exceptions import InvalidArgument, PeerUnavailable
@@ -106,8 +107,6 @@ class Service:
             seconds: The deadline, where it is earlier.
             repeatable: The call carries an id, or changes nothing.
         """
-        from ..door import client  # which needs the extra "door"
-
         known = known_of(self.name)
         until = time.monotonic() + min(self.deadline, seconds or self.deadline)
         known.budget.called()
@@ -209,8 +208,6 @@ def call(peer: Peer, method: str, path: str, payload: Any = None, **options: Any
     """Call a peer: at its address, or one of the servers of the service that this names."""
     if name := service_of(peer):
         return service(name).call(peer, method, path, payload, **options)
-    from ..door import client  # which needs the extra "door"
-
     return client.call(peer, method, path, payload, **options)
 
 
