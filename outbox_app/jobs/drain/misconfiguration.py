@@ -53,7 +53,7 @@ def unusable(app: Celery, error: Exception) -> tuple[str, str]:
         why = "the library of its transport is missing, or cannot be imported"
         advised = (
             "Install it where drainers and workers run, for redis:// with: pip install "
-            '"celery[redis]".'
+            "'celery[redis]'."
         )
     elif isinstance(error, KeyError):
         why = str(error.args[0])

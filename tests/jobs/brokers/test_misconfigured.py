@@ -99,6 +99,6 @@ Drain().open_brokers()
     assert sentence in done.stderr  # of the check
     assert "outbox.W028" in done.stderr
     assert sentence in done.stdout
-    assert 'pip install "celery[redis]"' in done.stdout
+    assert "pip install 'celery[redis]'" in done.stdout
     assert "secret" not in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
