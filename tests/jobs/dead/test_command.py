@@ -81,7 +81,7 @@ def test_why_is_kept(alias, caplog):
     assert detail.endswith("manage.py outbox_dead) (reason: the queue is back).")
     dead_jobs(1, using=alias, task="a")
     assert run("discard", "--task", "a", "--because", "sent by hand\nsince")[0] == 0
-    assert caplog.messages[-1].endswith("(reason: sent by hand\\nsince)")
+    assert caplog.messages[-1].endswith('(reason: sent by hand\\nsince)"')
 
 
 @pytest.mark.django_db
