@@ -35,7 +35,7 @@ from ..jobs.staging.sending import alias_outside
 from ..jobs.staging.stage import stage
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
 from ..models import TaskResult as Row
-from ..text import get_logger
+from ..text import get_logger, storable
 from ..transactions import is_atomic
 
 if TYPE_CHECKING or django.VERSION >= (6,):
@@ -208,7 +208,7 @@ def _attempt(row: Row, request: Any) -> Exception | None:
             raise  # with its worker: the message is delivered again
         row.status, row.return_value = Row.Status.FAILED, "null"
         path = f"{type(error).__module__}.{type(error).__qualname__}"
-        trace = "".join(format_exception(error))[-MOST_CHARACTERS:]
+        trace = storable("".join(format_exception(error)))[-MOST_CHARACTERS:]
         row.errors = json.dumps([{"exception_class_path": path, "traceback": trace}])
         _finish(row, task)
         return error if isinstance(error, Exception) else None

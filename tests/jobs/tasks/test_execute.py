@@ -81,8 +81,18 @@ def test_the_context(alias: str, enqueue: Any, run: Any) -> None:
     ids=["raises", "text", "exits", "exits by -1", "no JSON"],
 )
 def test_an_error(
-    alias: str, enqueue: Any, run: Any, task: Any, argument: Any, error: Any, celery: str
+    *,
+    alias: str,
+    enqueue: Any,
+    run: Any,
+    task: Any,
+    argument: Any,
+    error: Any,
+    celery: str,
+    caplog: Any,
 ) -> None:
+    # Celery logs the text as it is, and a report with a lone surrogate ends its worker.
+    caplog.set_level("CRITICAL", "celery.app.trace")
     result = enqueue(task, *([] if argument is None else [argument]))
     assert run(result).state == celery
     result.refresh()
@@ -91,6 +101,7 @@ def test_an_error(
         result.return_value  # noqa: B018
     assert [each.exception_class for each in result.errors] == [error]
     assert result.errors[0].traceback.startswith("Traceback")
+    result.errors[0].traceback.encode()  # it is logged: as text that can be written
 
 
 def test_a_return_value_that_is_too_large(
