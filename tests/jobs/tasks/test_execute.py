@@ -91,8 +91,9 @@ def test_an_error(
     celery: str,
     caplog: Any,
 ) -> None:
-    # Celery logs the text as it is, and a report with a lone surrogate ends its worker.
-    caplog.set_level("CRITICAL", "celery.app.trace")
+    # They log the text as it is, and a report with a lone surrogate ends its worker.
+    for name in ("celery.app.trace", "django.tasks", "django_tasks"):
+        caplog.set_level("CRITICAL", name)
     result = enqueue(task, *([] if argument is None else [argument]))
     assert run(result).state == celery
     result.refresh()
@@ -101,7 +102,7 @@ def test_an_error(
         result.return_value  # noqa: B018
     assert [each.exception_class for each in result.errors] == [error]
     assert result.errors[0].traceback.startswith("Traceback")
-    result.errors[0].traceback.encode()  # it is logged: as text that can be written
+    result.errors[0].traceback.encode()  # that can be written
 
 
 def test_a_return_value_that_is_too_large(
