@@ -81,10 +81,12 @@ def test_killed_between_two_confirms(
     app, jobs = make_named_app(url), book(alias)
     jobs.stage(app, 200, key="one after the other")
     killed = start_drainer(alias, app)
-    eventually(lambda: len(jobs.receive(app, url=rabbitmq_url)) > 5, "some were confirmed")
+    eventually(lambda: jobs.receive(app, url=rabbitmq_url), "one was confirmed")
     killed.kill()
-    assert StagedJob.objects.using(alias).count() == 200  # the batch is deleted as a whole
+    left = StagedJob.objects.using(alias).count()
     sent = set(jobs.receive(app, url=rabbitmq_url))
+    # A batch is deleted as a whole; a busy machine may have cut one off, by the drainer's lease.
+    assert len(sent) > 200 - left
 
     slow.mode = "pass"
     drain(alias)
