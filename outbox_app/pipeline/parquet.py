@@ -1,7 +1,7 @@
 """Parquet files of an archive: written by day, read back as they were written, compared.
 
 The name of a file ends with the hash of its bytes, so what the table names can be checked for as
-long as it names it. Whoever decides by rows reads the whole file and compares the hash; other
+long as it names it. A reader that decides by rows reads the whole file and compares the hash; other
 readers, of any engine, have the checksum of each page.
 """
 

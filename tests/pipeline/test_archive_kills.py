@@ -187,7 +187,7 @@ def test_killed_at_each_point(alias, new_log, folder, point, monkeypatch):
 
 @on("default")
 def test_two_archivers_are_raced(alias, new_log, folder):
-    """One of them loses and ends; whatever it has done, each row is there once."""
+    """One of them loses and ends; each row is there once."""
     both = [Killable(alias, folder, random.Random(n)) for n in range(2)]
     lost = 0
     try:
