@@ -272,7 +272,7 @@ class ShadowJob(ShadowHalf):
 
 
 class ShadowNote(ShadowHalf):
-    """The broker has taken the task: written on its own connection, so it stays after a rollback."""
+    """The broker has taken the task. On a connection of its own: it stays after a rollback."""
 
     in_transaction = models.BooleanField(_("in a transaction"), default=False)
     #: Why staging would have refused the call; empty: it would not.
