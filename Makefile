@@ -73,7 +73,6 @@ clean: ## remove what builds and tests leave behind; the environment stays
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade 'pip>=25.1'
 	@touch $@
 
 $(VENV)/.example: setup.cfg $(VENV)/.created
@@ -85,5 +84,6 @@ $(VENV)/.pipeline: setup.cfg $(VENV)/.created
 	@touch $@ $(VENV)/.example
 
 $(VENV)/.everything: setup.cfg pyproject.toml $(VENV)/.created | system
+	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable '.[all,docs,example]' --group dev
 	@touch $@ $(VENV)/.example $(VENV)/.pipeline

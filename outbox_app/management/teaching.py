@@ -12,7 +12,7 @@ import json
 import logging
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -92,7 +92,7 @@ class TeachingCommand(BaseCommand):
         given = {name: options[name] for name in names}
         if "write" in inspect.signature(function).parameters:
             given["write"] = self.write
-        with self.logging():
+        with nullcontext() if "write" in given else self.logging():
             code = function(*args, using=options["database"], **given)
         if code:
             raise SystemExit(code)

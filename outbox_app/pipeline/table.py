@@ -89,8 +89,8 @@ class Archive:
             end: As it was when the log was archived up to there. Default: as it is.
 
         Raises:
-            ArchiveRefused: It is no archive, one of another log, one that somebody else has
-                written to, or a damaged one.
+            ArchiveRefused: It is no archive, one of another log, one that another program
+                has written to, or a damaged one.
         """
         store = Store(folder)
         try:
