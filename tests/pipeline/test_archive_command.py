@@ -72,7 +72,8 @@ def test_killed_and_started_again_on_a_cluster(alias, new_log, start, tmp_path):
     again = start(alias, "--master", "local-cluster[2,1,1024]", SPARK_HOME=str(home))
     assert again.wait(patience(SECONDS * 4)) == 0, again.log.read_text()
     assert "done log=outbox_event archived=5000 to=archive" in again.log.read_text()
-    assert len(list(home.glob("work/app-*/*"))) == 2
+    # One that is not heard of for long, as on a busy machine, is replaced.
+    assert len(list(home.glob("work/app-*/*"))) >= 2
     assert_exact(alias, tmp_path / "archive")
 
 
