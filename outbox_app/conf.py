@@ -43,6 +43,8 @@ class OutboxSettings:
     #: Alias whose ``atomic()`` blocks stage jobs. None: what the routers say for writes of
     #: StagedJob.
     DATABASE: str | None = None
+    #: Aliases whose outboxes the admin offers, beside that of DATABASE.
+    ADMIN_DATABASES: tuple[str, ...] = ()
     #: A ``.delay()`` outside any transaction: "send" as Celery would, "stage" in a transaction of
     #: its own, or "refuse" with an error.
     OUTSIDE: Literal["send", "stage", "refuse"] = "send"

@@ -9,19 +9,23 @@ look at: it is never saved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import models
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseRedirect, QueryDict
 from django.urls import reverse
 from django.utils.functional import cached_property
+from django.utils.translation import gettext as _
 
-from ..aliases import log_alias, outbox_alias
+from ..aliases import chosen, log_alias, outbox_alias
+from ..conf import outbox_settings
 from ..models import Event, counting
 from ..text import shown
 from .masking import masked_text
@@ -42,6 +46,66 @@ WORDS = ("error", "reason", "trouble", "detail", "last_answer")
 
 #: In the address of a list: where the rows end that it looks at.
 BEFORE = "before"
+#: In the address of each page, and in its forms: the alias of the outbox, of several.
+DATABASE = "outbox"
+
+
+class DatabaseAdmin(ModelAdmin):
+    """Pages show, and change, the outbox that their own address names: one of those offered.
+
+    What a person has chosen last is remembered by the session, and only completes addresses: a form
+    goes to the database that its page has shown, whichever was chosen meanwhile in another window.
+    """
+
+    def get_urls(self) -> list[Any]:
+        found = super().get_urls()
+        for each in found:
+            each.callback = self.of_one_database(each.callback)
+        return found
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return DatabaseChangeList
+
+    def of_one_database(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the view with the outbox of the page's address in the place of the setting's."""
+
+        def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            offered = list(dict.fromkeys([outbox_alias(), *outbox_settings().ADMIN_DATABASES]))
+            if len(offered) < 2 or not self.admin_site.has_permission(request):
+                return view(request, *args, **kwargs)
+            given = {*request.GET.getlist(DATABASE), *request.POST.getlist(DATABASE)}
+            if len(given) != 1 or not given <= {*offered}:
+                return _with_database(request, offered)
+            [alias] = given
+            if request.session.get(DATABASE) != alias:
+                request.session[DATABASE] = alias
+            request.outbox_database = alias  # type: ignore[attr-defined]
+            request.outbox_databases = offered  # type: ignore[attr-defined]
+            with chosen(alias) if alias != offered[0] else nullcontext():
+                response = view(request, *args, **kwargs)
+                # A list makes its columns when it is rendered.
+                return response.render() if hasattr(response, "render") else response
+
+        return update_wrapper(wrapped, view)
+
+
+def _with_database(request: HttpRequest, offered: list[str]) -> HttpResponseRedirect:
+    """Show the page of one database. A form that names none, or two, changes nothing."""
+    if request.method not in ("GET", "HEAD"):
+        text = _("Nothing was done: the form did not say on which database. Here it does.")
+        messages.error(request, text)
+    query = request.GET.copy()
+    list_of_row = QueryDict(query.get("_changelist_filters", ""))
+    before = (list_of_row.get(DATABASE), request.session.get(DATABASE), offered[0])
+    query[DATABASE] = next(alias for alias in before if alias in offered)
+    return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
+
+
+class DatabaseChangeList(ChangeList):
+    def get_filters_params(self, params: Any = None) -> Any:
+        """Leave out the end of the range and the database, which are no filters."""
+        given = super().get_filters_params(params)
+        return {key: value for key, value in given.items() if key not in (BEFORE, DATABASE)}
 
 
 class BoundedPaginator(BasePaginator):
@@ -58,16 +122,10 @@ class BoundedPaginator(BasePaginator):
         return min(found, counting.MANY)
 
 
-class EscapedChangeList(ChangeList):
+class EscapedChangeList(DatabaseChangeList):
     """A list of rows that are safe to show, of a range of the table."""
 
     row_range: RowRange | None = None
-
-    def get_filters_params(self, params: Any = None) -> Any:
-        """Leave out the end of the range, which is no filter."""
-        given = super().get_filters_params(params)
-        given.pop(BEFORE, None)
-        return given
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         rows = super().get_queryset(request, *args, **kwargs)
@@ -115,7 +173,7 @@ class EscapedChangeList(ChangeList):
         return counting.MANY
 
 
-class OutboxAdmin(ModelAdmin):
+class OutboxAdmin(DatabaseAdmin):
     """A read-only view of a table of the outbox. Django shows all of its ``fieldsets`` as text."""
 
     # Also of models of the project.

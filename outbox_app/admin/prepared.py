@@ -28,7 +28,7 @@ from ..models.prepared import PreparedEventQuerySet
 from ..prepared import operations
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
-from .base import ModelAdmin, OutboxAdmin, column
+from .base import DatabaseAdmin, OutboxAdmin, column
 from .filters import AgeFilter, ColumnFilter, column_filter
 from .job import carried_column
 from .payload import data_of
@@ -220,7 +220,7 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error("name", gettext("There is a peer of this name."))
 
 
-class PeerAdmin(ModelAdmin):
+class PeerAdmin(DatabaseAdmin):
     """The only rows that a form writes: who may add, change and delete them is as Django has it."""
 
     form = PeerForm

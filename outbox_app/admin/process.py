@@ -59,7 +59,7 @@ class OverviewAdmin(OutboxAdmin):
     """One page, in the menu like a list; who may view processes may see it."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.overview)
+        view = self.of_one_database(self.admin_site.admin_view(self.overview))
         names = ("outbox_app_overview", "outbox_app_overview_changelist")
         return [path("", view, name=name) for name in names]
 

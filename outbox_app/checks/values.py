@@ -102,6 +102,9 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             for pattern, mode in value.items()
         )
         return None if fits else "a dictionary of patterns, each with 'stage', 'send' or 'shadow'"
+    if name == "ADMIN_DATABASES":
+        fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
+        return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"
     if name == "FLEET":
         return None if isinstance(value, dict) else "a dictionary of its own keys"
     if get_origin(hint) is Mapping:

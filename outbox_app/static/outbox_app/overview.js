@@ -35,7 +35,9 @@
     const selecting = live.contains(document.getSelection().anchorNode) && String(document.getSelection());
     if (!wanted.checked || document.hidden || selecting) return;
     try {
-      const response = await fetch("?part=live", { redirect: "error" });
+      const address = new URL(location);
+      address.searchParams.set("part", "live");
+      const response = await fetch(address, { redirect: "error" });
       if (!response.ok) throw new Error(response.status);
       replace(await response.text());
       note.textContent = "";
