@@ -9,6 +9,7 @@ own; options after ``--`` are those of pytest. Spark, the browser, types and sty
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import tomllib
@@ -18,6 +19,10 @@ import nox
 
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
+# pyenv's own commands find no interpreter that is not switched on.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+for folder in sorted(PYENV.glob("versions/3.*/bin")):
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 EXTRAS = ("postgres", "mysql", "redis", "prometheus", "door", "coordination", "tasks", "example")
 #: Of the group "test": the others check types, or drive what is left out here.
