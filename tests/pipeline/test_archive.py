@@ -23,6 +23,7 @@ from outbox_app.exceptions import ArchiveRefused, InvalidOption
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
+from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.parquet import first_difference, write_days
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
@@ -180,6 +181,19 @@ def test_everybody_reads_the_same(alias, new_log, folder, spark):
 
 @database
 @on("postgres", "mariadb")
+def test_polars_reads_the_same(alias, new_log, folder):
+    polars = pytest.importorskip("polars", reason="make venv installs it")
+    publish_some(alias, 30)
+    archive(alias, folder, rows=8)
+    dataset = DeltaTable(folder).to_pyarrow_dataset()
+    found = polars.scan_pyarrow_dataset(dataset).select(COLUMNS).collect()
+    assert rows_of([found.to_arrow()]) == logged(alias)
+    late = polars.scan_pyarrow_dataset(dataset).filter(polars.col("id") > 0, topic="nowhere")
+    assert late.collect().is_empty()
+
+
+@database
+@on("postgres", "mariadb")
 def test_archive_and_log_are_one(alias, new_log, folder, spark):
     """Rows that were pruned come from the archive, late ones from the log, and each comes once."""
 
@@ -216,7 +230,7 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
 
 @database
 @on("postgres", "mariadb")
-def test_spark_reads_the_files_itself(alias, new_log, folder, spark):
+def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
     """The same rows as from the log alone: pruned ones, late ones, and chosen ones."""
     ids = publish_some(alias, 20, topic="eu's \\") + publish_some(alias, 10, topic="us")
     with Session(alias) as late:
@@ -246,8 +260,14 @@ def test_spark_reads_the_files_itself(alias, new_log, folder, spark):
     assert sorted(row.id for row in bounded.collect()) == ids
     # A name that Spark takes for a pattern is read in Python.
     odd = folder.rename(folder.with_name("a[b]c"))
+    assert "in Python" not in caplog.text
+    caplog.set_level("INFO", "outbox_app.pipeline")
     other = read(spark, log=log, archive=str(odd), schema="id bigint")
     assert sorted(row.id for row in other.collect()) == [row[0] for row in expected]
+    assert caplog.messages == [f"archive={odd} is read in Python: Spark has no file system for it"]
+    # So is an address for which the session has no connector.
+    assert not _has_file_system(spark, "s3://bucket/archive")
+    assert _has_file_system(spark, "file:///srv/archive")
     with pytest.raises(InvalidOption, match="leave out start"):
         read(spark, log=replace(log, start=end), archive=str(odd))
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from outbox_app.pipeline.audit import Archived, audit
-from outbox_app.pipeline.audit_checks import compare
+from outbox_app.pipeline.audit_checks import compare, same_ids
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.schema import SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
@@ -118,6 +118,16 @@ def test_one_position_in_two_streams(log):
     result = audit(log({"a": [(1, 7)], "b": [(1, 7)]}), log=LOG)
     assert [tuple(each) for each in result.defects] == [("duplicate_id", "", None, None, 7, "2")]
     assert not {"tail", "low_head", "only_in_archive"} & set(result.checked)
+
+
+def test_every_position_that_is_there_twice_is_found(log):
+    """In whichever of the blocks of 64 it is, and beside full and empty ones."""
+    ids = [*range(1, 200), 62, 63, 64, 64, 127, 199, 2**62, 2**62, 2**62 + 63]
+    events = log({"a": [(n, id) for n, id in enumerate(ids, 1)]})
+    doubles = [row for row in same_ids(events).collect() if row["kind"] == "duplicate_id"]
+    expected = {id: str(count) for id, count in Counter(ids).items() if count > 1}
+    assert {row["position"]: row["detail"] for row in doubles} == expected
+    assert len(doubles) == len(expected) == 6
 
 
 def test_an_empty_log_is_sound(log, heads):
