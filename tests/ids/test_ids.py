@@ -81,7 +81,9 @@ def test_a_millisecond_that_is_used_up_is_followed_by_the_next(clock):
     made = ids.make_many(20_000)
     times = [id >> 20 for id in made]
     assert made == sorted(set(made))
-    assert min(Counter(times).values()) >= 20_000 % 3969
+    # Counters begin at random: how few ids the last millisecond has is chance.
+    *used_up, _last = Counter(times).values()
+    assert min(used_up) >= 3969
     assert 1_000_000 <= times[0] <= times[-1] <= times[0] + 6
     clock.seconds -= 500  # no clock goes back; if one does, ids do not
     assert ids.make() > made[-1]
