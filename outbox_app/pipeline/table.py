@@ -115,7 +115,9 @@ class Archive:
         with _explained(store):
             if not DeltaTable.is_deltatable(store.folder):
                 # What a killed process has left of its first commit does not count.
-                if names := [n for n in store.list() if not re.match("_delta_log/(_|.*#)", n)]:
+                names = [n for n in store.list() if not re.match("_delta_log/(_|.*#)", n)]
+                # Another process may have made it since it was looked for.
+                if names and not DeltaTable.is_deltatable(store.folder):
                     raise ArchiveRefused(
                         f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
                         "Name an empty folder, or a new one."

@@ -300,6 +300,19 @@ def test_a_commit_of_two_that_make_an_archive(folder):
     assert len(commits(folder)) == 1
 
 
+def test_another_process_makes_the_archive_while_the_folder_is_listed(folder, monkeypatch):
+    listed = Store.list
+
+    def made_meanwhile(store, *args):
+        monkeypatch.setattr(Store, "list", listed)
+        Archive.make(folder, LOG, offset(0), ARROW)
+        return listed(store, *args)
+
+    monkeypatch.setattr(Store, "list", made_meanwhile)
+    assert Archive.make(folder, LOG, offset(0), ARROW).mark.batches == 0
+    assert len(commits(folder)) == 1
+
+
 def test_a_log_is_given_a_column(filled, folder):
     wider = ARROW.append(pa.field("note", pa.string()))
     filled.archive.add_columns(wider)
