@@ -160,5 +160,6 @@ class TestSQLite:
         assert check_sqlite(databases=["plain"]) == []
 
     def test_in_memory(self, connection, monkeypatch):
-        monkeypatch.setattr(connection, "is_in_memory_db", lambda: True)
-        assert check_sqlite(databases=["plain"]) == []
+        with monkeypatch.context() as patch:  # one in memory is not closed
+            patch.setattr(connection, "is_in_memory_db", lambda: True)
+            assert check_sqlite(databases=["plain"]) == []
