@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,12 @@ KNOWN = 1000
 
 def count(attempt: Attempt, *, conflicts: int, seconds: float) -> None:
     """Count a batch that was committed, and the attempts before it."""
-    _count(*_figures(attempt), conflicts=conflicts, seconds=seconds)
+    add = _figures(attempt)
+    with counters.counting(attempt.now, using=attempt.using) as minute:
+        minute.add(counters.CONFLICTS, conflicts)
+        if attempt.steps:
+            minute.observe(counters.COMMIT_TIME, seconds)
+            add(minute)
 
 
 def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
@@ -54,10 +58,11 @@ def count_after_commit(attempt: Attempt) -> None:
     # A test's own transaction never commits; captureOnCommitCallbacks would list the callback.
     if not attempt.steps or is_in_test(attempt.using):
         return
-    using, *figures = _figures(attempt)
+    using, now, add = attempt.using, attempt.now, _figures(attempt)
 
     def committed() -> None:
-        _count(using, *figures)
+        with counters.counting(now, using=using) as minute:
+            add(minute)
         write_if_due(using)
 
     transaction.on_commit(committed, using=using, robust=True)
@@ -76,34 +81,16 @@ def _samples(using: str) -> dict[str, float] | None:
     return {counters.WAITING: queues.waiting_on(using)}
 
 
-def _figures(attempt: Attempt) -> tuple[Any, ...]:
-    """Return what is counted of a batch: a caller's transaction may have very many."""
+def _figures(attempt: Attempt) -> Callable[[counters.Minute], None]:
+    """Return what counts a batch. It holds figures only: a transaction may have very many."""
     answers: list[Any] = [step.answer for step in attempt.steps if step.rejected]
     codes = Counter(each.rejected.code for each in answers)
     routes = Counter(step.route for step in attempt.steps if step.route)
-    name = f"{attempt.entity._meta.label}:{attempt.id}"
-    return attempt.using, attempt.now, name, len(attempt.steps), codes, routes
+    entity, size = f"{attempt.entity._meta.label}:{attempt.id}", len(attempt.steps)
 
-
-def _count(
-    using: str,
-    now: datetime,
-    entity: str,
-    size: int,
-    codes: Counter[str],
-    routes: Counter[str],
-    *,
-    conflicts: int = 0,
-    seconds: float | None = None,
-) -> None:
-    with counters.counting(now, using=using) as minute:
-        minute.add(counters.CONFLICTS, conflicts)
-        if not size:
-            return
+    def add(minute: counters.Minute) -> None:
         minute.add(counters.COMMANDS, size)
         minute.observe(counters.BATCH_SIZE, size, SIZES)
-        if seconds is not None:
-            minute.observe(counters.COMMIT_TIME, seconds)
         for route, count in routes.items():
             minute.add(counters.ROUTED, count, dimension=counters.ROUTE, label=route)
         for code, count in codes.items():
@@ -113,9 +100,10 @@ def _count(
         top = minute.tops[counters.HOTTEST, counters.ENTITY]
         top[entity] += size
         if len(top) > KNOWN:
-            minute.tops[counters.HOTTEST, counters.ENTITY] = Counter(
-                dict(top.most_common(KNOWN // 10))
-            )
+            most = dict(top.most_common(KNOWN // 10))
+            minute.tops[counters.HOTTEST, counters.ENTITY] = Counter(most)
+
+    return add
 
 
 def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
