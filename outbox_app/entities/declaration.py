@@ -89,23 +89,14 @@ def rule(method: Handler) -> Handler:
 class CommandSpec:
     """A command as a type declares or inherits it."""
 
-    def __init__(
-        self,
-        entity: Any,
-        name: str,
-        handler: Callable[..., Any],
-        *,
-        creates: bool,
-        event: str,
-        atomic: bool,
-        batch: bool,
-    ) -> None:
+    def __init__(self, entity: Any, name: str, handler: Callable[..., Any]) -> None:
+        given = getattr(handler, _MARK)
         self.name, self.handler = name, handler
-        self.creates, self.atomic, self.batch = creates, atomic, batch
+        self.creates, self.atomic, self.batch = given["creates"], given["atomic"], given["batch"]
         #: For messages.
         self.full_name = f"{entity.__name__}.{name}"
         #: The type of its event.
-        self.event = event or f"{entity._meta.model_name}.{name}"
+        self.event = given["event"] or f"{entity._meta.model_name}.{name}"
         self.signature = inspect.signature(handler)
         parameters = list(self.signature.parameters.values())[1:]
         plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -131,11 +122,8 @@ class TypeSpec:
         self.entity = entity
         methods = {n: m for n in dir(entity) if callable(m := getattr(entity, n, None))}
         # A decorator above ``@command`` copies its mark: what the class holds is what runs.
-        self.commands = {
-            name: CommandSpec(entity, name, method, **getattr(method, _MARK))
-            for name, method in methods.items()
-            if hasattr(method, _MARK)
-        }
+        marked = {name: method for name, method in methods.items() if hasattr(method, _MARK)}
+        self.commands = {name: CommandSpec(entity, name, each) for name, each in marked.items()}
         self.rules = {name: method for name, method in methods.items() if hasattr(method, _RULE)}
         #: Fields of the project's own.
         self.fields: dict[str, Field[Any, Any]] = {
