@@ -12,14 +12,13 @@ from typing import Any
 from zlib import crc32
 
 from django.db import connections, router, transaction
-from django.db.migrations.operations.base import Operation
 
 from ..exceptions import InvalidArgument
-from .sharded_table import field_of, model_of, require_autocommit
+from .sharded_table import TableOperation, field_of
 from .table_copy import MysqlCopy, PostgresCopy, TableCopy
 
 
-class KeyIndex(Operation):
+class KeyIndex(TableOperation):
     """Keep a table that says where the row with a key is, for ``find_by_key``.
 
     Args:
@@ -28,42 +27,21 @@ class KeyIndex(Operation):
         by: The field that the table is split by.
     """
 
-    atomic = False
-    reduces_to_sql = False
-
     def __init__(self, model: str, *, key: str, by: str) -> None:
         self.model, self.key, self.by = model, key, by
 
     def describe(self) -> str:
         return f"Keep an index of {self.model} from {self.key} to {self.by}"
 
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        """The model is as it was."""
+    def forwards(self, model: Any, connection: Any) -> None:
+        index = self._index(model, connection)
+        index.sweep()
+        index.make()
 
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
-        index = self._index(app_label, schema_editor.connection, to_state)
-        if index is None:
-            return
-        try:
-            index.sweep()
-            index.make()
-        finally:
-            schema_editor.connection.close()  # the session has settings of its own
+    def backwards(self, model: Any, connection: Any) -> None:
+        self._index(model, connection).sweep()
 
-    def database_backwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
-        if index := self._index(app_label, schema_editor.connection, from_state):
-            index.sweep()
-            schema_editor.connection.close()
-
-    def _index(self, app_label: str, connection: Any, state: Any) -> TableCopy | None:
-        model = model_of(self.model, app_label, state)
-        if not self.allow_migrate_model(connection.alias, model) or connection.vendor == "sqlite":
-            return None
-        require_autocommit(self, connection)
+    def _index(self, model: Any, connection: Any) -> TableCopy:
         key, by = (field_of(model, name).column for name in (self.key, self.by))
         if key == by:
             raise InvalidArgument(f"The table of {self.model} is split by {self.by} itself.")
@@ -136,26 +114,18 @@ class _Index(TableCopy):
 class _PostgresIndex(PostgresCopy, _Index):
     number = "GENERATED ALWAYS AS IDENTITY"
 
-    def swap(self) -> None:
+    def take_over(self) -> None:
         body = self.mirrored()
         text = (
             f"IF TG_OP = 'INSERT' THEN {body['INSERT']}; "
             f"ELSIF TG_OP = 'DELETE' THEN {body['DELETE']}; ELSE {body['UPDATE']}; END IF;"
         )
         events = f"INSERT OR DELETE OR UPDATE OF {self.names(self.columns)}"
-
-        def step() -> None:
-            with transaction.atomic(using=self.connection.alias):
-                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
-                while self.sync():
-                    pass
-                self.add_trigger("keep", events, text)
-                note = self.quote(f"{self.new}_note")
-                self.run(f"DROP TRIGGER {note} ON {self.t}")
-                self.run(f"DROP FUNCTION {note}")
-                self.run(f"DROP TABLE {self.j}")
-
-        self.retry(step)
+        self.add_trigger("keep", events, text)
+        note = self.quote(f"{self.new}_note")
+        self.run(f"DROP TRIGGER {note} ON {self.t}")
+        self.run(f"DROP FUNCTION {note}")
+        self.run(f"DROP TABLE {self.j}")
 
 
 class _MysqlIndex(MysqlCopy, _Index):
@@ -164,6 +134,5 @@ class _MysqlIndex(MysqlCopy, _Index):
     def swap(self) -> None:
         self.retry(self.mirror)
         for event in "iud":
-            drop = f"DROP TRIGGER {self.quote(f'{self.new}_n{event}')}"
-            self.retry(lambda drop=drop: self.run(drop))  # type: ignore[misc]
+            self.retry(self.run, f"DROP TRIGGER {self.quote(f'{self.new}_n{event}')}")
         self.run(f"DROP TABLE {self.j}")

@@ -117,23 +117,16 @@ class PostgresPartitions(PostgresCopy, Partitions):
                 self.run(f"CREATE {kind} {index} ON {self.n} USING {of}")
             yield index, self.quote(name)
 
-    def swap(self) -> None:
-        def step() -> None:
-            with transaction.atomic(using=self.connection.alias):
-                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
-                while self.sync():
-                    pass
-                sequences = list(self._move_sequences())
-                self.run(f"DROP TABLE {self.t}")
-                self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
-                for name, to in [*self.renamed, *sequences]:
-                    self.run(f"ALTER INDEX {name} RENAME TO {to}")
-                for number in range(self.shards):
-                    name, to = (self.quote(f"{of}_{number}") for of in (self.new, self.table))
-                    self.run(f"ALTER TABLE {name} RENAME TO {to}")
-                failpoint("split_swapped")
-
-        self.retry(step)
+    def take_over(self) -> None:
+        sequences = list(self._move_sequences())
+        self.run(f"DROP TABLE {self.t}")
+        self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
+        for name, to in [*self.renamed, *sequences]:
+            self.run(f"ALTER INDEX {name} RENAME TO {to}")
+        for number in range(self.shards):
+            name, to = (self.quote(f"{of}_{number}") for of in (self.new, self.table))
+            self.run(f"ALTER TABLE {name} RENAME TO {to}")
+        failpoint("split_swapped")
 
     def _move_sequences(self) -> Iterator[tuple[str, str]]:
         """Have numbers go on where they are."""
@@ -196,11 +189,5 @@ class MysqlPartitions(MysqlCopy, Partitions):
         self.retry(self.mirror)
         failpoint("split_mirrored")
         old = self.quote(f"{self.new}_old")
-        rename = f"RENAME TABLE {self.t} TO {old}, {self.n} TO {self.t}"
-        self.retry(lambda: self.run(rename))
+        self.retry(self.run, f"RENAME TABLE {self.t} TO {old}, {self.n} TO {self.t}")
         failpoint("split_swapped")
-
-
-def partitions_of(model: Any, by: Any, shards: int, connection: Any) -> Partitions:
-    kind = {"postgresql": PostgresPartitions, "mysql": MysqlPartitions}[connection.vendor]
-    return kind(model, by, shards, connection)

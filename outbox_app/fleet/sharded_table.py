@@ -1,10 +1,8 @@
 """Splitting a table into partitions of its database, in a migration, while it is written to.
 
-A new table is made beside. Triggers record the key of each row that changes from then on; all rows
-are copied in batches; what has changed meanwhile is copied again, at the end under a lock on the
-table, and the new one takes its name. No row is lost or comes back, as what is copied last is what
-was there under the lock. Writers wait for the triggers and for the swap only, two seconds each
-time; where the lock is not to be had in that time it is tried again.
+A new table is made beside it, as ``table_copy`` says, and takes its name. Writers wait for the
+triggers and for the swap only, two seconds each time; where the lock is not to be had in that time
+it is tried again.
 
 Killed at any point, the table of that name has every row; migrate again: it removes what is left
 and begins anew, or sees that it is done. SQLite has no partitions: there it does nothing.
@@ -12,7 +10,7 @@ and begins anew, or sees that it is done. SQLite has no partitions: there it doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import models
@@ -21,10 +19,49 @@ from django.db.models.fields import AutoFieldMixin
 
 from ..exceptions import InvalidArgument
 from ..ids import SHARDS, SnowflakeField
-from .partitions import MOST_SHARDS, Partitions, partitions_of
+from .partitions import MOST_SHARDS, MysqlPartitions, Partitions, PostgresPartitions
 
 
-class ShardedTable(Operation):
+class TableOperation(Operation):
+    """Changes the table of a model on a server in steps that it commits; nothing on SQLite."""
+
+    atomic = False
+    reduces_to_sql = False
+    model: str
+    forwards: Callable[[Any, Any], None]
+    backwards: Callable[[Any, Any], None]
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """The model is as it was."""
+
+    def database_forwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        self._run(self.forwards, app_label, schema_editor.connection, to_state)
+
+    def database_backwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        self._run(self.backwards, app_label, schema_editor.connection, from_state)
+
+    def _run(
+        self, step: Callable[[Any, Any], None], app_label: str, connection: Any, state: Any
+    ) -> None:
+        label, _, name = self.model.rpartition(".")
+        model = state.apps.get_model(label or app_label, name)
+        if not self.allow_migrate_model(connection.alias, model) or connection.vendor == "sqlite":
+            return
+        if connection.in_atomic_block:
+            raise InvalidArgument(
+                f"{type(self).__name__} commits as it goes: give its migration atomic = False."
+            )
+        try:
+            step(model, connection)
+        finally:
+            connection.close()  # the session has settings of its own
+
+
+class ShardedTable(TableOperation):
     """Split the table of a model into partitions, by the hash of a column.
 
     Args:
@@ -34,8 +71,6 @@ class ShardedTable(Operation):
         giving_up: Names of fields or constraints that the database keeps unique no longer.
     """
 
-    atomic = False
-    reduces_to_sql = False
     reversible = False
 
     def __init__(
@@ -52,26 +87,14 @@ class ShardedTable(Operation):
     def describe(self) -> str:
         return f"Split the table of {self.model} into {self.shards} partitions by {self.by}"
 
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        """The model is as it was."""
-
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
-        connection = schema_editor.connection
-        model = model_of(self.model, app_label, to_state)
-        if not self.allow_migrate_model(connection.alias, model) or connection.vendor == "sqlite":
-            return
-        require_autocommit(self, connection)
-        partitions = partitions_of(model, field_of(model, self.by), self.shards, connection)
-        try:
+    def forwards(self, model: Any, connection: Any) -> None:
+        kind = {"postgresql": PostgresPartitions, "mysql": MysqlPartitions}[connection.vendor]
+        partitions = kind(model, field_of(model, self.by), self.shards, connection)
+        partitions.sweep()
+        if not partitions.is_split():
+            partitions.given_up = self._given_up(model, partitions)
+            partitions.make()
             partitions.sweep()
-            if not partitions.is_split():
-                partitions.given_up = self._given_up(model, partitions)
-                partitions.make()
-                partitions.sweep()
-        finally:
-            connection.close()  # the session has settings of its own
 
     def _given_up(self, model: Any, partitions: Partitions) -> set[str]:
         """Return the unique indexes that become plain ones; refuse what the split would break."""
@@ -108,11 +131,6 @@ class ShardedTable(Operation):
         return given_up
 
 
-def model_of(name: str, app_label: str, state: Any) -> Any:
-    label, _, own = name.rpartition(".")
-    return state.apps.get_model(label or app_label, own)
-
-
 def field_of(model: Any, name: str) -> Any:
     """Return a field that a table can be split by. Raises ``InvalidArgument``."""
     label, fields = model._meta.label, {each.name: each for each in model._meta.concrete_fields}
@@ -125,10 +143,3 @@ def field_of(model: Any, name: str) -> Any:
     else:
         return fields[name]
     raise InvalidArgument(text)
-
-
-def require_autocommit(operation: Operation, connection: Any) -> None:
-    if connection.in_atomic_block:
-        raise InvalidArgument(
-            f"{type(operation).__name__} commits as it goes: give its migration atomic = False."
-        )

@@ -72,11 +72,9 @@ class TableCopy:
             self.watch()
             failpoint("split_watched")
             self.copy()
-            while self.sync() > FEW:
-                pass
+            self.catch_up(FEW)
             self.run(f"{self.analyze_sql} {self.n}")
-            while self.sync() > FEW:
-                pass
+            self.catch_up(FEW)
             failpoint("split_synced")
             self.swap()
         except Exception:
@@ -114,6 +112,10 @@ class TableCopy:
             self.run(f"DELETE FROM {self.j} WHERE {these}")
         return len(read)
 
+    def catch_up(self, few: int = 0) -> None:
+        while self.sync() > few:
+            pass
+
     def insert(self, where: str, params: Any, *, ignore: bool = True) -> None:
         columns, ops = self.names(self.columns), self.connection.ops
         how = OnConflict.IGNORE if ignore else None
@@ -123,11 +125,11 @@ class TableCopy:
             params,
         )
 
-    def retry(self, step: Callable[[], Any]) -> None:
+    def retry(self, step: Callable[..., Any], *args: Any) -> None:
         """Take a step that waits for a lock; others go on between two attempts."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                step()
+                step(*args)
                 return
             except django.db.OperationalError as error:
                 if attempt == ATTEMPTS or not is_conflict(error):
@@ -167,19 +169,18 @@ class TableCopy:
 
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
+    #: Put the new table to its use, under the lock.
+    take_over: Callable[[], None]
 
     def begin(self) -> None:
         self.run(f"SET lock_timeout = '{LOCK_WAIT}s'")
 
     def watch(self) -> None:
-        self.retry(
-            lambda: self.add_trigger(
-                "note",
-                "INSERT OR UPDATE OR DELETE",
-                f"IF TG_OP <> 'INSERT' THEN {self.noted('OLD.')}; END IF; "
-                f"IF TG_OP <> 'DELETE' THEN {self.noted('NEW.')}; END IF;",
-            )
+        body = (
+            f"IF TG_OP <> 'INSERT' THEN {self.noted('OLD.')}; END IF; "
+            f"IF TG_OP <> 'DELETE' THEN {self.noted('NEW.')}; END IF;"
         )
+        self.retry(self.add_trigger, "note", "INSERT OR UPDATE OR DELETE", body)
 
     def add_trigger(self, name: str, events: str, body: str) -> None:
         name = self.quote(f"{self.new}_{name}")
@@ -201,20 +202,27 @@ class PostgresCopy(TableCopy):
         )
 
         def drop() -> None:
-            with transaction.atomic(using=self.connection.alias):
-                # Dropping would lock partitions before their table, and writers lock them after it.
-                self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
-                for (name,) in found:
-                    self.run(f"DROP TRIGGER IF EXISTS {self.quote(name)} ON {self.t}")
+            for (name,) in found:
+                self.run(f"DROP TRIGGER IF EXISTS {self.quote(name)} ON {self.t}")
 
         if found:
-            self.retry(drop)
+            # Dropping would lock partitions before their table, and writers lock them after it.
+            self.retry(self.under_lock, drop)
         for (name,) in self.run(
             "SELECT proname FROM pg_proc WHERE pg_function_is_visible(oid) "
             "AND starts_with(proname, %s)",
             [self.prefix],
         ):
             self.run(f"DROP FUNCTION IF EXISTS {self.quote(name)}")
+
+    def swap(self) -> None:
+        self.retry(self.under_lock, self.catch_up, self.take_over)
+
+    def under_lock(self, *steps: Callable[[], None]) -> None:
+        with transaction.atomic(using=self.connection.alias):
+            self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
+            for step in steps:
+                step()
 
 
 class MysqlCopy(TableCopy):
@@ -232,8 +240,7 @@ class MysqlCopy(TableCopy):
 
     def watch(self) -> None:
         for event, *rows in ("INSERT", "NEW."), ("UPDATE", "OLD.", "NEW."), ("DELETE", "OLD."):
-            body = self.noted(*rows)
-            self.retry(lambda on=event, body=body: self.add_trigger("note", on, body))  # type: ignore[misc]
+            self.retry(self.add_trigger, "note", event, self.noted(*rows))
 
     def add_trigger(self, name: str, event: str, body: str) -> None:
         trigger = self.quote(f"{self.new}_{name[0]}{event[0]}".lower())
@@ -245,15 +252,13 @@ class MysqlCopy(TableCopy):
             "trigger_schema = DATABASE() AND LEFT(trigger_name, %s) = %s",
             [len(self.prefix), self.prefix],
         ):
-            drop = f"DROP TRIGGER IF EXISTS {self.quote(name)}"
-            self.retry(lambda drop=drop: self.run(drop))  # type: ignore[misc]
+            self.retry(self.run, f"DROP TRIGGER IF EXISTS {self.quote(name)}")
 
     def mirror(self) -> None:
         """Under a lock copy what is left, and let each writer write to both from then on."""
         self.run(f"LOCK TABLES {self.t} WRITE, {self.n} WRITE, {self.j} WRITE")
         try:
-            while self.sync():
-                pass
+            self.catch_up()
             self.keep_number()
             for event, body in self.mirrored().items():
                 self.add_trigger("mirror", event, body)
