@@ -5,8 +5,9 @@ addresses in POSTGRES_URL, MARIADB_URL, REDIS_URL and RABBITMQ_URL, and ends wit
 A server whose variable is set already is not started. SIGINT and SIGTERM are passed on to
 COMMAND; whatever happens, the servers end with the run.
 ``--workers N`` starts N sets of servers, one for each worker of ``pytest -n auto`` (see ``sets``),
-in memory where there is plenty (see ``ports``), and lets COMMAND keep what Python compiles: else
-each worker would compile every test, and each process that a test starts all of outbox_app.
+with one RabbitMQ for all of them, in memory where there is plenty (see ``ports``), and lets COMMAND
+keep what Python compiles: else each worker would compile every test, and each process that a test
+starts all of outbox_app.
 Where a variable names a server of yours there is one set, and pytest runs without workers.
 ``install`` installs the packages that are missing, or names them and ends with exit code 2.
 """
@@ -80,17 +81,28 @@ def run(command: Sequence[str], names: Sequence[str], *, workers: int = 1) -> in
     if workers > 1:
         os.environ |= ports.in_memory()
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    servers = [{_variable(name): SERVERS[name]() for name in missing} for _ in range(workers)]
-    every = [server for each in servers for server in each.values()]
+    servers = {name: _servers(SERVERS[name], workers) for name in missing}
+    every = [server for each in servers.values() for server in each]
     try:
         _start_all(every)
-        urls = [{name: server.url for name, server in each.items()} for each in servers]
+        urls: list[dict[str, str]] = [{} for _ in range(workers)]
+        for name, each in servers.items():
+            addresses = [url for server in each for url in server.urls]
+            for own, address in zip(urls, addresses, strict=True):
+                own[_variable(name)] = address
         with sets.offered(urls) as variables:
             return _run_command(command, {**os.environ, **variables})
     finally:
         _ignore_signals()
         for server in every:
             server.close()
+
+
+def _servers(kind: type[Server], workers: int) -> list[Server]:
+    """One for each worker, or one that has room for all of them."""
+    if issubclass(kind, RabbitMQ) and workers > 1:
+        return [RabbitMQ(virtual_hosts=[f"worker-{number}" for number in range(workers)])]
+    return [kind() for _ in range(workers)]
 
 
 def _variable(name: str) -> str:

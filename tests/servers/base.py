@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from tests.patience import patience
+
 from . import processes
 from .ports import free_port, make_folder
 
@@ -56,6 +58,11 @@ class Server:
     @property
     def url(self) -> str:
         raise NotImplementedError
+
+    @property
+    def urls(self) -> list[str]:
+        """What workers are given: each takes one."""
+        return [self.url]
 
     @property
     def is_running(self) -> bool:
@@ -181,12 +188,12 @@ class Server:
         # The log of our own process is the only proof that it is our server that listens: on a
         # port that was taken meanwhile somebody else's server would answer as well.
         assert self._process is not None
-        deadline = time.monotonic() + self.start_timeout
+        begin = time.monotonic()
         while self.ready_text not in self._new_log():
             if self._process.poll() is not None:
                 raise self._failure(f"ended with exit code {self._process.returncode}")
-            if time.monotonic() > deadline:
-                raise self._failure(f"was not ready after {self.start_timeout:.0f} s")
+            if (waited := time.monotonic() - begin) > patience(self.start_timeout):
+                raise self._failure(f"was not ready after {waited:.0f} s")
             self._pause_between_looks()
 
     def _run(self, *command: str) -> None:

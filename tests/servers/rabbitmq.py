@@ -2,11 +2,15 @@
 
 Node name, cookie, data, logs and all ports are private, so that it can neither disturb nor
 find another broker. ``kill`` and ``pause`` act upon the broker; the epmd goes on until
-``close``. Durable queues and persistent messages survive ``stop`` and ``kill``.
+``close``. Durable queues and persistent messages survive ``stop`` and ``kill``. One broker can
+serve several workers, each in a virtual host of its own: it takes longer to start than they wait.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import subprocess
 from collections.abc import Sequence
 
@@ -17,6 +21,7 @@ from .ports import free_port
 
 _CONFIG = """\
 disk_free_limit.absolute = 1MB
+load_definitions = {folder}/definitions.json
 """
 
 
@@ -24,16 +29,28 @@ class RabbitMQ(Server):
     name = "rabbitmq"
     ready_text = "Server startup complete"
 
-    def __init__(self, *, extra_arguments: Sequence[str] = (), extra_config: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        extra_arguments: Sequence[str] = (),
+        extra_config: str = "",
+        virtual_hosts: Sequence[str] = ("/",),
+    ) -> None:
         super().__init__(extra_arguments=extra_arguments)
         self.extra_config = extra_config
+        self.virtual_hosts = tuple(virtual_hosts)
         self._distribution_port = 0
         self._epmd_port = 0
         self._epmd: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        return self.urls[0]
+
+    @property
+    def urls(self) -> list[str]:
+        """One for each virtual host."""
+        return [f"amqp://guest:guest@127.0.0.1:{self.port}/{name}" for name in self.virtual_hosts]
 
     def control(self, *arguments: str) -> str:
         """Runs rabbitmqctl for this broker and returns its output."""
@@ -46,8 +63,23 @@ class RabbitMQ(Server):
         self.port, self._distribution_port, self._epmd_port = (free_port() for _ in range(3))
 
     def _create_data(self) -> None:
-        (self.folder / "rabbitmq.conf").write_text(_CONFIG + self.extra_config)
+        config = _CONFIG.format(folder=self.folder)
+        (self.folder / "rabbitmq.conf").write_text(config + self.extra_config)
+        (self.folder / "definitions.json").write_text(json.dumps(self._definitions()))
         (self.folder / "enabled_plugins").write_text("[].\n")
+
+    def _definitions(self) -> dict[str, list[dict[str, str]]]:
+        """What is there at the start: the virtual hosts, and "guest", who may do everything."""
+        salt = bytes(4)
+        password = base64.b64encode(salt + hashlib.sha256(salt + b"guest").digest()).decode()
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        return {
+            "users": [{"name": "guest", "password_hash": password, "tags": "administrator"}],
+            "vhosts": [{"name": name} for name in self.virtual_hosts],
+            "permissions": [
+                {"user": "guest", "vhost": name, **everything} for name in self.virtual_hosts
+            ],
+        }
 
     def _command(self) -> list[str]:
         return [_rabbitmq_program("rabbitmq-server"), *self.extra_arguments]
@@ -94,7 +126,8 @@ class RabbitMQ(Server):
             # With this the script becomes the broker, so that we hold the pid of the broker.
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                "-noinput -kernel inet_dist_use_interface {127,0,0,1}"
+                "-noinput -kernel inet_dist_use_interface {127,0,0,1} "
+                "+sbwt none +sbwtdcpu none +sbwtdio none"  # idle, it leaves the processor alone
             ),
         }
 
