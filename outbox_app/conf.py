@@ -102,6 +102,9 @@ class OutboxSettings:
     STATISTICS_RETENTION_HOURS: int = 48
     #: Days for which events are kept once every subscription has passed them. None: without limit.
     EVENT_RETENTION_DAYS: int | None = None
+    #: Logs whose old events leave the database by themselves: by table the folder or address of its
+    #: archive, and the age in days. Only what the archive holds and every subscription has passed.
+    SINK: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     #: Days for which versions of entities are kept at least, and with them the ids of commands.
     ENTITY_COMMAND_DAYS: int = 30
     #: Largest data and metadata of an event, in bytes of JSON each.

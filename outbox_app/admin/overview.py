@@ -88,6 +88,8 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     if facts.commands:
         entities = sections.entities(facts, facts.commands, types)
         context["tables"].append(("entities", _("Entities"), entities))
+    if facts.sinks:
+        context["tables"].append(("sinks", _("Logs that sink"), sections.sinks(facts.sinks)))
     if facts.prepared:
         prepared = sections.prepared(facts.prepared, facts.decisions)
         context["tables"].append(("prepared", _("Prepared events"), prepared))

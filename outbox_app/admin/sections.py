@@ -25,6 +25,7 @@ from ..models import Event, PreparedEvent, counting
 from ..models.statistic import label_of
 from ..monitoring import series
 from ..monitoring.diagnosis import Problem, Subject
+from ..monitoring.sinking import DAY, SinkStatus
 from ..monitoring.status import OutboxStatus
 from ..prepared.status import PreparedStatus
 from ..subscriptions import lag
@@ -301,6 +302,29 @@ def entities(
         ]
         parts.append((_("Server"), _("Leads, of 1024 slices"), leading))
     return parts
+
+
+def sinks(found: list[SinkStatus]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return rows with their two headings, for each log."""
+    return [
+        (
+            one_line(each.log, 100),
+            _("Value"),
+            [
+                (_("Archive"), one_line(each.archive, 200)),
+                (_("Events sink after"), duration(each.days * DAY)),
+                (_("Oldest in the database"), duration(each.oldest_seconds)),
+                (_("Its position"), str(each.position or "-")),
+                (_("Behind"), duration(each.behind_seconds) if each.behind_seconds else "-"),
+                (_("Waits for"), _waits_for(each)),
+            ],
+        )
+        for each in found
+    ]
+
+
+def _waits_for(each: SinkStatus) -> str:
+    return masked_line(each.trouble, 200) or "-" if each.is_run else _("No process runs it.")
 
 
 def prepared(

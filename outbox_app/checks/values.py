@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import OutboxSettings, outbox_settings
 from ..door.peers import peer_faults
+from ..eventlog.registry import all_logs
 from ..jobs.staging.modes import MODES
 from ..process.lease import BEATS, TRUST
 
@@ -102,6 +103,9 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
             for pattern, mode in value.items()
         )
         return None if fits else "a dictionary of patterns, each with 'stage', 'send' or 'shadow'"
+    if name == "SINK":
+        fits = isinstance(value, dict) and all(map(_is_sink, value.items()))
+        return None if fits else "a dictionary of logs by their tables, each with (archive, days)"
     if name == "ADMIN_DATABASES":
         fits = isinstance(value, tuple | list) and all(each in list(connections) for each in value)
         return None if fits else f"a tuple of aliases: {', '.join(map(repr, connections))}"
@@ -115,6 +119,15 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
         fits = texts and all(any(map(str.isalnum, v)) for v in value)
         return None if fits else "a tuple of names, each with a letter or digit in it"
     raise NotImplementedError(f"outbox_app.checks: no rule for {name}: {hint}")
+
+
+def _is_sink(item: Any) -> bool:
+    log, value = item
+    names = {each._meta.db_table for each in all_logs()}
+    if log not in names or not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    archive, days = value
+    return isinstance(archive, str) and archive != "" and type(days) is int and days >= 1
 
 
 def _is_function(path: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 from uuid import UUID
 
 from django.db.models import QuerySet
@@ -21,6 +21,7 @@ from ..eventlog.newevent import ANY, ExpectedVersion, NewEvent
 from ..exceptions import UnknownEntity
 from ..jobs.staging.stage import stage
 from ..models import CommandsOnly, EntityRow, EntityVersion, Event, EventLog
+from ..pipeline.driver.archive_lookup import archived_versions
 from .handling import require_running
 from .queue import aask, ask, ask_many
 from .request import Command, Outcome, raised
@@ -175,19 +176,54 @@ class Entity(EntityRow):
         require_running().publish(event, log)
 
     @classmethod
-    def at(cls, id: str, *, version: int, using: str | None = None) -> Any:
+    def at(
+        cls, id: str, *, version: int, using: str | None = None, archive: str | None = None
+    ) -> Any:
         """Return the state of an entity at a version.
+
+        Args:
+            id, using, archive: As for ``history``.
+            version: An integer from 1 on.
 
         Raises:
             UnknownEntity: It has no such version, or none any more.
+            ArchiveRefused: There is no archive of the versions, or it is damaged.
         """
-        found = cls.history(id, using=using).filter(version=version).values_list("state", flat=True)
-        for state in found:
-            return state
+        found = cls.history(id, using=using).filter(version=version)
+        for row in found or (archive and cls.history(id, using=using, archive=archive)) or ():
+            if row.version == version:
+                return row.state
         raise UnknownEntity(f"{cls.__name__} {id!r} has no version {version}, or none any more.")
 
+    @overload
     @classmethod
-    def history(cls, id: str, *, using: str | None = None) -> QuerySet[EntityVersion]:
-        """Return the versions of an entity, the oldest first."""
-        rows: Any = CommandsOnly(cls.versions, using=using or log_alias(cls.versions))
-        return rows.filter(stream=id, command_id__isnull=False).order_by("version")  # type: ignore[no-any-return]
+    def history(
+        cls, id: str, *, using: str | None = None, archive: None = None
+    ) -> QuerySet[EntityVersion]: ...
+    @overload
+    @classmethod
+    def history(cls, id: str, *, using: str | None = None, archive: str) -> list[EntityVersion]: ...
+    @classmethod
+    def history(cls, id: str, *, using: str | None = None, archive: str | None = None) -> Any:
+        """Return the versions of an entity, the oldest first.
+
+        Args:
+            id: Of the entity.
+            using: Database alias. Default: the log's.
+            archive: Folder or address of the log's archive: the versions that have sunk are
+                returned, too, and the result is a list. Default: those of the database.
+
+        Raises:
+            ArchiveRefused: There is no archive of the versions, or it is damaged.
+            NoSpark: An archive needs pyarrow and deltalake.
+        """
+        alias = using or log_alias(cls.versions)
+        rows: Any = CommandsOnly(cls.versions, using=alias)
+        rows = rows.filter(stream=id, command_id__isnull=False).order_by("version")
+        if archive is None:
+            return rows
+        # First: what sinks after it is in the archive by then.
+        found = {row.version: row for row in rows}
+        sunk = archived_versions(cls.versions, id, folder=archive, using=alias)
+        found = {row.version: row for row in sunk if row.command_id is not None} | found
+        return [found[version] for version in sorted(found)]

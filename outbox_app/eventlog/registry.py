@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 from django.apps import apps
 from django.db.models import Max, Min
 
+from ..aliases import log_alias
+from ..conf import outbox_settings
 from ..exceptions import UnknownLog
-from ..models import EventLog
+from ..models import EntityVersion, EventLog
 
 #: Seconds by which times may be out of order.
 MARGIN = 1.0
@@ -32,6 +34,23 @@ def log_named(name: str) -> type[EventLog]:
             return log
     known = ", ".join(log._meta.db_table for log in all_logs())
     raise UnknownLog(f"There is no log {name!r}. Known: {known}.")
+
+
+def kept_days(log: type[EventLog], days: int) -> int:
+    """Return for how long events of a log are kept where they are to be for so many days."""
+    if issubclass(log, EntityVersion):
+        return max(days, outbox_settings().ENTITY_COMMAND_DAYS)
+    return days
+
+
+def sinks(using: str | None = None) -> dict[type[EventLog], tuple[str, int]]:
+    """Return the logs of the setting SINK, all or those on one alias: archive and age in days."""
+    named = {log_named(name): each for name, each in outbox_settings().SINK.items()}
+    return {
+        log: (archive, kept_days(log, days))
+        for log, (archive, days) in named.items()
+        if using in (None, log_alias(log))
+    }
 
 
 def position_before(log: type[EventLog], moment: datetime, *, using: str) -> int:

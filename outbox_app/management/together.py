@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from django.db import connections
 
-from ..aliases import outbox_alias
+from ..aliases import log_alias, outbox_alias
+from ..eventlog.registry import sinks
 from ..exceptions import OutboxError
 from ..jobs.drain.run import drain_here
 from ..prepared.run import ask_here
 from ..process.foreground import EXIT_DIED, Listen, prepare, stop_on_signals
 from ..process.waiting import StopFlag
-from ..retention.run import retain_here
+from ..retention.run import Sink, retain_here
 from ..subscriptions.run import run_here
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
@@ -30,7 +32,7 @@ logger = get_logger("outbox_app.process")
 
 #: Longest pause before a part is started again, in seconds. One that ran for longer begins anew.
 LONGEST_PAUSE = 60.0
-#: The retention can be cut off: a batch that is not committed is removed another time.
+#: Retention and sink can be cut off: a batch that is not committed is removed another time.
 RETENTION_SECONDS = 2.0
 
 #: Runs a loop, given ``once`` and ``listen``; returns an exit code.
@@ -116,7 +118,28 @@ def _works(using: str, *, only: str | None) -> dict[str, Work]:
         works[f"subscriptions {alias}"] = partial(_handle, chosen)
     works["jobs"] = partial(drain_here, {"using": using})
     works["retention"] = partial(retain_here, using)
+    for alias in sorted({log_alias(log) for log in sinks(only)}):
+        works[f"sink {alias}"] = partial(retain_here, alias, kind=Sink)
     return works
+
+
+@contextmanager
+def sinking(using: str, *, once: bool) -> Iterator[None]:
+    """Beside the block, or ``once`` after it, remove what sinks from the logs of a database."""
+    part = Part(f"sink {using}", partial(retain_here, using, kind=Sink))
+    if not sinks(using):
+        yield
+    elif once:
+        yield
+        part.run(once=True)
+    else:
+        thread = _thread(part)
+        thread.start()
+        try:
+            yield
+        finally:
+            part.stop()
+            thread.join(RETENTION_SECONDS)
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
@@ -125,16 +148,17 @@ def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
 
 
 def _run_in_threads(parts: list[Part]) -> None:
-    threads = [
-        # A daemon: what hangs does not keep the process from ending.
-        threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
-        for part in parts
-    ]
+    threads = [_thread(part) for part in parts]
     connections.close_all()
     for thread in threads:
         thread.start()
     for part, thread in zip(parts, threads, strict=True):
-        thread.join(RETENTION_SECONDS if part.name == "retention" else None)
+        thread.join(RETENTION_SECONDS if part.name.startswith(("retention", "sink")) else None)
+
+
+def _thread(part: Part) -> threading.Thread:
+    # A daemon: what hangs does not keep the process from ending.
+    return threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
 
 
 def _run(part: Part) -> None:

@@ -33,6 +33,7 @@ from ..subscriptions import lag
 from ..subscriptions.lag import SubscriptionLag
 from . import series
 from .series import Commands, Decisions, Delays
+from .sinking import SinkStatus, sink_status
 
 #: Incidents of the last day that are counted.
 INCIDENTS = 1000
@@ -74,6 +75,8 @@ class OutboxStatus:
     delay: Delays = field(default_factory=Delays)
     dead: DeadMatrix = field(default=DeadMatrix([], [], 0, True))
     subscriptions: list[SubscriptionLag] = field(default_factory=list)
+    #: Logs whose old events leave the database.
+    sinks: list[SinkStatus] = field(default_factory=list)
     #: Open gaps, counted up to MANY + 1.
     gaps: int = 0
     #: Transactions in flight that may have written to a table, by table.
@@ -142,6 +145,7 @@ class OutboxStatus:
             },
             "incidents": self.incidents,
             "subscriptions": [each.as_json() for each in self.subscriptions],
+            "sinks": [asdict(each) for each in self.sinks],
             "gaps": self.gaps,
             "prepared": self.prepared and self._prepared_as_json(self.prepared),
         }
@@ -192,6 +196,7 @@ def outbox_status(*, using: str | None = None, parts: Collection[str] = PARTS) -
         facts["dead"] = dead_matrix(using=jobs)
     if "subscriptions" in parts:
         facts["subscriptions"] = lag.lags(using=logs)
+        facts["sinks"] = sink_status(using=using)
         facts["in_flight"] = lag.in_flight(using=logs)
     if "jobs" in parts:
         # MySQL does not say on which table: what it has said of a log is said of the jobs, too.

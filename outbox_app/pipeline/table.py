@@ -21,9 +21,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -31,7 +33,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ..exceptions import ArchiveRefused, DamagedCursor
 from ..failpoints import failpoint
 from .offset import Offset
-from .parquet import DAY, File, damaged, read_checked
+from .parquet import DAY, File, damaged, read_batches, read_checked
 from .store import Store
 
 #: The key of what our commits say, in their metadata.
@@ -159,6 +161,16 @@ class Archive:
         A column that the log was given later is null.
         """
         return read_checked(self.store, file, self.schema)
+
+    def stream(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a stream, by position. Files that have none of it are not opened."""
+        rows: list[dict[str, Any]] = []
+        for file in self._files:
+            first, last = file.ends["stream"]
+            if first <= name <= last:
+                for batch in read_batches(self.store, file, self.schema.names):
+                    rows += batch.filter(pc.equal(batch["stream"], name)).to_pylist()
+        return sorted(rows, key=itemgetter("id"))
 
     def refresh(self) -> None:
         """Look at the newest version, which has to be ours. Raises ``ArchiveRefused``."""
@@ -366,14 +378,15 @@ def _plain(value: Any) -> Any:
 
 
 def _files(table: DeltaTable, store: Store) -> Iterator[File]:
-    columns = ("path", "num_records", "size_bytes", "min.id", "max.id")
+    columns = ("path", "num_records", "size_bytes", "min.id", "max.id", "min.stream", "max.stream")
     found = pa.table(table.get_add_actions(flatten=True))
     if not found.num_rows:
         return
     for row in zip(*(found[name].to_pylist() for name in columns), strict=True):
         if not _NAME.fullmatch(row[0]) or None in row:
             raise _damaged(store, f"{row[0]!r:.200} is no file of an archive")
-        yield File(*row)
+        name, rows, size, first, last, *streams = row
+        yield File(name, rows, size, first, last, {"stream": streams})
 
 
 def _paths(table: DeltaTable) -> set[str]:

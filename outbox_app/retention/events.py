@@ -23,10 +23,10 @@ from django.db.models import F
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
-from ..eventlog.registry import all_logs, log_named
+from ..eventlog.registry import all_logs, kept_days, log_named
 from ..eventlog.window import TOMBSTONE
 from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
-from ..models import Cursor, EntityVersion, Event, EventLog, ParkedStream, Subscription
+from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.lock_wait import atomic_with_lock_wait
@@ -97,9 +97,7 @@ def prune_events(
         require_migrated(alias)
         table = each._meta.db_table
         if table in connections[alias].introspection.table_names():
-            age = days
-            if issubclass(each, EntityVersion):
-                age = max(days, outbox_settings().ENTITY_COMMAND_DAYS)
+            age = kept_days(each, days)
             if age > days:
                 write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
             removed += _prune(
@@ -165,16 +163,10 @@ def _prune(
             f"warning log={table} subscription={name}: it has not run yet, and will not be given "
             "the events that are removed now"
         )
-    try:
-        holds(log, using=using)
-    except ReadRefused as error:
-        raise ReadRefused(
-            f"Nothing of {table} was removed, as it is unknown what was passed: {error}"
-        ) from error
 
     def batches() -> Iterator[tuple[int, int]]:
         removed, holder = 0, ""
-        steps = _batches(log, days, batch_size, archived, using=using, dry_run=dry_run)
+        steps = prune_steps(log, days, batch_size, archived, using=using, dry_run=dry_run)
         try:
             for count, reached, held in steps:
                 removed, holder = removed + count, held
@@ -189,7 +181,7 @@ def _prune(
     return remove(f"log={table}", batches(), age, using=using, dry_run=dry_run, write=write)
 
 
-def _batches(
+def prune_steps(
     log: type[EventLog],
     days: int,
     batch_size: int,
@@ -198,7 +190,17 @@ def _batches(
     using: str,
     dry_run: bool = False,
 ) -> Iterator[tuple[int, int, str]]:
-    """Delete from the front; yield how many rows went, the position reached, what held the next."""
+    """Delete from the front; yield how many rows went, the position reached, what held the next.
+
+    Raises ``ReadRefused``, ``ArchiveRefused``.
+    """
+    try:
+        holds(log, using=using)
+    except ReadRefused as error:
+        raise ReadRefused(
+            f"Nothing of {log._meta.db_table} was removed, as it is unknown what was passed: "
+            f"{error}"
+        ) from error
     rows = log._base_manager.using(using).order_by("pk")
     now = database_time(rows)
     if now is None:

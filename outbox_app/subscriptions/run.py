@@ -6,7 +6,8 @@ the partitions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,8 @@ logger = get_logger("outbox_app.subscriptions")
 
 EXIT_OK, EXIT_STOPPED = 0, 1
 
+Beside = Callable[..., AbstractContextManager[None]]
+
 
 def run(
     names: Sequence[str] = (),
@@ -37,11 +40,13 @@ def run(
     batch_size: int | None = None,
     once: bool = False,
     processes: int = 1,
+    beside: Beside | None = None,
 ) -> int:
     """Run subscriptions in the foreground until SIGTERM or SIGINT, or until ``once`` is done.
 
     By default all that are declared run, with the intervals and page sizes of the settings. Where
-    they are on several aliases, ``using`` chooses one.
+    they are on several aliases, ``using`` chooses one. What ``beside`` returns, given that alias
+    and ``once``, is open meanwhile.
 
     Returns:
         An exit code: 0; 1 where a process died, or with ``once`` a subscription has stopped or
@@ -56,7 +61,7 @@ def run(
         logger.warning("Subscription left out reason=%s", fault)
     prepare(chosen[0].using)
     options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
-    work = partial(run_here, chosen, once=once, **options)
+    work = partial(run_here, chosen, once=once, beside=beside, **options)
     code = run_workers(work, count=processes, restart=not once)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
@@ -91,6 +96,7 @@ def run_here(
     once: bool,
     parent: int | None = None,
     listen: Listen = stop_on_signals,
+    beside: Beside | None = None,
     **options: Any,
 ) -> int:
     """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
@@ -98,7 +104,8 @@ def run_here(
     listen(runner.stop)
     names = ",".join(each.name for each in chosen)
     logger.info("Subscriptions started database=%s names=%s", runner.using, names)
-    handled = runner.run(once=once)
+    with beside(runner.using, once=once) if beside else nullcontext():
+        handled = runner.run(once=once)
     trouble = runner.trouble
     logger.info(*with_trouble(trouble, "Subscriptions stopped handled=%d", handled))
     return EXIT_STOPPED if once and trouble else EXIT_OK

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from outbox_app import publish
 from outbox_app.jobs.drain import status
 from outbox_app.models import (
     DatabaseNow,
     DeadJob,
+    Event,
     Gap,
     Incident,
     Lease,
@@ -349,6 +352,22 @@ def test_the_number_of_statements_does_not_depend_on_the_rows(alias, superuser):
         if rows == 1:
             before = statements()
     assert statements() == before <= 61  # some of them for each log, four for entities
+
+
+def test_what_has_sunk(alias, superuser, settings):
+    assert 'id="outbox-sinks"' not in body(superuser.get(OVERVIEW))
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {"outbox_event": ("/srv/archive", 90)}}
+    with transaction.atomic(using=alias):
+        publish("order-1", "placed", using=alias)
+    Event.objects.using(alias).update(recorded_at=DatabaseNow() - timedelta(days=91, hours=2))
+    page = text(superuser.get(OVERVIEW))
+    shown = "Archive /srv/archive Events sink after 90 d 0 h Oldest in the database 91 d 2 h "
+    assert shown in page
+    assert "Behind 1 d 2 h Waits for No process runs it." in page
+    Process.objects.using(alias).create(
+        id=uuid4(), resource="sink", host="h", pid=1, lease_seconds=9, trouble="held <b>by</b> x"
+    )
+    assert "Waits for held <b>by</b> x" in text(superuser.get(OVERVIEW))
 
 
 class TestEntities:

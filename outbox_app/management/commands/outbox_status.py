@@ -146,6 +146,7 @@ def table(status: OutboxStatus, found: list[Problem]) -> Iterator[str]:
             f"{'  SILENT' if each.is_silent else ''}{'  TROUBLE: ' + trouble if trouble else ''}"
         )
     yield from subscriptions(status)
+    yield from sinks(status)
     yield from prepared(status)
 
 
@@ -168,6 +169,17 @@ def subscriptions(status: OutboxStatus) -> Iterator[str]:
         yield f"  {one_line(each.name, 60):<30} {each.state:<8} {each.shown} behind{late}{parked}"
     if status.subscriptions or status.gaps:
         yield f"gaps        {shown_count(status.gaps)} open"
+
+
+def sinks(status: OutboxStatus) -> Iterator[str]:
+    for each in status.sinks:
+        oldest = "empty"
+        if each.position is not None:
+            oldest = f"the oldest {duration(each.oldest_seconds)} old, position {each.position}"
+        behind = f", {duration(each.behind_seconds)} behind" if each.behind_seconds else ""
+        yield f"sink        {each.log} after {each.days} d: {oldest}{behind}"
+        if trouble := one_line(each.trouble, 200) if each.is_run else "no process runs it":
+            yield f"  {trouble}"
 
 
 def prepared(status: OutboxStatus) -> Iterator[str]:

@@ -19,7 +19,8 @@ Does in one process what these commands do each in its own:
   run_subscriptions  hands events to the subscriptions that the project declares
   run_prepared       asks senders what became of prepared events
   outbox_prune       removes what was kept long enough, once an hour: inbox, incidents, results of
-                     tasks, prepared events, and events where OUTBOX["EVENT_RETENTION_DAYS"] is set
+                     tasks, prepared events, and events where OUTBOX["EVENT_RETENTION_DAYS"] is set;
+                     and, all the time, archived events of the logs that OUTBOX["SINK"] names
 
 For one server, or a few. Run two on different hosts, and one takes over from the other. When one
 part is too slow, run its own command beside this one: they share the work by the same leases.

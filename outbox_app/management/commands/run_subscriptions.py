@@ -5,12 +5,14 @@ Thin: arguments in, ``subscriptions.run.run`` out.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from ...subscriptions.run import run
 from ..teaching import TeachingCommand
+from ..together import sinking
 
 HELP = """
 Hands committed events to the subscriptions that the project declares (@subscriber, Projection), in
@@ -26,6 +28,10 @@ partition, and if it is killed another takes it over when its lease has run out
 
 A handler that raises stops its partition and is retried; manage.py outbox_subscriptions list and
 the admin show its error.
+
+Where OUTBOX["SINK"] names a log of this database, one of these processes also removes its old
+events: those that the archive holds, and that every subscription has passed. It needs
+manage.py outbox_pipeline archive --follow beside it.
 
 Exit codes: 0 stopped or done; 1 a process died, or with --once a subscription has stopped;
 2 wrong arguments, no tables, or nothing to run.
@@ -50,4 +56,4 @@ class Command(TeachingCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        self.run(run, **options)
+        self.run(partial(run, beside=sinking), **options)

@@ -7,23 +7,53 @@ the hash of its name: what has rotted on disk is no reason to delete a row.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Field, JSONField
 
 from ...exceptions import NoSpark
+from ...models import EntityVersion
+
+if TYPE_CHECKING:
+    from ..table import Archive
+
+
+def load_archive(folder: str, log: str) -> Archive:
+    """Return an archive, read without Spark. Raises ``NoSpark``, ``ArchiveRefused``."""
+    try:
+        from ..table import Archive
+    except ImportError as error:
+        raise NoSpark(
+            f"Reading an archive needs pyarrow and deltalake, and {error.name} cannot be "
+            "imported: pip install 'outbox-app[spark]'."
+        ) from error
+    return Archive.load(folder, log)
+
+
+def archived_versions(
+    log: type[EntityVersion], id: str, *, folder: str, using: str
+) -> list[EntityVersion]:
+    """Return the versions of an entity that an archive has, the oldest first."""
+    found = []
+    for row in load_archive(folder, log._meta.db_table).stream(id):
+        values = {
+            field.attname: _python_value(field, row[field.column])
+            for field in log._meta.concrete_fields
+            if field.column in row
+        }
+        version = log(**values)
+        version._state.adding, version._state.db = False, using
+        found.append(version)
+    return found
 
 
 class ArchiveLookup:
     """The rows of an archive, asked for in the order of their positions."""
 
     def __init__(self, folder: str, log: str) -> None:
-        try:
-            from ..table import Archive
-        except ImportError as error:
-            raise NoSpark(
-                f"Reading an archive needs pyarrow and deltalake, and {error.name} cannot be "
-                "imported: pip install 'outbox-app[spark]'."
-            ) from error
-        self._archive = Archive.load(folder, log)
+        self._archive = load_archive(folder, log)
         self._files = self._archive.files()
         #: Of the files whose positions have been reached and not passed yet.
         self._open: dict[str, tuple[int, dict[int, str]]] = {}
@@ -54,6 +84,10 @@ class ArchiveLookup:
         for _, rows in self._open.values():
             known |= rows
         return known
+
+
+def _python_value(field: Field[Any, Any], value: Any) -> Any:
+    return json.loads(value) if value and isinstance(field, JSONField) else field.to_python(value)
 
 
 def _plain(message_id: object) -> str:

@@ -1,0 +1,59 @@
+"""What has sunk of the logs of the setting SINK, how far behind that is, and why.
+
+One statement a log, which looks at its first row, and one a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..aliases import log_alias
+from ..eventlog.registry import sinks
+from ..models import DatabaseNow, Process
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """A log whose old events leave the database once its archive holds them."""
+
+    log: str
+    archive: str
+    #: Events of this age sink.
+    days: int
+    #: Position and age of the oldest event that is still in the database; None where there is none.
+    position: int | None
+    oldest_seconds: float
+    #: For how long that should have sunk.
+    behind_seconds: float
+    #: Whether a process sees to it, and what that waits for.
+    is_run: bool
+    trouble: str
+
+
+def sink_status(*, using: str | None = None) -> list[SinkStatus]:
+    """Return the facts of all logs that sink, or of those on one alias."""
+    found = []
+    troubles: dict[str, list[str]] = {}
+    for log, (archive, days) in sinks(using).items():
+        alias = log_alias(log)
+        if alias not in troubles:
+            processes = Process.objects.using(alias).filter(resource="sink")
+            troubles[alias] = list(processes.values_list("trouble", flat=True))
+        rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
+        oldest = rows.values_list("pk", "recorded_at", "now").first()
+        age = (oldest[2] - oldest[1]).total_seconds() if oldest else 0.0
+        found.append(
+            SinkStatus(
+                log=log._meta.db_table,
+                archive=archive,
+                days=days,
+                position=oldest[0] if oldest else None,
+                oldest_seconds=age,
+                behind_seconds=max(0.0, age - days * DAY),
+                is_run=bool(troubles[alias]),
+                trouble="; ".join(filter(None, troubles[alias])),
+            )
+        )
+    return found

@@ -1,0 +1,212 @@
+"""``OUTBOX["SINK"]``: what is old, archived and passed by all leaves the database by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+from django.db.models import QuerySet
+
+from outbox_app import subscriber
+from outbox_app.checks.values import check_settings
+from outbox_app.eventlog.registry import sinks
+from outbox_app.exceptions import ArchiveRefused, UnknownEntity
+from outbox_app.management import together
+from outbox_app.models import DatabaseNow, Event, Lease, Process
+from outbox_app.monitoring.sinking import sink_status
+from outbox_app.pipeline.table import Archive
+from outbox_app.retention import run as retention
+from outbox_app.retention.run import Sink
+from tests.entities.models import Account, AccountVersion
+from tests.patience import eventually
+
+from .harness import archive, publish_some
+
+LOG = "outbox_event"
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def folder(tmp_path, settings, monkeypatch, new_log):
+    """The archive of the log, into which events of three days sink, two at a time."""
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: (str(tmp_path / "archive"), 3)}}
+    monkeypatch.setattr(retention, "BATCH_SIZE", 2)
+    return str(tmp_path / "archive")
+
+
+@pytest.fixture
+def old(alias):
+    """``old(n)``: publish so many events, ten days old."""
+
+    def make(count: int) -> list[int]:
+        positions = publish_some(alias, count)
+        rows = Event.objects.using(alias).filter(pk__in=positions)
+        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
+        return positions
+
+    return make
+
+
+@pytest.fixture
+def left(alias):
+    """``left()``: positions that are in the database."""
+    return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))
+
+
+def test_what_is_archived_sinks_and_the_rest_waits_for_the_archive(alias, folder, old, left):
+    old(5)
+    archive(alias, folder)
+    later = old(2)
+    sink = Sink(using=alias)
+    assert sink.run(once=True) == 5
+    assert left() == later
+    assert sink.trouble == f"{LOG} is held by position {later[0]}, which is not archived"
+    archive(alias, folder)
+    young = publish_some(alias, 1)
+    sink = Sink(using=alias)
+    assert sink.run(once=True) == 2
+    assert left() == young
+    assert sink.trouble == ""
+    assert len(Archive.load(folder, LOG).files()) == 3
+
+
+@pytest.mark.parametrize("command", ["run_subscriptions", "run_outbox"])
+def test_what_a_subscription_has_not_passed_stays(alias, folder, old, left, command):
+    handled = []
+
+    @subscriber("picky", on_error="stop", batch_size=1)
+    def picky(events):
+        if len(handled) == 2:
+            raise ValueError("not this one")
+        handled.append(events[0].id)
+
+    positions = old(5)
+    archive(alias, folder)
+    with pytest.raises(SystemExit):  # the subscription has stopped
+        call_command(command, "--once", "--database", alias, stdout=StringIO())
+    assert handled == positions[:2]
+    assert left() == positions[2:]
+    assert not Lease.objects.using(alias).filter(owner__isnull=False).exists()
+    handled.append(positions[2])
+    call_command(command, "--once", "--database", alias, stdout=StringIO())
+    assert left() == []
+
+
+def test_it_runs_beside_the_subscriptions_until_they_stop(alias, folder, old, left):
+    old(3)
+    archive(alias, folder)
+    with together.sinking(alias, once=False):
+        eventually(lambda: not left(), "all have sunk")
+        [process] = Process.objects.using(alias).filter(resource="sink")
+        assert process.trouble == ""
+    assert not Process.objects.using(alias).exists()
+
+
+def test_one_process_at_a_time(alias, folder, old, left):
+    old(3)
+    archive(alias, folder)
+    first, second = Sink(using=alias), Sink(using=alias)
+    assert first._turn() is True  # two of them
+    assert second._turn() is False
+    assert len(left()) == 1
+    first._leave()
+    assert second.run(once=True) == 0  # its next look at the leases is not due yet
+    assert Sink(using=alias).run(once=True) == 1
+
+
+def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
+    alias, folder, old, left, settings, tmp_path
+):
+    nowhere = str(tmp_path / "nowhere")
+    both = {"account_version": (nowhere, 3), **settings.OUTBOX["SINK"]}
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": both}
+    old(3)
+    archive(alias, folder)
+    sink = Sink(using=alias)
+    assert sink.run(once=True) == 3
+    assert left() == []
+    assert sink.has_failed
+    assert sink.trouble.startswith(f"account_version: ArchiveRefused: {nowhere} is no archive")
+
+
+def test_versions_of_entities_are_kept_for_the_days_of_their_commands(alias, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {"account_version": ("x", 3)}}
+    assert sinks() == {AccountVersion: ("x", 30)}
+    assert sinks("elsewhere") == {}
+
+
+def test_versions_that_have_sunk_are_read_from_the_archive(alias, settings, tmp_path):
+    to = str(tmp_path / "versions")
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {"account_version": (to, 30)}}
+    for n, (id, command) in enumerate([("a", "open"), ("b", "open"), ("a", "date"), ("a", "date")]):
+        arguments = {"owner": id} if command == "open" else {}
+        Account.execute(id, command, arguments, command_id=f"c{n}", using=alias)
+    rows = QuerySet(AccountVersion, using=alias)
+    newest = rows.order_by("-pk").values_list("pk", flat=True)[0]
+    rows.exclude(pk=newest).update(recorded_at=DatabaseNow() - timedelta(days=31))
+    told = [vars(row) for row in Account.history("a", using=alias)]
+    archive(alias, to, log=AccountVersion)
+    assert Sink(using=alias).run(once=True) == 3
+    assert [row.version for row in Account.history("a", using=alias)] == [3]
+    found = Account.history("a", using=alias, archive=to)
+    assert [
+        {name: value for name, value in vars(row).items() if name != "_state"} for row in found
+    ] == [{name: value for name, value in row.items() if name != "_state"} for row in told]
+    assert Account.at("a", version=1, using=alias, archive=to) == told[0]["state"]
+    assert Account.at("a", version=3, using=alias, archive="not looked at") == told[2]["state"]
+    for version, where in ((1, None), (4, to)):
+        with pytest.raises(UnknownEntity, match=f"no version {version}"):
+            Account.at("a", version=version, using=alias, archive=where)
+    with pytest.raises(ArchiveRefused, match="is no archive"):
+        Account.history("a", using=alias, archive=str(tmp_path / "nowhere"))
+    assert Account.history("z", using=alias, archive=to) == []
+
+
+def test_what_has_sunk_is_shown(alias, folder, old):
+    positions = old(3)
+    archive(alias, folder)
+    [status] = sink_status()
+    assert (status.log, status.archive, status.days) == (LOG, folder, 3)
+    assert status.position == positions[0]
+    assert 7 * 86400 <= status.behind_seconds < 7.1 * 86400
+    assert not status.is_run
+
+    def said(*arguments):
+        output = StringIO()
+        with contextlib.suppress(SystemExit):
+            call_command("outbox_status", *arguments, stdout=output)
+        return output.getvalue()
+
+    text = said()
+    assert f"{LOG} after 3 d: the oldest 10 d 0 h old, position {positions[0]}, 7 d 0 h" in text
+    assert "no process runs it" in text
+    Sink(using=alias).run(once=True)
+    [shown] = json.loads(said("--json"))["sinks"]
+    assert shown["position"] is None
+    assert shown["behind_seconds"] == 0
+    assert f"{LOG} after 3 d: empty" in said()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "archive",
+        {"no_such_log": ("archive", 3)},
+        {LOG: "archive"},
+        {LOG: ("", 3)},
+        {LOG: ("archive", 0)},
+        {LOG: ("archive", True)},
+        {LOG: ("archive", 3, 4)},
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense(settings, value):
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": value}
+    [found] = check_settings()
+    assert found.id == "outbox.E003"
+    assert "a dictionary of logs by their tables, each with (archive, days)" in found.msg
