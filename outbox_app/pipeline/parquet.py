@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -94,6 +95,22 @@ def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[p
         if getattr(error, "errno", None):
             raise  # of the disk, or on the way
         raise damaged(store, file) from error
+
+
+def read_stream(
+    store: Store, files: Iterable[File], columns: Sequence[str], name: str
+) -> list[dict[str, Any]]:
+    """Return the rows of a stream, by position; files that cannot have any are not opened.
+
+    Raises ``ArchiveRefused``.
+    """
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        first, last = file.ends["stream"]
+        if first <= name <= last:
+            for batch in read_batches(store, file, columns):
+                rows += batch.filter(pc.equal(batch["stream"], name)).to_pylist()
+    return sorted(rows, key=itemgetter("id"))
 
 
 def damaged(store: Store, file: File) -> ArchiveRefused:

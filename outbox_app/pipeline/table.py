@@ -21,11 +21,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -33,7 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ..exceptions import ArchiveRefused, DamagedCursor
 from ..failpoints import failpoint
 from .offset import Offset
-from .parquet import DAY, File, damaged, read_batches, read_checked
+from .parquet import DAY, File, damaged, read_checked
 from .store import Store
 
 #: The key of what our commits say, in their metadata.
@@ -118,8 +116,7 @@ class Archive:
             if not DeltaTable.is_deltatable(store.folder):
                 # What a killed process has left of its first commit does not count.
                 names = [n for n in store.list() if not re.match("_delta_log/(_|.*#)", n)]
-                # Another process may have made it since it was looked for.
-                if names and not DeltaTable.is_deltatable(store.folder):
+                if names and not DeltaTable.is_deltatable(store.folder):  # made meanwhile
                     raise ArchiveRefused(
                         f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
                         "Name an empty folder, or a new one."
@@ -161,16 +158,6 @@ class Archive:
         A column that the log was given later is null.
         """
         return read_checked(self.store, file, self.schema)
-
-    def stream(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of a stream, by position. Files that have none of it are not opened."""
-        rows: list[dict[str, Any]] = []
-        for file in self._files:
-            first, last = file.ends["stream"]
-            if first <= name <= last:
-                for batch in read_batches(self.store, file, self.schema.names):
-                    rows += batch.filter(pc.equal(batch["stream"], name)).to_pylist()
-        return sorted(rows, key=itemgetter("id"))
 
     def refresh(self) -> None:
         """Look at the newest version, which has to be ours. Raises ``ArchiveRefused``."""
@@ -385,8 +372,7 @@ def _files(table: DeltaTable, store: Store) -> Iterator[File]:
     for row in zip(*(found[name].to_pylist() for name in columns), strict=True):
         if not _NAME.fullmatch(row[0]) or None in row:
             raise _damaged(store, f"{row[0]!r:.200} is no file of an archive")
-        name, rows, size, first, last, *streams = row
-        yield File(name, rows, size, first, last, {"stream": streams})
+        yield File(*row[:5], ends={"stream": row[5:]})  # type: ignore[misc]
 
 
 def _paths(table: DeltaTable) -> set[str]:

@@ -36,8 +36,11 @@ def archived_versions(
     log: type[EntityVersion], id: str, *, folder: str, using: str
 ) -> list[EntityVersion]:
     """Return the versions of an entity that an archive has, the oldest first."""
+    archive = load_archive(folder, log._meta.db_table)
+    from ..parquet import read_stream
+
     found = []
-    for row in load_archive(folder, log._meta.db_table).stream(id):
+    for row in read_stream(archive.store, archive.files(), archive.schema.names, id):
         values = {
             field.attname: _python_value(field, row[field.column])
             for field in log._meta.concrete_fields
