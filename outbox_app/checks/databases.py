@@ -19,10 +19,11 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
+from ..entities.operations import declared_types
 from ..eventlog.registry import all_logs
 from ..jobs.staging.declarations import load_tasks
 from ..jobs.staging.sending import celery_app
-from ..models import EntityRow, StagedJob
+from ..models import StagedJob
 from ..models.collation import COLLATIONS
 from ..process.preflight import SQLITE_OPTIONS, session_faults, sqlite_fault
 from ..process.wakeup import JOBS
@@ -36,8 +37,7 @@ HEAR_SECONDS = 5.0
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    models = [*apps.get_app_config("outbox_app").get_models(), *all_logs()]
-    models += [model for model in apps.get_models() if issubclass(model, EntityRow)]
+    models = [*apps.get_app_config("outbox_app").get_models(), *all_logs(), *declared_types()]
     ours = {model._meta.db_table for model in models}
     found: list[CheckMessage] = []
     for connection, tables in _holding(databases):
@@ -58,7 +58,7 @@ def _holding(databases: Sequence[str] | None) -> Iterator[tuple[Any, set[str]]]:
 def _check_mysql(connection: Any, tables: list[str]) -> Iterator[CheckMessage]:
     collation = COLLATIONS[connection.mysql_is_mariadb]
     slots = ", ".join(["%s"] * len(tables))
-    entities = {m._meta.db_table for m in apps.get_models() if issubclass(m, EntityRow)}
+    entities = {each._meta.db_table for each in declared_types()}
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_name, engine FROM information_schema.tables "

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
 from django.db.models import CheckConstraint, UniqueConstraint
 
 from ..aliases import log_alias
 from ..entities.declaration import TypeSpec
+from ..entities.operations import declared_types
 from ..models import EntityRow, EntityVersion
 from .messages import listed
 
@@ -26,7 +27,7 @@ from .messages import listed
 def check_entities(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    types = _types()
+    types = declared_types()
     for entity in types:
         if app_configs is None or entity._meta.app_config in app_configs:
             found = *_check_versions(entity, types), *_check_values(entity), *_check_columns(entity)
@@ -38,7 +39,7 @@ def check_entities(
 def check_requests(**kwargs: Any) -> list[CheckMessage]:
     """Say where requests have transactions of their own: their commands get no batches."""
     by_alias: dict[str, list[str]] = defaultdict(list)
-    for entity in _types():
+    for entity in declared_types():
         by_alias[router.db_for_write(entity)].append(entity.__name__)
     return [
         Warning(
@@ -52,11 +53,6 @@ def check_requests(**kwargs: Any) -> list[CheckMessage]:
         for alias, names in sorted(by_alias.items())
         if connections.settings[alias]["ATOMIC_REQUESTS"]
     ]
-
-
-def _types() -> list[Any]:
-    models = [model for model in apps.get_models() if issubclass(model, EntityRow)]
-    return [model for model in models if not model._meta.proxy]
 
 
 def _check_values(entity: Any) -> Iterator[CheckMessage]:

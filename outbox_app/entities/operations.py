@@ -51,12 +51,16 @@ ERASED = "erased"
 BATCH_SIZE = 500
 
 
+def declared_types() -> list[Any]:
+    """Return the entity types of the project, declared soundly or not, by label."""
+    models = [m for m in apps.get_models() if issubclass(m, EntityRow) and not m._meta.proxy]
+    return sorted(models, key=lambda model: model._meta.label)
+
+
 def entity_types() -> list[Any]:
     """Return the entity types of the project whose versions are declared soundly, by label."""
-    models: list[Any] = [m for m in apps.get_models() if issubclass(m, EntityRow)]
-    logs = [(m, getattr(m, "versions", None)) for m in models if not m._meta.proxy]
-    sound = [m for m, log in logs if isinstance(log, type) and issubclass(log, EntityVersion)]
-    return sorted(sound, key=lambda model: model._meta.label)
+    logs = [(each, getattr(each, "versions", None)) for each in declared_types()]
+    return [each for each, log in logs if isinstance(log, type) and issubclass(log, EntityVersion)]
 
 
 def entity_named(name: str) -> Any:

@@ -9,7 +9,7 @@ from django.db import connections, models
 from django.test.utils import isolate_apps
 
 from outbox_app.checks import entities
-from outbox_app.entities import Entity, command
+from outbox_app.entities import Entity, command, operations
 from outbox_app.models import EntityVersion
 from tests.entities.models import Account, AccountVersion
 
@@ -21,7 +21,7 @@ def found(monkeypatch, settings):
 
     def check(*types):
         monkeypatch.setattr(
-            entities, "apps", SimpleNamespace(get_models=lambda: [*types, AccountVersion])
+            operations, "apps", SimpleNamespace(get_models=lambda: [*types, AccountVersion])
         )
         return [(message.id, message.msg) for message in entities.check_entities()]
 
