@@ -295,8 +295,7 @@ class Archive:
 
     def _require_unchanged(self, version: int) -> None:
         """See that what others have committed after a version of ours has changed no row."""
-        ours = DeltaTable(self.store.folder, version=version)
-        if _paths(ours) != _paths(self._table):
+        if _paths(DeltaTable(self.store.folder, version=version)) != _paths(self._table):
             told = next(c for c in reversed(self._table.history()) if c["version"] > version)
             raise ArchiveRefused(
                 f"Another program has changed the archive {self.store.folder}: version "

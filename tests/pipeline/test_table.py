@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, TableFeatures, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -157,13 +157,6 @@ def test_what_changes_no_row_is_no_matter(filled, folder):
     filled.assert_whole()
     filled.add(1)
     filled.assert_whole()
-
-
-def test_a_newer_protocol_is_refused(filled, folder):
-    DeltaTable(folder).alter.add_feature(
-        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
-    )
-    refused(folder, "raised the protocol of the archive .* to 3 and 7")
 
 
 def log_file(folder, version):
