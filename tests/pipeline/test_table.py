@@ -26,7 +26,7 @@ from outbox_app.pipeline import compaction
 from outbox_app.pipeline.compaction import compact
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 from outbox_app.pipeline.parquet import read_batches, write_days
-from outbox_app.pipeline.schema import ddl, kind_of
+from outbox_app.pipeline.schema import COLUMNS, ddl, kind_of
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
 
@@ -373,13 +373,13 @@ def test_the_offset_outlives_clean_up(folder):
 
 
 class Machine(RuleBasedStateMachine):
-    """Archive, be killed, compact, vacuum, add a column: the rows of the table are those passed."""
+    """Archive, be killed, compact, vacuum, prune, add a column: the rows are those passed."""
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.batches = Batches(f"{self.folder.name}/archive")
-        self.columns = 0
+        self.columns = self.pruned = 0
 
     @rule(size=st.integers(0, 4))
     def archive(self, size):
@@ -416,6 +416,16 @@ class Machine(RuleBasedStateMachine):
         self.columns += 1
         more = [pa.field(f"more{n}", pa.string()) for n in range(self.columns)]
         self.batches.archive.add_columns(pa.schema([*ARROW, *more]))
+
+    @rule()
+    def prune(self):
+        """What a killed process has left is no reason to delete a row."""
+        made = COLUMNS.index("message_id")
+        log = [(row[0], row[made]) for row in self.batches.rows][self.pruned :]
+        log += [(id, f"text {id}") for id in range(10**6, 10**6 + 2)]
+        there = ArchiveLookup(self.batches.folder, LOG).first(log)
+        assert there == len(log) - 2
+        self.pruned += there
 
     @rule()
     def somebody_else_goes_on(self):
