@@ -52,6 +52,7 @@ LISTS: dict[str, tuple[str, dict[str, str]] | None] = {
     "sender_silent": ("preparedevent", {"state": "prepared"}),
     "peer_clock": ("peer", {}),
     "contradiction": ("incident", {"kind": "contradiction"}),
+    "sink": None,
     "transaction": None,
     "snapshot": None,
 }
@@ -316,15 +317,11 @@ def sinks(found: list[SinkStatus]) -> list[tuple[str, str, list[tuple[str, str]]
                 (_("Oldest in the database"), duration(each.oldest_seconds)),
                 (_("Its position"), str(each.position or "-")),
                 (_("Behind"), duration(each.behind_seconds) if each.behind_seconds else "-"),
-                (_("Waits for"), _waits_for(each)),
+                (_("Waits for"), masked_line(each.waits_for, 200) or "-"),
             ],
         )
         for each in found
     ]
-
-
-def _waits_for(each: SinkStatus) -> str:
-    return masked_line(each.trouble, 200) or "-" if each.is_run else _("No process runs it.")
 
 
 def prepared(

@@ -28,6 +28,8 @@ BAD, WARNING = "bad", "warning"
 LATE = 300.0
 #: A transaction that has written and is open for longer is a problem, in seconds.
 OLD_WRITER = 60.0
+#: Events that should have sunk for longer, and wait for something, are a problem, in seconds.
+OLD_SINK = 3600.0
 
 
 class Kind(NamedTuple):
@@ -116,6 +118,9 @@ CODES = {
     "gaps": Kind(WARNING, ngettext_lazy(
         "%(count)s gap is open.", "%(count)s gaps are open.", "n"),
         _("Look for the events; skip the gaps that stay.")),
+    "sink": Kind(WARNING, ngettext_lazy(
+        "%(count)s log does not sink.", "%(count)s logs do not sink.", "n"),
+        _("Remove what it waits for; it continues by itself.")),
     "transaction": Kind(
         WARNING, _("A transaction that writes has been open for %(age)s."),
         _("Its jobs and events wait for its commit: end it if it hangs.")),
@@ -219,6 +224,10 @@ def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     if status.clocks:
         away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
         found.append(_counted("peer_clock", len(away), *away))
+    still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
+             if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
+    if still:
+        found.append(_counted("sink", len(still), *still))
     if status.gaps:
         found.append(_counted("gaps", status.gaps))
     order = list(CODES)

@@ -12,6 +12,7 @@ from ..eventlog.registry import sinks
 from ..models import DatabaseNow, Process
 
 DAY = 86400.0
+NOT_RUN = "no process of run_subscriptions or run_outbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,8 @@ class SinkStatus:
     oldest_seconds: float
     #: For how long that should have sunk.
     behind_seconds: float
-    #: Whether a process sees to it, and what that waits for.
-    is_run: bool
-    trouble: str
+    #: Empty where it sinks, or catches up.
+    waits_for: str
 
 
 def sink_status(*, using: str | None = None) -> list[SinkStatus]:
@@ -40,7 +40,7 @@ def sink_status(*, using: str | None = None) -> list[SinkStatus]:
         alias = log_alias(log)
         if alias not in troubles:
             processes = Process.objects.using(alias).filter(resource="sink")
-            troubles[alias] = list(processes.values_list("trouble", flat=True))
+            troubles[alias] = list(processes.values_list("trouble", flat=True)) or [NOT_RUN]
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()
         age = (oldest[2] - oldest[1]).total_seconds() if oldest else 0.0
@@ -52,8 +52,7 @@ def sink_status(*, using: str | None = None) -> list[SinkStatus]:
                 position=oldest[0] if oldest else None,
                 oldest_seconds=age,
                 behind_seconds=max(0.0, age - days * DAY),
-                is_run=bool(troubles[alias]),
-                trouble="; ".join(filter(None, troubles[alias])),
+                waits_for="; ".join(filter(None, troubles[alias])),
             )
         )
     return found

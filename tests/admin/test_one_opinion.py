@@ -6,6 +6,7 @@ import json
 import re
 import time
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -18,6 +19,7 @@ from outbox_app import views
 from outbox_app.metrics import exposition
 from outbox_app.models import (
     Cursor,
+    Event,
     Gap,
     Incident,
     Lease,
@@ -46,7 +48,7 @@ LIMITS = {
 
 
 @pytest.fixture
-def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
+def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch, settings):
     """Returns what has a problem happen, by its code; a drainer that is well owns all shards."""
     worker = drainer(shards=128)
     drainers, leases = Process.objects.using(alias), Lease.objects.using(alias)
@@ -80,6 +82,11 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
     def gap():
         Gap.objects.using(alias).create(kind="version", log="outbox_event", first=1, last=2)
 
+    def sink():
+        published("a")
+        Event.objects.using(alias).update(recorded_at=DatabaseNow() - timedelta(days=9))
+        settings.OUTBOX = {**settings.OUTBOX, "SINK": {"outbox_event": ("/srv/archive", 8)}}
+
     def prepared(**columns):
         PreparedEvent.objects.using(alias).create(
             sender="alias:billing", event_id=uuid4(), decide_by=DatabaseNow(), **columns
@@ -110,6 +117,7 @@ def outbox(alias, staged, died, drainer, published, run, seen_by, monkeypatch):
         "parked": parked,
         "dead": lambda: died(2),
         "gaps": gap,
+        "sink": sink,
         "no_check_back": lambda: prepared(next_check_at=DatabaseNow()),
         "undecided": lambda: prepared(state="undecided"),
         "sender_silent": lambda: prepared(unreachable=3, last_answer="OSError: away"),

@@ -362,7 +362,7 @@ def test_what_has_sunk(alias, superuser, settings):
     page = text(superuser.get(OVERVIEW))
     shown = "Archive /srv/archive Events sink after 90 d 0 h Oldest in the database 91 d 2 h "
     assert shown in page
-    assert "Behind 1 d 2 h Waits for No process runs it." in page
+    assert "Behind 1 d 2 h Waits for no process of run_subscriptions or run_outbox " in page
     Process.objects.using(alias).create(
         id=uuid4(), resource="sink", host="h", pid=1, lease_seconds=9, trouble="held <b>by</b> x"
     )

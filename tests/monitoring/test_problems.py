@@ -12,6 +12,7 @@ from outbox_app.jobs.drain.status import Backlog, DrainerStatus, Held
 from outbox_app.models import Process
 from outbox_app.models.counting import MANY
 from outbox_app.monitoring.diagnosis import CODES, Limits, is_healthy, problems
+from outbox_app.monitoring.sinking import SinkStatus
 from outbox_app.monitoring.status import OutboxStatus
 from outbox_app.subscriptions.lag import SubscriptionLag
 
@@ -172,6 +173,14 @@ def test_gaps_and_old_transactions():
         ("snapshot", "A transaction has been open for 1 h 0 min: it keeps deleted rows in the "
                      "tables."),
     ]  # fmt: skip
+
+
+def test_a_log_that_does_not_sink():
+    sunk = SinkStatus("outbox_event", "/srv", 9, 1, 10 * 86400, 86400.0, "the archive")
+    early, fast = replace(sunk, behind_seconds=3599.0), replace(sunk, waits_for="")
+    assert warned(replace(FINE, sinks=[early, fast])) == []
+    [problem] = problems(replace(FINE, sinks=[early, sunk]), Limits())
+    assert (problem.text, problem.detail) == ("1 log does not sink.", "outbox_event: the archive")
 
 
 def test_every_code_has_its_texts():

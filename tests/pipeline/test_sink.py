@@ -174,7 +174,7 @@ def test_what_has_sunk_is_shown(alias, folder, old):
     assert (status.log, status.archive, status.days) == (LOG, folder, 3)
     assert status.position == positions[0]
     assert 7 * 86400 <= status.behind_seconds < 7.1 * 86400
-    assert not status.is_run
+    assert status.waits_for == "no process of run_subscriptions or run_outbox"
 
     def said(*arguments):
         output = StringIO()
@@ -184,7 +184,8 @@ def test_what_has_sunk_is_shown(alias, folder, old):
 
     text = said()
     assert f"{LOG} after 3 d: the oldest 10 d 0 h old, position {positions[0]}, 7 d 0 h" in text
-    assert "no process runs it" in text
+    assert "  waits for: no process of run_subscriptions" in text
+    assert "1 log does not sink." in text
     Sink(using=alias).run(once=True)
     [shown] = json.loads(said("--json"))["sinks"]
     assert shown["position"] is None

@@ -178,8 +178,8 @@ def sinks(status: OutboxStatus) -> Iterator[str]:
             oldest = f"the oldest {duration(each.oldest_seconds)} old, position {each.position}"
         behind = f", {duration(each.behind_seconds)} behind" if each.behind_seconds else ""
         yield f"sink        {each.log} after {each.days} d: {oldest}{behind}"
-        if trouble := one_line(each.trouble, 200) if each.is_run else "no process runs it":
-            yield f"  {trouble}"
+        if each.waits_for:
+            yield f"  waits for: {one_line(each.waits_for, 200)}"
 
 
 def prepared(status: OutboxStatus) -> Iterator[str]:
