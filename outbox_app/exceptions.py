@@ -62,7 +62,7 @@
         ├── NoSpark             PySpark, pyarrow or Java is missing
         ├── InvalidOption       an option of the data source is invalid (also a ValueError)
         ├── InvalidSchema       a column that no log has, or of another type (also a ValueError)
-        ├── Unreachable         a database cannot be connected to from here
+        ├── Unreachable         a database or an object store does not answer, or refuses
         └── ArchiveRefused      a folder is no archive of this log, or one that is damaged
 
 What refuses a job or an event is raised before any statement that could break a transaction.
@@ -363,7 +363,10 @@ class InvalidSchema(PipelineError, ValueError):
 
 
 class Unreachable(PipelineError):
-    """A database cannot be connected to from here. The message never holds a password."""
+    """A database or an object store cannot be connected to from here, or refuses.
+
+    The message never holds a password.
+    """
 
 
 class ArchiveRefused(PipelineError):

@@ -89,12 +89,9 @@ def read_batches(store: Store, file: File, columns: Sequence[str]) -> Iterator[p
             there = set(reader.schema_arrow.names)
             names = [name for name in dict.fromkeys([*columns, "id"]) if name in there]
             yield from reader.iter_batches(columns=names)
-    except FileNotFoundError as error:
-        raise damaged(store, file) from error
-    except (pa.ArrowInvalid, OSError) as error:
-        if getattr(error, "errno", None):
-            raise  # of the disk, or on the way
-        raise damaged(store, file) from error
+    except (pa.ArrowInvalid, OSError):
+        read_checked(store, file)
+        raise  # it was on the way
 
 
 def read_stream(

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from pyarrow import fs
 
-from ..exceptions import ArchiveRefused
+from ..exceptions import ArchiveRefused, Unreachable
+from ..text import one_line
+
+#: What the store itself has answered; the rest may hold a token.
+_ANSWER = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 
 
 class Store:
@@ -24,6 +30,8 @@ class Store:
 
     Raises:
         ArchiveRefused: It is no such address, or one that holds more than the place.
+
+    Each method raises ``Unreachable`` where an object store refuses or does not answer.
     """
 
     def __init__(self, folder: str) -> None:
@@ -44,22 +52,24 @@ class Store:
 
     def list(self) -> dict[str, int]:
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
-        found = self.system.get_file_info(selector)
+        with self._reached():
+            found = self.system.get_file_info(selector)
         start = len(self.root) + 1
         return {info.path[start:]: info.size for info in found if info.type == fs.FileType.File}
 
     def read(self, name: str) -> bytes:
-        with self.open(name) as file:
+        with self._reached(), self.open(name) as file:
             return bytes(file.read())
 
     def open(self, name: str) -> Any:
-        return self.system.open_input_file(self._path(name))
+        with self._reached():
+            return self.system.open_input_file(self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file as a whole; one of that name is replaced."""
         path = self._path(name)
         if not self.is_local:
-            with self.system.open_output_stream(path) as stream:
+            with self._reached(), self.system.open_output_stream(path) as stream:
                 stream.write(content)
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -88,7 +98,31 @@ class Store:
                     os.close(number)
 
     def delete(self, name: str) -> None:
-        self.system.delete_file(self._path(name))
+        with self._reached():
+            self.system.delete_file(self._path(name))
+
+    def require_reached(self, error: Exception) -> None:
+        """Raise ``Unreachable`` where an object store has failed, and what a disk has as it is."""
+        text = str(error)
+        failed = isinstance(error, OSError) or "Error performing" in text
+        missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
+        if failed and not missing and not self.is_local:
+            answer = _ANSWER.search(text)
+            said = one_line(": ".join(answer.groups()) if answer else text, 300).rstrip(".")
+            raise Unreachable(
+                f"{self.folder} has not answered as it should: {said}. Each process needs valid "
+                "credentials and a way to the store (docs/howto/object-storage.md). What the table "
+                "has is archived; run it again."
+            ) from error
+        if isinstance(error, OSError):
+            raise error
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.require_reached(error)
 
     def _path(self, name: str) -> str:
         path, root = f"{self.root}/{name}", os.path.realpath(self.root)

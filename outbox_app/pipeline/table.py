@@ -384,7 +384,8 @@ def _explained(store: Store) -> Iterator[None]:
         yield
     except (TableNotFoundError, CommitFailedError):
         raise
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
+        store.require_reached(error)
         raise _damaged(store, _first_line(error)) from error
 
 

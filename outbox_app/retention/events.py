@@ -25,7 +25,7 @@ from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, kept_days, log_named
 from ..eventlog.window import TOMBSTONE
-from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused
+from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
 from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
@@ -171,9 +171,9 @@ def _prune(
             for count, reached, held in steps:
                 removed, holder = removed + count, held
                 yield count, reached
-        except ArchiveRefused as error:
+        except (ArchiveRefused, Unreachable) as error:
             text = f"{removed} rows of {table} were removed, then: {error}"
-            raise ArchiveRefused(text) from error
+            raise type(error)(text) from error
         if holder and holder != TOO_YOUNG:
             write(f"held log={table} by={holder}")
 
@@ -192,7 +192,7 @@ def prune_steps(
 ) -> Iterator[tuple[int, int, str]]:
     """Delete from the front; yield how many rows went, the position reached, what held the next.
 
-    Raises ``ReadRefused``, ``ArchiveRefused``.
+    Raises ``ReadRefused``, ``ArchiveRefused``, ``Unreachable``.
     """
     try:
         holds(log, using=using)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event
 from outbox_app.pipeline.driver.pipeline import log_options
 
@@ -26,6 +27,24 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(master="local[2]", name="tests", settings=settings)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[str, Callable[[], Any]], None]]:
+    """``at(point, action)``: have something done there, once."""
+    points: list[str] = []
+
+    def arrange(point: str, action: Callable[[], Any]) -> None:
+        def act() -> None:
+            set_failpoint(point, None)
+            action()
+
+        points.append(point)
+        set_failpoint(point, act)
+
+    yield arrange
+    for point in points:
+        set_failpoint(point, None)
 
 
 @pytest.fixture

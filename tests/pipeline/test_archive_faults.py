@@ -12,7 +12,6 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
-from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
@@ -41,24 +40,6 @@ database = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "archive"
-
-
-@pytest.fixture
-def at():
-    """``at(point, action)``: have something done there, once."""
-    points = []
-
-    def arrange(point, action):
-        def act():
-            set_failpoint(point, None)
-            action()
-
-        points.append(point)
-        set_failpoint(point, act)
-
-    yield arrange
-    for point in points:
-        set_failpoint(point, None)
 
 
 @database

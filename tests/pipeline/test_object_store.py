@@ -1,4 +1,5 @@
-"""An archive in a bucket, on a local server that speaks S3: addresses, credentials, a refused PUT.
+"""An archive in a bucket, on a local server that speaks S3: addresses, a refused PUT, credentials
+that are wrong or expire in the middle.
 
 The server looks whether a file is there, and then writes it, so it cannot show a race.
 """
@@ -7,21 +8,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 
 import pyarrow as pa
 import pytest
 
-from outbox_app.exceptions import ArchiveRefused
+from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.models import Event
 from outbox_app.pipeline.archive_reader import archive_parts, file_batches
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.table import Archive
+from outbox_app.retention.events import prune_events
 from tests.faults.tools import eventually, on
 from tests.servers.ports import free_port
 
-from .harness import archive, logged, publish_some, rows_of, source
+from .harness import POINTS, archive, logged, publish_some, rows_of, source
 from .test_compaction import Batches, offset
 
 LOG = "outbox_event"
@@ -34,22 +37,35 @@ def server():
     silent = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=silent, stderr=silent)
 
-    def put(path="/bucket"):
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
-        try:
-            connection.request("PUT", path)
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
     try:
-        eventually(put, "a bucket")
+        eventually(lambda: ask(port, "PUT", "/bucket"), "a bucket")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+def ask(port, method, path, body=None):
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, body)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def credentials(server):
+    """``credentials(valid)``: whether those of the environment are valid from now on."""
+
+    def make(valid):
+        port = int(server.rpartition(":")[2])
+        assert ask(port, "POST", "/moto-api/reset-auth", str(10**9 if valid else 0))
+
+    yield make
+    make(True)
 
 
 @pytest.fixture
@@ -104,3 +120,94 @@ def test_what_is_missing_is_said(folder):
     batches.archive.store.write("letter.txt", b"dear")
     with pytest.raises(ArchiveRefused, match=r"not empty \(it has 'test_"):
         Archive.make("s3://bucket", LOG, offset(0), arrow_types(SCHEMA))
+
+
+def refused(use):
+    """The store refuses, which is said in one line, and is no damage of the archive."""
+    with pytest.raises(Unreachable, match=r"s3://bucket/.* has not answered as it should") as error:
+        use()
+    said = str(error.value)
+    assert "access key id you provided does not exist" in said.lower() or "ACCESS_DENIED" in said
+    assert "needs valid credentials" in said
+    assert "\n" not in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.django_db(transaction=True)
+@on("default")
+def test_credentials_are_wrong(alias, new_log, folder, credentials):
+    """Nothing is archived, read or pruned; with valid ones it goes on."""
+    ids = publish_some(alias, 9)
+    Event.objects.using(alias).update(recorded_at=datetime(2020, 1, 1, tzinfo=UTC))
+    credentials(False)
+    refused(lambda: archive(alias, folder))
+    credentials(True)
+    assert archive(alias, folder) == 9
+    known = Archive.load(folder, LOG)
+    options = source(alias, archive=folder)
+
+    def prune():
+        return prune_events(using=alias, log=LOG, older_than=1, archive=folder)
+
+    credentials(False)
+    for use in (
+        prune,
+        known.refresh,
+        known.verify,
+        known.vacuum,
+        lambda: archive(alias, folder),
+        lambda: archive_parts(options),
+        lambda: list(file_batches(known.files(), arrow_types(SCHEMA), options)),
+        lambda: ArchiveLookup(folder, LOG),
+        lambda: known.store.write("x", b"x"),
+        lambda: known.store.delete(known.files()[0].name),
+    ):
+        refused(use)
+    assert [row[0] for row in logged(alias)] == ids
+    credentials(True)
+    assert prune() == 9
+
+
+@pytest.mark.django_db(transaction=True)
+@on("default")
+@pytest.mark.parametrize("point", POINTS[:4])
+def test_credentials_expire_in_the_middle(alias, new_log, folder, credentials, at, point):
+    """At each point of a batch: what is committed counts, and the next run makes the rest."""
+    folder += f"-{point}"
+    publish_some(alias, 9)
+    at("archive_done", lambda: at(point, lambda: credentials(False)))  # in the second batch
+    refused(lambda: archive(alias, folder))
+    assert len(logged(alias)) == 9
+    credentials(True)
+    so_far = Archive.load(folder, LOG)
+    assert so_far.mark.batches == (2 if point == "archive_committed" else 1)
+    assert archive(alias, folder) == 9 - so_far.rows
+    whole = Archive.load(folder, LOG)
+    assert rows_of(whole.read(file) for file in whole.files()) == logged(alias)
+
+
+@pytest.mark.django_db(transaction=True)
+@on("default")
+def test_credentials_expire_while_events_are_pruned(
+    alias, new_log, folder, credentials, monkeypatch
+):
+    """What has been looked up is removed, and nothing else."""
+    ids = publish_some(alias, 9)
+    Event.objects.using(alias).update(recorded_at=datetime(2020, 1, 1, tzinfo=UTC))
+    archive(alias, folder)
+    look, looks = ArchiveLookup.first, []
+
+    def first(self, rows):
+        looks.append(rows)
+        credentials(len(looks) != 2)
+        return look(self, rows)
+
+    def prune():
+        return prune_events(using=alias, log=LOG, older_than=1, batch_size=4, archive=folder)
+
+    monkeypatch.setattr(ArchiveLookup, "first", first)
+    with pytest.raises(Unreachable, match="4 rows of outbox_event were removed, then: s3://"):
+        prune()
+    assert [row[0] for row in logged(alias)] == ids[4:]
+    credentials(True)
+    assert prune() == 5
