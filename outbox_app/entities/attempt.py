@@ -38,7 +38,7 @@ from ..process.lock_wait import is_conflict
 from .declaration import REJECTED, CommandSpec, Rejected, spec_of
 from .handling import Gifts, Handled, handle, stored_rejection
 from .request import Call, Outcome, Rejection
-from .store import answered, load, update, write_versions
+from .store import ANSWER, answered, load, update, write_versions
 
 #: Errors of a handler after which the transaction is not what it was.
 UNDOING = (TransactionEnded, SwallowedError)
@@ -128,18 +128,14 @@ class Attempt:
 
     def _look_up(self, hidden: range) -> None:
         ids = {call.command_id for call in self.calls}
-        taken = answered(self.cursor, self.entity.versions, self.id, ids)
-        if not taken and not hidden:
-            return
-        fields = ("command_id", "request_hash", "command", "response", "version", "rejected")
-        rows: Any = QuerySet(self.entity.versions, using=self.using)
-        found = list(rows.filter(pk__in=taken).values_list(*fields)) if taken else []
+        found = answered(self.cursor, self.entity.versions, self.id, ids)
         if hidden and len(found) < len(ids) and self.connection.vendor == "mysql":
             # The snapshot of the caller's transaction hides them. They are read with a lock by
             # their versions, which are there: a lock on an absent id would be one on a gap.
+            rows: Any = QuerySet(self.entity.versions, using=self.using)
             newer = rows.filter(stream=self.id, version__in=hidden).select_for_update()
-            found += [row for row in newer.values_list(*fields) if row[0] in ids]
-        for id, hash, command, response, version, rejected in found:
+            found += [row for row in newer.values_list(*ANSWER) if row[0] in ids]
+        for id, hash, command, version, rejected, response in found:
             rejection = Rejection(**response) if rejected and response else None  # erased
             outcome = Outcome(None if rejected else response, version, rejection, replayed=False)
             self.answered[id] = hash, command, outcome

@@ -33,6 +33,8 @@ VARYING = (
     *("version", "type", "message_id", "data", "command_id", "command", "request_hash"),
     *("rejected", "response", "state"),
 )
+#: What a repeated command is answered from.
+ANSWER = ("command_id", "request_hash", "command", "version", "rejected", "response")
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -104,19 +106,21 @@ def update(
     return bool(cursor.rowcount == 1)
 
 
-def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[int]:
-    """Return the rows of the versions that have one of the command ids: as a rule there is none."""
+def answered(cursor: Any, log: Any, id: str, command_ids: Collection[str]) -> list[Any]:
+    """Return ``ANSWER`` of each version with one of the command ids: as a rule there is none."""
     connection = cursor.db
-    where = f"SELECT id FROM {connection.ops.quote_name(log._meta.db_table)} WHERE stream = %s"
+    quote = connection.ops.quote_name
+    columns = ", ".join(map(quote, ANSWER))
+    where = f"SELECT {columns} FROM {quote(log._meta.db_table)} WHERE stream = %s"
     params: list[Any] = [id, *command_ids]
     sql = f"{where} AND command_id IN ({', '.join(['%s'] * len(command_ids))})"
     if connection.vendor == "postgresql" and len(command_ids) > 1:
         # Where statistics are old, IN and ANY would read all versions of the entity.
         params = [[*command_ids], id]
         each = f"LATERAL ({where} AND command_id = asked.id LIMIT 1)"
-        sql = f"SELECT found.id FROM unnest(%s::text[]) AS asked (id), {each} AS found"
+        sql = f"SELECT found.* FROM unnest(%s::text[]) AS asked (id), {each} AS found"
     cursor.execute(sql, params)
-    return [row for (row,) in cursor.fetchall()]
+    return [(*row, text and json.loads(text)) for *row, text in cursor.fetchall()]
 
 
 def write_versions(cursor: Any, entity: Any, steps: Sequence[Call]) -> None:
