@@ -23,7 +23,7 @@ from outbox_app.exceptions import (
 )
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
-from tests.patience import eventually
+from tests.patience import eventually, patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
 
@@ -349,7 +349,7 @@ def test_coroutines_time_out(account, alias, held, rows, withdraw):
 def test_a_coroutine_whose_batch_is_under_way_does_not_know(account, alias, held, rows):
     async def ask():
         await Account.aexecute(
-            "a", "withdraw", {"amount": 1}, command_id="y", using=alias, timeout=0.05
+            "a", "withdraw", {"amount": 1}, command_id="y", using=alias, timeout=patience(0.5)
         )
 
     with pytest.raises(OutcomeUnknown, match="was under way"):
