@@ -114,8 +114,7 @@ def trace_batch(entity: Any, calls: Sequence[Call], began: int) -> None:
             return
         from opentelemetry.context import Context
 
-        spans = [call.context.copy().run(trace.get_current_span) for call in calls]
-        callers = [span.get_span_context() for span in spans]
+        callers = [c.context.copy().run(trace.get_current_span).get_span_context() for c in calls]
         linked = {c.span_id: c for c in callers if c.is_valid and c.trace_flags.sampled}
         if linked:
             label = entity._meta.label
