@@ -74,6 +74,11 @@ class Options:
     #: MySQL, SQLite: the time zone of times, where it is not UTC.
     time_zone: str = "UTC"
 
+    def __post_init__(self) -> None:
+        if self.archive and "://" not in self.archive:
+            # Executors have working folders of their own.
+            object.__setattr__(self, "archive", os.path.abspath(self.archive))
+
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
         names = {each.name.replace("_", ""): each for each in fields(cls)}
@@ -89,9 +94,6 @@ class Options:
                 'Say which database: .option("url", "postgresql://user@host/name"), or mysql://…, '
                 "or sqlite:///file."
             )
-        if (folder := values.get("archive")) and "://" not in folder:
-            # Executors have working folders of their own.
-            values["archive"] = os.path.abspath(folder)
         options = cls(**values)
         options.check()
         return options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outbox_app.eventlog.filter import EventFilter
@@ -109,3 +111,11 @@ def test_secrets_that_are_not_there(tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(Unreachable, match=rf"file {path}.*every executor"):
             options(passwordFile=str(path)).secret()
+
+
+def test_a_relative_archive_is_that_of_the_driver(tmp_path, monkeypatch):
+    """Executors have working folders of their own."""
+    monkeypatch.chdir(tmp_path)
+    options = Options(url="sqlite:///log.sqlite3", archive="archive")
+    assert options.archive == Options.of(options.texts()).archive == str(tmp_path / "archive")
+    assert replace(options, archive="s3://bucket/log").archive == "s3://bucket/log"
