@@ -213,11 +213,12 @@ def test_it_stops_at_the_first_that_is_too_young(alias, old, left, run, django_a
     old("a", "b", "c")
     kept = [*old("d", days=0.5), *old("e", "f")]
     lines: list[str] = []
-    steps = event_retention._batches(Event, 1, 2, None, using=alias)
-    # The clock; for each of two batches the transaction's begin (on PostgreSQL, how) and end, the
-    # lock, who holds what (two), a SELECT, which counts are noted, and a DELETE.
+    steps = event_retention.prune_steps(Event, 1, 2, None, using=alias)
+    # Who holds what (two) and the clock; for each of two batches the transaction's begin (on
+    # PostgreSQL, how) and end, the lock, who holds what (two), a SELECT, which counts are noted,
+    # and a DELETE.
     batch = 8 + (alias == "postgres")
-    with django_assert_num_queries(1 + 2 * batch, connection=connections[alias]):
+    with django_assert_num_queries(3 + 2 * batch, connection=connections[alias]):
         assert [(count, held) for count, _, held in steps] == [(2, ""), (1, "too young")]
     assert left() == kept
     event_retention.prune_events(log="outbox_event", older_than=1, write=lines.append)
