@@ -187,10 +187,12 @@ class Entity(EntityRow):
 
         Raises:
             UnknownEntity: It has no such version, or none any more.
-            ArchiveRefused: There is no archive of the versions, or it is damaged.
+            ArchiveRefused, NoSpark: As ``history``.
         """
-        found = cls.history(id, using=using).filter(version=version)
-        for row in found or (archive and cls.history(id, using=using, archive=archive)) or ():
+        rows = list(cls.history(id, using=using).filter(version=version))
+        if archive and not rows:
+            rows = cls.history(id, using=using, archive=archive)
+        for row in rows:
             if row.version == version:
                 return row.state
         raise UnknownEntity(f"{cls.__name__} {id!r} has no version {version}, or none any more.")
@@ -222,7 +224,7 @@ class Entity(EntityRow):
         rows = rows.filter(stream=id, command_id__isnull=False).order_by("version")
         if archive is None:
             return rows
-        # First: what sinks after it is in the archive by then.
+        # These first: what sinks after that is in the archive by then.
         found = {row.version: row for row in rows}
         sunk = archived_versions(cls.versions, id, folder=archive, using=alias)
         found = {row.version: row for row in sunk if row.command_id is not None} | found

@@ -16,14 +16,14 @@ from functools import partial
 
 from django.db import connections
 
-from ..aliases import log_alias, outbox_alias
+from ..aliases import outbox_alias
 from ..eventlog.registry import sinks
 from ..exceptions import OutboxError
 from ..jobs.drain.run import drain_here
 from ..prepared.run import ask_here
 from ..process.foreground import EXIT_DIED, Listen, prepare, stop_on_signals
 from ..process.waiting import StopFlag
-from ..retention.run import Sink, retain_here
+from ..retention.run import Retention, Sink, retain_here
 from ..subscriptions.run import run_here
 from ..subscriptions.subscriber import Subscriber, all_subscribers
 from ..text import get_logger
@@ -100,7 +100,7 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
         for part in parts:
             part.run(once=True)
     else:
-        _run_in_threads(parts)
+        _join(parts, _start(parts))
     return max(part.code for part in parts)
 
 
@@ -117,29 +117,31 @@ def _works(using: str, *, only: str | None) -> dict[str, Work]:
     for alias, chosen in by_alias.items():
         works[f"subscriptions {alias}"] = partial(_handle, chosen)
     works["jobs"] = partial(drain_here, {"using": using})
-    works["retention"] = partial(retain_here, using)
-    for alias in sorted({log_alias(log) for log in sinks(only)}):
-        works[f"sink {alias}"] = partial(retain_here, alias, kind=Sink)
-    return works
+    works["retention"] = partial(retain_here, partial(Retention, using=using))
+    return works | _sinks(only)
+
+
+def _sinks(using: str | None) -> dict[str, Work]:
+    return {f"sink {log._meta.db_table}": partial(retain_here, partial(Sink, log))
+            for log in sinks(using)}  # fmt: skip
 
 
 @contextmanager
 def sinking(using: str, *, once: bool) -> Iterator[None]:
     """Beside the block, or ``once`` after it, remove what sinks from the logs of a database."""
-    part = Part(f"sink {using}", partial(retain_here, using, kind=Sink))
-    if not sinks(using):
+    parts = [Part(name, work) for name, work in _sinks(using).items()]
+    if once:
         yield
-    elif once:
+        for part in parts:
+            part.run(once=True)
+        return
+    threads = _start(parts)
+    try:
         yield
-        part.run(once=True)
-    else:
-        thread = _thread(part)
-        thread.start()
-        try:
-            yield
-        finally:
+    finally:
+        for part in parts:
             part.stop()
-            thread.join(RETENTION_SECONDS)
+        _join(parts, threads)
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
@@ -147,18 +149,21 @@ def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
     return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
 
 
-def _run_in_threads(parts: list[Part]) -> None:
-    threads = [_thread(part) for part in parts]
+def _start(parts: list[Part]) -> list[threading.Thread]:
+    threads = [
+        # A daemon: what hangs does not keep the process from ending.
+        threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
+        for part in parts
+    ]
     connections.close_all()
     for thread in threads:
         thread.start()
+    return threads
+
+
+def _join(parts: list[Part], threads: list[threading.Thread]) -> None:
     for part, thread in zip(parts, threads, strict=True):
         thread.join(RETENTION_SECONDS if part.name.startswith(("retention", "sink")) else None)
-
-
-def _thread(part: Part) -> threading.Thread:
-    # A daemon: what hangs does not keep the process from ending.
-    return threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
 
 
 def _run(part: Part) -> None:

@@ -17,7 +17,8 @@ class Process(models.Model):
     """A running process. The row goes when the process stops, or when its lease has run out."""
 
     id = models.UUIDField(primary_key=True)
-    #: What it shares with the others: "jobs", "prepared", "retention", "subscription:" and a name.
+    #: What it shares with the others: "jobs", "prepared", "retention", "subscription:" and a name,
+    #: "sink:" and a log.
     resource = models.CharField(_("resource"), max_length=100, default="jobs")
     host = models.CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process id"))

@@ -1,6 +1,6 @@
 """What has sunk of the logs of the setting SINK, how far behind that is, and why.
 
-One statement a log, which looks at its first row, and one a database.
+Two statements a log: its first row, and the processes that see to it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..aliases import log_alias
 from ..eventlog.registry import sinks
 from ..models import DatabaseNow, Process
+from ..process.lease import alive
 
 DAY = 86400.0
 NOT_RUN = "no process of run_subscriptions or run_outbox"
@@ -35,24 +36,23 @@ class SinkStatus:
 def sink_status(*, using: str | None = None) -> list[SinkStatus]:
     """Return the facts of all logs that sink, or of those on one alias."""
     found = []
-    troubles: dict[str, list[str]] = {}
     for log, (archive, days) in sinks(using).items():
-        alias = log_alias(log)
-        if alias not in troubles:
-            processes = Process.objects.using(alias).filter(resource="sink")
-            troubles[alias] = list(processes.values_list("trouble", flat=True)) or [NOT_RUN]
+        alias, table = log_alias(log), log._meta.db_table
+        processes = alive(Process.objects.using(alias).filter(resource=f"sink:{table}"))
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()
         age = (oldest[2] - oldest[1]).total_seconds() if oldest else 0.0
         found.append(
             SinkStatus(
-                log=log._meta.db_table,
+                log=table,
                 archive=archive,
                 days=days,
                 position=oldest[0] if oldest else None,
                 oldest_seconds=age,
                 behind_seconds=max(0.0, age - days * DAY),
-                waits_for="; ".join(filter(None, troubles[alias])),
+                waits_for="; ".join({p.trouble for p in processes if p.trouble})
+                if processes
+                else NOT_RUN,
             )
         )
     return found

@@ -13,6 +13,7 @@ from datetime import timedelta
 from django.db.models.functions import Left
 
 from ..models import DatabaseNow, Incident, PreparedEvent, Process, counting
+from ..process.lease import alive
 from .fences import IN_PROGRESS, TOO_OLD
 
 SAMPLE = 1000
@@ -68,7 +69,6 @@ def prepared_status(*, using: str) -> PreparedStatus | None:
         if unreachable >= SILENT and last not in (IN_PROGRESS, TOO_OLD):
             each = silent.setdefault(sender, SilentSender(sender, 0, seconds, last))
             each.events += 1
-    alive = Process.objects.using(using).filter(resource="prepared").annotate(now=DatabaseNow())
     since = DatabaseNow() - timedelta(days=1)
     told = Incident.objects.using(using).filter(created_at__gte=since)
     return PreparedStatus(
@@ -76,9 +76,7 @@ def prepared_status(*, using: str) -> PreparedStatus | None:
         undecided=counting.counted(events.filter(state=PreparedEvent.State.UNDECIDED)),
         oldest_seconds=age,
         due=due,
-        processes=sum(
-            (row.now - row.heartbeat_at).total_seconds() <= row.lease_seconds for row in alive
-        ),
+        processes=len(alive(Process.objects.using(using).filter(resource="prepared"))),
         contradictions=counting.counted(told.filter(kind=Incident.Kind.CONTRADICTION)),
         silent=list(silent.values()),
     )

@@ -79,6 +79,12 @@ def remove_silent(
     return live
 
 
+def alive(rows: QuerySet[Any]) -> list[Any]:
+    """Return the processes whose lease has not run out. Changes nothing."""
+    found = rows.annotate(now=DatabaseNow())
+    return [p for p in found if (p.now - p.heartbeat_at).total_seconds() <= p.lease_seconds]
+
+
 class LeaseHolder:
     """A drainer's place among the others, and the parts of a resource (the shards) that it owns.
 

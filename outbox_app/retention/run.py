@@ -1,6 +1,6 @@
 """The retention beside other loops: once an hour what was kept long enough is removed.
 
-``Sink`` removes what the setting SINK names, all the time, from logs whose archive holds it.
+``Sink`` removes, all the time, what is in the archive of a log that the setting SINK names.
 
 One process at a time does it, by a lease, and another takes over when that has run out; two at once
 would only remove the same rows. Counters go by the drainer; fences, which are in the databases of
@@ -13,9 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.registry import sinks
 from ..exceptions import OutboxError
+from ..models import EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.backoff import Backoff, described
 from ..process.foreground import Listen
@@ -60,8 +62,6 @@ class Retention(ProcessLoop):
         self._next = float("-inf")
         #: By kind, why it was not removed the last time.
         self._faults: dict[str, str] = {}
-        #: By log, who needs events that are old enough.
-        self._holds: dict[str, str] = {}
 
     @property
     def done(self) -> int:
@@ -69,13 +69,12 @@ class Retention(ProcessLoop):
 
     @property
     def trouble(self) -> str:
-        faults = [f"{kind}: {fault}" for kind, fault in self._faults.items() if fault]
-        holds = [f"{log} is held by {holder}" for log, holder in self._holds.items() if holder]
-        return "; ".join(filter(None, [self.backoff.text, *faults, *holds]))
+        faults = [f"{kind}: {fault}" for kind, fault in self._faults.items()]
+        return "; ".join(filter(None, [self.backoff.text, *faults]))
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.backoff.text) or any(self._faults.values())
+        return bool(self.backoff.text or self._faults)
 
     def run(self, *, once: bool = False) -> int:
         """Run until ``stop()``, or ``once``; return how many rows were removed."""
@@ -95,21 +94,20 @@ class Retention(ProcessLoop):
             self._work = None
         elif self._work is None and time.monotonic() >= self._next:
             self._work = self._prune()
-        # It is over, and not gone on with, where a step fails.
-        work, self._work = self._work, None
+        work, self._work = self._work, None  # where a step fails, it begins anew
         if work is None:
             return False
-        for _ in work:
-            self._work = work
-            return True
-        self._next = time.monotonic() + self.rest
-        holder.beat(done=self.done, trouble=self.trouble)
-        return False
+        if next(work, True):
+            self._next = time.monotonic() + self.rest
+            holder.beat(done=self.done, trouble=self.trouble)
+            return False
+        self._work = work
+        return True
 
     def _prune(self) -> Iterator[None]:
-        """Remove step by step what there is."""
+        """Remove what there is, step by step; yield None after each."""
         for kind, remove in self._kinds():
-            self._faults[kind] = ""
+            self._faults.pop(kind, None)
             try:
                 removed = remove()
             except OutboxError as error:
@@ -140,37 +138,48 @@ class Retention(ProcessLoop):
 
 
 class Sink(Retention):
-    """Removes from the logs of SINK on ``using`` what is old, archived, and passed by all."""
+    """Removes from a log of the setting SINK what is old, archived, and passed by all.
 
-    resource = "sink"
+    A batch a step, so the lease is kept however much there is.
+    """
+
     rest = 60.0
 
+    def __init__(self, log: type[EventLog], *, lease_seconds: float | None = None) -> None:
+        self.log = log
+        #: Who needs what is old enough.
+        self._held = ""
+        self.resource = f"sink:{log._meta.db_table}"
+        super().__init__(using=log_alias(log), lease_seconds=lease_seconds)
+
+    @property
+    def trouble(self) -> str:
+        return "; ".join(filter(None, [super().trouble, self._held]))
+
     def _prune(self) -> Iterator[None]:
-        for log, (archive, days) in sinks(self.using).items():
-            table, before = log._meta.db_table, self._removed
-            waits_for = fault = ""
-            try:
-                archived = ArchiveLookup(archive, table)
-                for rows, _, held in prune_steps(log, days, BATCH_SIZE, archived, using=self.using):
-                    self._removed += rows
-                    waits_for = "" if held == TOO_YOUNG else held
-                    yield
-            except OutboxError as error:
-                fault = described(error)
-                logger.error("Not sunk log=%s error=%s", table, fault)
-            self._faults |= {table: fault}
-            self._holds |= {table: waits_for}
-            if removed := self._removed - before:
-                logger.info("Sunk log=%s rows=%d archive=%s", table, removed, archive)
+        table, before = self.log._meta.db_table, self._removed
+        archive, days = sinks()[self.log]
+        self._faults.clear()
+        try:
+            archived = ArchiveLookup(archive, table)
+            for rows, _, held in prune_steps(
+                self.log, days, BATCH_SIZE, archived, using=self.using
+            ):
+                self._removed += rows
+                self._held = "" if held in ("", TOO_YOUNG) else f"held by {held}"
+                yield
+        except OutboxError as error:
+            self._faults[table] = described(error)
+            logger.error("Not sunk log=%s error=%s", table, self._faults[table])
+        if removed := self._removed - before:
+            logger.info("Sunk log=%s rows=%d archive=%s", table, removed, archive)
 
 
-def retain_here(
-    using: str, *, once: bool, listen: Listen, kind: type[Retention] = Retention
-) -> int:
-    """Run the retention, or the sink, in this thread; ``listen`` is given what stops it."""
-    loop = kind(using=using)
+def retain_here(make: Callable[[], Retention], *, once: bool, listen: Listen) -> int:
+    """Run a retention in this thread; ``listen`` is given what stops it."""
+    loop = make()
     listen(loop.stop)
-    logger.info("Retention started kind=%s database=%s", kind.resource, using)
+    logger.info("Retention started resource=%s database=%s", loop.resource, loop.using)
     removed = loop.run(once=once)
-    logger.info("Retention stopped kind=%s removed=%d", kind.resource, removed)
+    logger.info("Retention stopped resource=%s removed=%d", loop.resource, removed)
     return int(once and loop.has_failed)

@@ -32,6 +32,7 @@ from ..models import (
     Subscription,
     counting,
 )
+from ..process.lease import alive
 from .subscriber import Subscriber, all_subscribers
 
 #: A partition's share of MANY is no less.
@@ -190,11 +191,7 @@ def served(names: list[str], using: str) -> set[str]:
     """Return which of these subscriptions a process runs."""
     resources = {f"subscription:{name}": name for name in names}
     rows = Process.objects.using(using).filter(resource__in=list(resources))
-    return {
-        resources[row.resource]
-        for row in rows.annotate(now=DatabaseNow())
-        if (row.now - row.heartbeat_at).total_seconds() <= row.lease_seconds
-    }
+    return {resources[row.resource] for row in alive(rows)}
 
 
 def _measure(

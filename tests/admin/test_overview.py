@@ -364,7 +364,12 @@ def test_what_has_sunk(alias, superuser, settings):
     assert shown in page
     assert "Behind 1 d 2 h Waits for no process of run_subscriptions or run_outbox " in page
     Process.objects.using(alias).create(
-        id=uuid4(), resource="sink", host="h", pid=1, lease_seconds=9, trouble="held <b>by</b> x"
+        id=uuid4(),
+        resource="sink:outbox_event",
+        host="h",
+        pid=1,
+        lease_seconds=600,
+        trouble="held <b>by</b> x",
     )
     assert "Waits for held <b>by</b> x" in text(superuser.get(OVERVIEW))
 

@@ -81,7 +81,7 @@ class Cluster:
         own = self.folder / f"worker-{len(self.workers)}"
         temporary = own / "temporary"
         temporary.mkdir(parents=True)
-        limits = ("--cores", "1", "--memory", "700m", "--work-dir", str(own / "work"))
+        limits = ("--cores", "1", "--memory", "700m", "--work-dir", str(own / "applications"))
         worker = self._start(
             "worker.Worker",
             *limits,
@@ -117,7 +117,7 @@ class Cluster:
 
     def executors(self) -> set[Path]:
         """Return the folders of all executors that there have been."""
-        return set(self.folder.glob("worker-*/work/app-*/*"))
+        return set(self.folder.glob("worker-*/applications/app-*/*"))
 
     def _install(self) -> None:
         source = self.folder / "source"

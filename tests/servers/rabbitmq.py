@@ -3,7 +3,7 @@
 Node name, cookie, data, logs and all ports are private, so that it can neither disturb nor
 find another broker. ``kill`` and ``pause`` act upon the broker; the epmd goes on until
 ``close``. Durable queues and persistent messages survive ``stop`` and ``kill``. One broker can
-serve several workers, each in a virtual host of its own: it takes longer to start than they wait.
+serve several workers, each in a virtual host: a start costs more than all that they send.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class ArchiveLookup:
 
 
 def _python_value(field: Field[Any, Any], value: Any) -> Any:
-    return json.loads(value) if value and isinstance(field, JSONField) else field.to_python(value)
+    if isinstance(field, JSONField):
+        return None if value is None else json.loads(value, cls=field.decoder)
+    return field.to_python(value)
 
 
 def _plain(message_id: object) -> str:
