@@ -33,17 +33,8 @@ SERVICE = "service"
 LIMITS = {"events": 500, "bytes": 4 * 1024 * 1024}
 #: HMAC-SHA256 has no use for a shorter one (RFC 2104, section 3).
 SECRET_BYTES = 32
-FIELDS = (
-    "direction",
-    "address",
-    "database",
-    "keys",
-    "types",
-    "topics",
-    "jobs",
-    "commands",
-    "limits",
-)
+#: What is said of a peer, besides its name.
+FIELDS = [field.name for field in Peer._meta.fields if field.name not in ("id", "name")]
 
 
 class Key(NamedTuple):
