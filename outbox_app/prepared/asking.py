@@ -34,7 +34,7 @@ from ..process.loop import ProcessLoop
 from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
-from .local import PREFIX, local_sender
+from .local import PREFIX, LocalSender
 from .questions import Question
 
 logger = get_logger("outbox_app.prepared")
@@ -66,7 +66,7 @@ def sender_named(name: str) -> Any:
     Raises ``UnknownPrepared`` for an alias that there is not, ``InvalidPeer`` for such a peer.
     """
     if name.startswith(PREFIX):
-        return local_sender(name)
+        return LocalSender(name)
     from .remote import HttpSender  # needs the extra door
 
     return HttpSender(name)

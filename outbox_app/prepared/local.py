@@ -69,15 +69,10 @@ class LocalKeeper:
 class LocalSender:
     """A sender on an alias of this project, as the keeper asks it."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
+    def __init__(self, name: str) -> None:
+        self.alias = name.removeprefix(PREFIX)
+        if self.alias not in connections:
+            raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
 
     def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
         return answers(questions, using=self.alias)
-
-
-def local_sender(name: str) -> LocalSender:
-    alias = name.removeprefix(PREFIX)
-    if alias not in connections:
-        raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
-    return LocalSender(alias)

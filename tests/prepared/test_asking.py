@@ -25,7 +25,7 @@ from outbox_app.prepared import (
     questions,
 )
 from outbox_app.prepared.asking import CheckBack, SenderWorker
-from outbox_app.prepared.local import local_sender
+from outbox_app.prepared.local import LocalSender
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
 
@@ -234,7 +234,7 @@ def test_a_sender_that_is_unknown_stays_visible(alias: str, ask: Any) -> None:
 def test_many_in_questions_of_a_hundred(
     alias: str, sender: str, pay: Any, make: Any, answering: Any, ask: Any, states: Any
 ) -> None:
-    real = local_sender(f"alias:{sender}")
+    real = LocalSender(f"alias:{sender}")
     requests = [checked(NewPrepared(f"s{n % 40}", "t", {}, immune=0)) for n in range(250)]
     keeper.prepare(f"alias:{sender}", requests, using=alias)
     fences = [Fence(event_id=r.event_id, outcome="committed") for r in requests[::2]]
@@ -257,7 +257,7 @@ def test_a_sender_that_hangs_holds_up_itself(
         return {}
 
     def named(name: str) -> Any:
-        return Sender(hang) if name == "alias:hung" else local_sender(name)
+        return Sender(hang) if name == "alias:hung" else LocalSender(name)
 
     monkeypatch.setattr(asking, "sender_named", named)
     monkeypatch.setattr(asking, "LEAVE_SECONDS", 0.1)
@@ -286,7 +286,7 @@ def test_a_sender_that_comes_back_is_not_stormed(
     count, batch = (100_000, asking.BATCH) if FULL else (300, 20)
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
     monkeypatch.setattr(asking, "BATCH", batch)
-    name, real = f"alias:{sender}", local_sender(f"alias:{sender}")
+    name, real = f"alias:{sender}", LocalSender(f"alias:{sender}")
     for first in range(0, count, 500):
         size = min(500, count - first)
         requests = [checked(NewPrepared(f"s{n % 9}", "t", {}, immune=0)) for n in range(size)]

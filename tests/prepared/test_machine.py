@@ -28,7 +28,7 @@ from outbox_app.models import DatabaseNow, Event, Fence, Incident, PreparedEvent
 from outbox_app.prepared import fence, keeper
 from outbox_app.prepared import sender as senders
 from outbox_app.prepared.asking import SenderWorker
-from outbox_app.prepared.local import local_sender
+from outbox_app.prepared.local import LocalSender
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from outbox_app.prepared.sender import Prepared
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     def check_back(self, late: bool) -> None:
         PreparedEvent.objects.using(self.alias).open().update(next_check_at=DatabaseNow() + PAST)
         rows = self.worker._claim()
-        sender = local_sender(self.keeper_of)
+        sender = LocalSender(self.keeper_of)
         given = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]
         answers = sender.check(given)
         assert answers == {row.event_id: self.model.answer(row.event_id) for row in rows}
