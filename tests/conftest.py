@@ -214,6 +214,28 @@ def _alias(item: Any) -> str | None:
     return callspec.params.get("alias") if callspec else None
 
 
+@pytest.fixture
+def new_database(
+    request: pytest.FixtureRequest, django_db_blocker: Any
+) -> Iterator[dict[str, object]]:
+    """A database of the test's own on the server of an alias, as Django's settings have it.
+
+    The alias is the parameter. For SQLite it is empty: choose a file.
+    """
+    import environ
+
+    if request.param == "default":
+        yield {}
+        return
+    if request.param not in connections:
+        pytest.skip(f"no {request.param}")
+    name = f"new_{uuid4().hex[:8]}"
+    with django_db_blocker.unblock(), connections[request.param]._nodb_cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        yield {**environ.Env.db_url_config(_service(VARIABLES[request.param])), "NAME": name}
+        cursor.execute(f"DROP DATABASE {name}")
+
+
 def _service(variable: str) -> str:
     return os.environ.get(variable) or _missing(variable)
 

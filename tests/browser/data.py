@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
+from django.core.management import call_command
 from django.db import transaction
 from django.utils.timezone import now
 
@@ -37,12 +38,14 @@ def _columns(task: str, key: str, **given: Any) -> dict[str, Any]:
 
 def die(task: str, key: str = "", **given: Any) -> int:
     """Write a dead job; return its id."""
-    row = DeadJob(**{
+    return DeadJob.objects.create(**_dead(task, key, **given)).pk
+
+
+def _dead(task: str, key: str = "", **given: Any) -> dict[str, Any]:
+    return {
         "staged_id": 1, "staged_at": now() - MINUTE, "error": "builtins.Trouble", "reason": "No.",
         "died_at": now(), **_columns(task, key, **given),
-    })  # fmt: skip
-    row.save()
-    return row.pk
+    }  # fmt: skip
 
 
 def hold(task: str, key: str = "", *, minutes: int = 60, **given: Any) -> int:
@@ -61,6 +64,20 @@ def gap(stream: str, subscription: str = "invoice-mails", **given: Any) -> int:
     row = Gap.objects.create(subscription=subscription, kind="version", log="outbox_event",
                              stream=stream, first=2, last=3, attempts=20)  # fmt: skip
     return row.pk
+
+
+def die_in_both(second: str) -> int:
+    """Write a dead job to each of two databases, with one id; return it."""
+    call_command("migrate", database=second, verbosity=0)
+    pk = die("browser.first", task_id="on-the-first")
+    DeadJob.objects.using(second).create(pk=pk, **_dead("browser.second", task_id="on-the-second"))
+    return pk
+
+
+def on(alias: str, model: str) -> list[str]:
+    """Return the tasks of a table on an alias."""
+    found = apps.get_model(model)._default_manager.using(alias)
+    return sorted(found.filter(task__startswith="browser.").values_list("task", flat=True))
 
 
 def die_often(task: str, count: int) -> None:

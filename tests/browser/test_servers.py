@@ -31,7 +31,11 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, chromium: Browser) ->
     url = _service(VARIABLES[request.param])
     name = f"browser_{os.getpid()}"
     with _database(request.param, url, name):
-        project = Project(tmp_path, {"DATABASE_URL": urlunsplit(urlsplit(url)._replace(path=name))})
+        addresses = {
+            "DATABASE_URL": urlunsplit(urlsplit(url)._replace(path=name)),
+            "SECOND_DATABASE_URL": f"sqlite:///{tmp_path / 'second.sqlite3'}",
+        }
+        project = Project(tmp_path, addresses)
         try:
             project.ask(prepared.prepare)
             project.start()
@@ -45,6 +49,7 @@ def test_pages_decisions_and_who_keeps_work_waiting(served: Project, chromium: B
     with session(served, chromium) as (page, trouble):
         found = chromium.run(survey, page, served.ask(data.addresses))
         chromium.run(_look_and_decide, served, page)
+        chromium.run(_choose_the_other_database, served, page)
     assert not trouble, "\n".join(trouble)
     assert {name: each.status for name, each in found.items() if each.status != 200} == {}
     assert {name: each.flaws for name, each in found.items() if each.flaws} == {}
@@ -63,6 +68,29 @@ def _look_and_decide(project: Project, page: Page) -> None:
     said(page, "1 dead job was requeued.")
     project.ask(data.wait_for, "shop.Execution", task_id=task_id, state="SUCCESS")
     assert not project.ask(data.rows, DEAD, "pk", task_id=task_id)
+
+
+def _choose_the_other_database(project: Project, page: Page) -> None:
+    """It is chosen on one page, shown on the next ones, and decided on there alone."""
+    pk = project.ask(data.die_in_both, "second")
+    content = page.locator("#content")
+    opened(page, f"{OVERVIEW}?outbox=default")
+    expect(content).to_contain_text("browser.first")
+    page.locator(".outbox-databases").get_by_role("link", name="second").click()
+    expect(content).to_contain_text("browser.second")
+    with page.expect_response(lambda answer: "part=live" in answer.url) as refreshed:
+        pass
+    assert "outbox=second" in refreshed.value.url
+    expect(content).not_to_contain_text("browser.first")
+
+    opened(page, f"/admin/outbox_app/deadjob/{pk}/change/")
+    expect(page.locator(".outbox-databases strong")).to_have_text("second")
+    expect(content).to_contain_text("on-the-second")
+    decide(page, "deadjob", "discard_selected", "on-the-second")
+    said(page, "1 dead job was discarded.")
+    expect(page.locator(".outbox-databases strong")).to_have_text("second")
+    assert project.ask(data.on, "second", DEAD) == []
+    assert project.ask(data.on, "default", DEAD) == ["browser.first"]
 
 
 @contextlib.contextmanager

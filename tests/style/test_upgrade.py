@@ -1,20 +1,37 @@
 """A release's schema with rows in it migrates, and the release before goes on beside the new one.
 
-``BEFORE`` is the last migration of the release before; a release moves it. Its models, as the
-migrations know them, are the older code: they insert, read and delete beside the new schema.
+``BEFORE`` is the last migration of the release before, and ``RELEASE`` its commit; a release moves
+both. Its models, as the migrations know them, insert, read and delete beside the new schema. Its
+drainer, from the history of the checkout, runs beside ours on either schema.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import os
+import signal
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+import redis
 from django.db import models
 from django.db.migrations.loader import MigrationLoader
 
+from tests import forking
+from tests.patience import eventually
+from tests.servers import processes
+
 ROOT = Path(__file__).parents[2]
 BEFORE = "0012_commands_of_peers"
+RELEASE = "93a1f34"
 UPGRADE = """
 import sys, uuid
 
@@ -96,3 +113,152 @@ def test_new_columns_take_rows_of_older_code() -> None:
         for name in set(columns) - kept:
             field = columns[name]
             assert field.null or field.db_default is not models.NOT_PROVIDED, (after, name)
+
+
+SQLITE = {
+    "ENGINE": "django.db.backends.sqlite3",
+    "OPTIONS": {
+        "timeout": 60,
+        "transaction_mode": "IMMEDIATE",
+        "init_command": "PRAGMA journal_mode = WAL",
+    },
+}
+SETTINGS = """
+SECRET_KEY = "x"
+USE_TZ = True
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "outbox_app", "shop"]
+DATABASES = {{"default": {database!r}}}
+OUTBOX = {{"LEASE_SECONDS": 15, "PUBLISH_TIMEOUT": 10}}
+"""
+TASKS = """
+from outbox_app.celery import OutboxCelery
+
+app = OutboxCelery("shop", broker={broker!r})
+
+
+@app.task
+def send(number): ...
+"""
+STAGE = """
+import outbox_app, sys
+from django.db import transaction
+from shop.tasks import send
+
+assert outbox_app.__file__.startswith({package!r}), outbox_app.__file__
+with transaction.atomic():
+    for number in range({first}, {first} + {jobs}):
+        send.delay(number)
+"""
+OWNERS = """
+from outbox_app.models import Lease
+
+print(Lease.objects.filter(owner__isnull=False).values("owner").distinct().count())
+"""
+JOBS = 60
+
+
+class Code:
+    """The package of one release, in processes of a project that uses it."""
+
+    def __init__(self, package: Path, project: Path) -> None:
+        self.package, self.project = package, project
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(package),
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+        }
+
+    def run(self, *arguments: str) -> str:
+        done = forking.run(
+            [sys.executable, "-m", "django", *arguments],
+            cwd=self.project,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    def stage(self, first: int) -> None:
+        self.run("shell", "-c", STAGE.format(package=str(self.package), first=first, jobs=JOBS))
+
+    def owners(self) -> int:
+        return int(self.run("shell", "-v", "0", "-c", OWNERS))
+
+    @contextmanager
+    def draining(self) -> Iterator[Path]:
+        """Run a drainer; leave its log."""
+        log = self.project / f"{self.package.name}.log"
+        with log.open("w") as output:
+            drainer = forking.Popen(
+                [sys.executable, "-m", "django", "drain_outbox"],
+                cwd=self.project,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+            )
+        processes.guard_process(drainer.pid)
+        try:
+            eventually(lambda: "Drainer started" in log.read_text(), "the drainer starts")
+            yield log
+            drainer.send_signal(signal.SIGTERM)
+            assert drainer.wait(60) == 0, log.read_text()
+        finally:
+            drainer.kill()
+            drainer.wait()
+            processes.forget_process(drainer.pid)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as it was in the release before."""
+    packed = subprocess.run(
+        ["git", "archive", RELEASE, "outbox_app"], cwd=ROOT, capture_output=True
+    )
+    if packed.returncode:
+        pytest.skip(f"the checkout has no history: {packed.stderr.decode()}")
+    folder = tmp_path_factory.mktemp("released")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def releases(
+    tmp_path: Path, released: Path, new_database: dict[str, Any], redis_url: str
+) -> tuple[Code, Code]:
+    """The older and the newer code of one project."""
+    database = new_database or {**SQLITE, "NAME": str(tmp_path / "db.sqlite3")}
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "__init__.py").write_text("from .tasks import app\n")
+    (shop / "settings.py").write_text(SETTINGS.format(database=database))
+    (shop / "tasks.py").write_text(TASKS.format(broker=redis_url))
+    return Code(released, tmp_path), Code(ROOT, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schema", ["new", "old"])
+@pytest.mark.parametrize("new_database", ["default", "postgres", "mariadb"], indirect=True)
+def test_drainers_of_both_releases_share_the_work(
+    releases: tuple[Code, Code], schema: str, redis_url: str
+) -> None:
+    """Each of their jobs leaves once, whichever schema is there, and neither drainer fails."""
+    older, newer = releases
+    older.run("migrate", "--verbosity", "0")
+    older.stage(0)
+    with redis.Redis.from_url(redis_url) as broker, older.draining() as one:
+        eventually(lambda: broker.llen("celery") == JOBS, "the older drainer works")
+        if schema == "new":
+            newer.run("migrate", "--verbosity", "0")
+        with newer.draining() as other:
+            eventually(lambda: older.owners() == 2, "they share the shards")
+            newer.stage(JOBS)
+            older.stage(2 * JOBS)
+            eventually(lambda: broker.llen("celery") >= 3 * JOBS, "all jobs have left")
+        messages = [json.loads(each)["body"] for each in broker.lrange("celery", 0, -1)]
+    numbers = [json.loads(base64.b64decode(each))[0][0] for each in messages]
+    assert sorted(numbers) == list(range(3 * JOBS))
+    for log in (one, other):
+        assert "ERROR" not in log.read_text(), log.read_text()

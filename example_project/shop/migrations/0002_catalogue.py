@@ -15,7 +15,9 @@ ARTICLES = [
 def fill(apps, schema_editor):
     Stock = apps.get_model("shop", "Stock")
     for name, price in ARTICLES:
-        Stock.objects.get_or_create(name=name, defaults={"price": price, "on_hand": 1000})
+        Stock.objects.using(schema_editor.connection.alias).get_or_create(
+            name=name, defaults={"price": price, "on_hand": 1000}
+        )
 
 
 class Migration(migrations.Migration):
