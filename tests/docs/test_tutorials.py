@@ -1,8 +1,9 @@
 """The tutorials, typed: their files, commands and sessions of the shell, in their order.
 
-The database and the broker are those of the test. Left out: the virtual environment, stopping the
-broker, and the pages of the admin. Ids of processes, days and seconds are those of the test's, and
-what takes a while in a terminal is looked at until it is there.
+The database and the broker are those of the test; Spark's chapter, which starts it five times, is
+typed on SQLite, and with ``ALL_DATABASES=1`` on the others too. Left out: the virtual environment,
+stopping the broker, and the pages of the admin. Ids of processes, days and seconds are those of the
+test's, and what takes a while in a terminal is looked at until it is there.
 """
 
 from __future__ import annotations
@@ -229,7 +230,8 @@ def test_a_stranger_gets_there(tmp_path, new_database, broker, request):
     reader = Reader(tmp_path, new_database, request.getfixturevalue(broker))
     try:
         for page in CHAPTERS:
-            reader.follow(page)
+            if page != "pipeline.md" or not new_database or os.environ.get("ALL_DATABASES"):
+                reader.follow(page)
         prints = (tmp_path / "worker.log").read_text().count("Receipt: 5 from ann")
         assert prints == 1
     finally:
