@@ -174,13 +174,17 @@ class Demo:
         command = [*PYTHON, "-m", "example_project.demo.sale", "--shelf", shelf]
         command += ["--buyers", str(buyers), "--answers"]
         victim = self._start("sale-1", [*command, str(paths[0])], FREEZE_SALE)
+        self.writers.append(victim)  # a sale to a few buyers is over before its third batch
         self._wait(lambda: victim.is_frozen() or victim.exit_code is not None, "a batch of buyers")
+        what = "killed with SIGKILL between a commit and its answers"
+        if victim.exit_code is not None:
+            what = "was over before it could be killed"
         victim.kill()
         self.children.remove(victim)
         told_before = sale.answers(paths[0])
         self.progress.say(
-            f"{victim.name} (process {victim.pid}) killed with SIGKILL between a commit and its "
-            f"answers. {len(told_before):,} of {buyers:,} buyers have been told; all ask again."
+            f"{victim.name} (process {victim.pid}) {what}. "
+            f"{len(told_before):,} of {buyers:,} buyers have been told; all ask again."
         )
         self.writers.append(self._start("sale-2", [*command, str(paths[1])]))
         self._wait(self._is_all_placed, "the buyers")

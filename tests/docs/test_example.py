@@ -57,6 +57,15 @@ def test_demo_kills_processes_loses_nothing_and_explains_each_duplicate(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_sale_to_a_few_buyers_is_over_before_its_process_is_killed(tmp_path: Path) -> None:
+    arguments = ("--orders", "40", "--writers", "1", "--buyers", "3")
+    done = example("demo", *arguments, data=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was over before it could be killed. 3 of 3 buyers have been told" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_prepared_demo_publishes_what_was_committed(tmp_path: Path) -> None:
     done = example("prepared_demo", "--payments", "20", data=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
