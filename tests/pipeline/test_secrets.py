@@ -81,9 +81,17 @@ print("rows", events.count())
 wrong = {**sources["postgres"], "passwordFile": str(folder / "wrong")}
 fails(spark.read.format("outbox").options(**wrong).load().count)
 stream = spark.readStream.format("outbox").options(**sources["mariadb"]).load()
-query = stream.writeStream.foreachBatch(look).trigger(availableNow=True)
-query = query.option("checkpointLocation", str(folder / "checkpoint")).start()
-query.awaitTermination()
+query = None
+while query is None:
+    writer = stream.writeStream.foreachBatch(look).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        # Spark gives a Python process ten seconds to start, which a busy machine may not have.
+        if "failed to connect back" not in str(error):
+            raise
+        query = None
 query.explain(True)
 print(query.lastProgress)
 """
