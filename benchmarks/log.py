@@ -26,6 +26,7 @@ ASKED = {
     "subscription_vs_keyset_loop": "at least 0.85",
     "subscription_vs_eventsourcing": "at least 0.45",
     "partitions_32_vs_1": "at least 0.8",
+    "partitions_32_vs_4_in_4_processes": "at least 0.8",
     "projection_vs_keyset_loop": "at least 0.35",
     "writers_vs_free": "at least 0.9",
     "writers_vs_eventsourcing": "at least 5",
@@ -48,9 +49,9 @@ def run(*, quick: bool) -> dict[str, Any]:
     """Run the rounds.
 
     Returns:
-        ``ratios`` (medians over the rounds), ``asked``, ``rounds`` of the readers (events per
-        second each) and ``writers`` (transactions per second), ``lost``, ``duplicated`` and
-        ``inverted``.
+        ``ratios`` (medians over the rounds), ``asked``, ``rounds`` of the readers and
+        ``in_4_processes`` (events per second each), ``writers`` (transactions per second),
+        ``lost``, ``duplicated`` and ``inverted``.
     """
     django.setup()
     # Many short rounds: on a shared machine the median of few long ones is an accident.
@@ -59,16 +60,18 @@ def run(*, quick: bool) -> dict[str, Any]:
         rival.create_tables()
         wrote = write_in_turns(rounds, seconds)
         read = read_in_turns(rounds, events)
+        shared = share_in_turns(min(rounds, 9), events)
         verdict = losses.contest([(2_000, 2)], {"window": [losses.subscription("window")] * 2})
     exact = {
         name: verdict["readers"]["window"][name] for name in ("lost", "duplicated", "inverted")
     }
     return {
-        "ratios": {**_ratios(read, wrote), **exact},
+        "ratios": {**_ratios(read, wrote, shared), **exact},
         "asked": ASKED,
         **exact,
         "rounds": read,
         "writers": wrote,
+        "in_4_processes": shared,
         "exact": {key: verdict[key] for key in ("written", "readers")},
     }
 
@@ -102,6 +105,20 @@ def read_in_turns(rounds: int, events: int) -> list[Round]:
             flush=True,
         )
     store.close()
+    return measured
+
+
+def share_in_turns(rounds: int, events: int) -> list[Round]:
+    """Measure four processes with eight partitions each, and with one each, so many times."""
+    measured = []
+    for number in range(rounds):
+        turn = {f"partitions_{n}": readers.in_processes(n, events) for n in (32, 4)}
+        measured.append(turn)
+        print(
+            f"four processes {number + 1}/{rounds}: 32 partitions "
+            f"{turn['partitions_32'] / turn['partitions_4']:.2f} x 4",
+            flush=True,
+        )
     return measured
 
 
@@ -211,7 +228,7 @@ def _append(aggregate: UUID, version: int) -> None:
     _of_process["recorder"].insert_events(rival.stored(aggregate, [version], state))
 
 
-def _ratios(read: list[Round], wrote: list[Round]) -> dict[str, float]:
+def _ratios(read: list[Round], wrote: list[Round], shared: list[Round]) -> dict[str, float]:
     def median(rounds: list[Round], a: str, b: str) -> float:
         return round(statistics.median(r[a] / r[b] for r in rounds), 4)
 
@@ -220,6 +237,7 @@ def _ratios(read: list[Round], wrote: list[Round]) -> dict[str, float]:
         "projection_vs_keyset_loop": median(read, "projection", "keyset"),
         "partitions_4_vs_1": median(read, "partitions_4", "subscription"),
         "partitions_32_vs_1": median(read, "partitions_32", "subscription"),
+        "partitions_32_vs_4_in_4_processes": median(shared, "partitions_32", "partitions_4"),
         "looking_vs_keyset_loop": median(read, "looking", "keyset"),
         "subscription_vs_eventsourcing": median(read, "subscription", "eventsourcing"),
         "writers_vs_free": median(wrote, "publish", "free"),

@@ -1,4 +1,4 @@
-"""Readers of one finished log, from its beginning to its end, in one process.
+"""Readers of one finished log, from its beginning to its end, in one process or in four.
 
 - ``keyset``: what a loop of ``id > cursor`` costs that decodes the JSON of the same columns and
   stores its position once a page, in a transaction; it would lose rows of a log that is written to
@@ -6,17 +6,24 @@
 - ``looking``: the same with a handler that looks at data, metadata and time of each event
 - ``projection``: the product, into a view with a row for each stream
 - ``eventsourcing``: see ``rival``
+- ``in_processes``: a subscription whose partitions four processes share, which begin together
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
+from multiprocessing import get_context
 from typing import Any
 
 _numbers = count()
+PROCESSES = 4
+#: Short, so that the processes soon have their shares.
+LEASE_SECONDS = 1.0
 
 
 def per_second(events: int, read: Callable[[], int]) -> float:
@@ -92,6 +99,59 @@ def projection() -> int:
 
     type("StockView", (Projection,), {"name": name, "model": Stock, "apply": apply})
     return run(name)
+
+
+def in_processes(partitions: int, events: int) -> float:
+    """Return events per second of four processes together. Paused, they share the partitions."""
+    from outbox_app.models import Lease, Subscription
+
+    from . import losses
+
+    name = f"shared-{next(_numbers)}"
+    context = get_context("fork")
+    start, left = context.Barrier(PROCESSES), context.Value("q", events)
+    began, ended = context.Value("d"), context.Value("d")
+
+    def read(stop: Any) -> None:
+        from outbox_app.subscriptions.runner import Runner
+        from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
+
+        first = True
+
+        @subscriber(name, partitions=partitions)
+        def handle(found: list[Any]) -> None:
+            nonlocal first
+            if first:
+                first = False
+                start.wait(60)
+                began.value = time.monotonic()
+            with left.get_lock():
+                left.value -= len(found)
+            ended.value = time.monotonic()
+
+        runner = Runner([subscriber_named(name)], lease_seconds=LEASE_SECONDS)
+        threading.Thread(target=lambda: (stop.wait(), runner.stop()), daemon=True).start()
+        runner.run()
+
+    row = Subscription.objects.create(name=name, partitions=partitions, paused=True)
+    taken = Lease.objects.filter(resource=f"subscription:{name}", owner__isnull=False)
+    share = [partitions // PROCESSES] * PROCESSES
+    with losses.reading({name: [read] * PROCESSES}):
+        _wait(lambda: list(Counter(taken.values_list("owner", flat=True)).values()) == share)
+        row.paused = False
+        row.save()
+        _wait(lambda: left.value <= 0)
+    if left.value:
+        raise RuntimeError(f"{-left.value} events were read twice.")
+    return events / (ended.value - began.value)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError("The processes did not share the partitions, or did not read all.")
+        time.sleep(0.05)
 
 
 def run(name: str) -> int:

@@ -1,9 +1,10 @@
-"""The log on Spark: our source beside Spark's JDBC, the archive beside a sink that does nothing.
+"""The log on Spark: our source and the archive beside Spark's JDBC, the audit beside PostgreSQL.
 
 Everything is warm and reads the same rows of the same tables, in turns, in one session of
 ``local[2]``. JDBC reads with as many partitions, over the same ranges of positions; its drivers are
 those of Debian, installed where they are missing. The archive's work includes reading every row a
-second time and comparing it; what the sink that does nothing is given is read once.
+second time and comparing it; what JDBC writes as Parquet is read once. An archive is read with
+``read()``, which also looks for what the log has behind it, beside the same files as plain Parquet.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ JARS = {
     "mariadb": ("libmariadb-java", Path("/usr/share/java/mariadb-java-client.jar")),
 }
 ASKED = {
-    "source_vs_jdbc": "at least 0.9 (PostgreSQL)",
-    "source_vs_jdbc_mariadb": "at least 0.5",
-    "archive_vs_noop": "at least 0.6",
+    "source_vs_jdbc": "at least 1.0 (PostgreSQL)",
+    "source_vs_jdbc_mariadb": "at least 0.85",
+    "archive_vs_jdbc_parquet": "at least 0.9",
+    "archived_read_vs_parquet": "at least 0.9",
+    "audit_vs_postgres": "at least 0.5",
+    "growth_archive": "at least 0.85",
     "lost": "0",
     "duplicated": "0",
 }
@@ -41,9 +45,15 @@ Times = dict[str, float]
 
 _COLUMNS = "id, topic, stream, version, type, {data}, slice, {message_id}, recorded_at"
 _JDBC = {
-    "postgres": _COLUMNS.format(data="data::text AS data", message_id="message_id::text AS mid"),
-    "mariadb": _COLUMNS.format(data="data", message_id="CAST(message_id AS CHAR) AS mid"),
+    "postgres": _COLUMNS.format(
+        data="data::text AS data", message_id="message_id::text AS message_id"
+    ),
+    "mariadb": _COLUMNS.format(data="data", message_id="CAST(message_id AS CHAR) AS message_id"),
 }
+_READ = (
+    "id long, topic string, stream string, version long, type string, data string, slice int, "
+    "message_id string, recorded_at timestamp"
+)
 _FILL = {
     "postgres": (
         "INSERT INTO outbox_event (topic, stream, version, type, data, metadata, slice, message_id)"
@@ -89,20 +99,21 @@ def run(*, quick: bool) -> dict[str, Any]:
         for alias in aliases:
             _fill(alias, events)
             measured[alias] = _in_turns(rounds, _readers(session, alias, Path(folder)), alias)
-        archive = _in_turns(rounds, _sinks(session, Path(folder)), "archive")
+        archive = _in_turns(rounds, _archives(session, Path(folder)), "archive")
         exact = _compare(Path(folder) / "archive")
         _fill("postgres", audited)
         audit = _in_turns(rounds, _audits(session), "audit")
         growth = {}
         for size in sizes:
             _fill("postgres", size)
-            sinks = {**_sinks(session, Path(folder)), **_audits(session)}
-            growth[str(size)] = {name: _timed(each) for name, each in sinks.items()}
+            work = {"archive": _archive(session, Path(folder)), **_audits(session)}
+            growth[str(size)] = {name: _timed(each) for name, each in work.items()}
             print(f"growth {size}: {_told(growth[str(size)])}", flush=True)
     ratios = {
         "source_vs_jdbc": _lowest(measured["postgres"]),
         "source_vs_jdbc_mariadb": _lowest(measured["mariadb"]),
-        "archive_vs_noop": _ratio(archive, "noop", "archive"),
+        "archive_vs_jdbc_parquet": _ratio(archive, "jdbc_all_parquet", "archive"),
+        "archived_read_vs_parquet": _ratio(archive, "plain_files", "archived_read"),
         "audit_vs_postgres": _ratio(audit, "postgres", "audit"),
         **exact,
     }
@@ -111,8 +122,8 @@ def run(*, quick: bool) -> dict[str, Any]:
             ratios[f"{what}_vs_jdbc_{alias}"] = _ratio(turns, f"jdbc_{what}", f"source_{what}")
     first, last = str(sizes[0]), str(sizes[-1])
     for name in growth[first]:
-        ratios[f"growth_{name}"] = (growth[last][name] / growth[first][name]) / (
-            sizes[-1] / sizes[0]
+        ratios[f"growth_{name}"] = (growth[first][name] / sizes[0]) / (
+            growth[last][name] / sizes[-1]
         )
     return {
         "ratios": ratios,
@@ -127,37 +138,48 @@ def _readers(session: Any, alias: str, folder: Path) -> dict[str, Callable[[], N
     """Return who reads the log of an alias: what is aggregated has every column's bytes in it."""
     output = str(folder / "written")
 
-    def aggregate(frame: Any) -> None:
-        frame.selectExpr(
-            "count(*)", "sum(id + version + slice)", "max(recorded_at)",
-            "sum(length(concat(topic, stream, type, data, mid)))",
-        ).collect()  # fmt: skip
-
     def parquet(frame: Any) -> None:
         frame.write.mode("overwrite").parquet(output)
 
     def source() -> Any:
-        columns = "id long, topic string, stream string, version long, type string, data string, "
-        return (
-            _log(session.read, alias)
-            .schema(f"{columns} slice int, message_id string, recorded_at timestamp")
-            .load()
-            .withColumnRenamed("message_id", "mid")
-        )
+        return _log(session.read, alias).schema(_READ).load()
 
     def jdbc() -> Any:
         return _jdbc(session, alias)
 
     return {
-        "source_aggregate": lambda: aggregate(source()),
-        "jdbc_aggregate": lambda: aggregate(jdbc()),
+        "source_aggregate": lambda: _aggregate(source()),
+        "jdbc_aggregate": lambda: _aggregate(jdbc()),
         "source_parquet": lambda: parquet(source()),
         "jdbc_parquet": lambda: parquet(jdbc()),
     }
 
 
-def _sinks(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
-    """Return the archive, and the stream of the same batches into a sink that does nothing."""
+def _archives(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
+    """Return the archive, JDBC's copy of the same columns, and who reads what was archived."""
+    from outbox_app.pipeline import read
+
+    def archived() -> None:
+        log = _options("postgres")
+        _aggregate(read(session, log=log, archive=str(folder / "archive"), schema=_READ))
+
+    def plain() -> None:
+        files = map(str, (folder / "archive").glob("recorded_date=*/*.parquet"))
+        _aggregate(session.read.parquet(*files))
+
+    def copied() -> None:
+        frame = _jdbc(session, "postgres", beside=", txid, metadata::text AS metadata")
+        frame.write.mode("overwrite").parquet(str(folder / "copied"))
+
+    return {
+        "archive": _archive(session, folder),
+        "jdbc_all_parquet": copied,
+        "archived_read": archived,
+        "plain_files": plain,
+    }
+
+
+def _archive(session: Any, folder: Path) -> Callable[[], None]:
     from outbox_app.models import Event
     from outbox_app.pipeline.archiver import Archiver
     from outbox_app.pipeline.driver.pipeline import log_options
@@ -168,13 +190,7 @@ def _sinks(session: Any, folder: Path) -> dict[str, Callable[[], None]]:
         to = str(folder / "archive")
         Archiver(session, options, to, max_rows=BATCH, write=lambda line: None).run()
 
-    def noop() -> None:
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-        stream = _log(session.readStream, "postgres").option("maxRowsPerBatch", BATCH).load()
-        writer = stream.writeStream.format("noop").trigger(availableNow=True)
-        writer.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination()
-
-    return {"archive": archive, "noop": noop}
+    return archive
 
 
 def _audits(session: Any) -> dict[str, Callable[[], None]]:
@@ -212,14 +228,25 @@ def _compare(folder: Path) -> dict[str, int]:
     }
 
 
+def _aggregate(frame: Any) -> None:
+    frame.selectExpr(
+        "count(*)", "sum(id + version + slice)", "max(recorded_at)",
+        "sum(length(concat(topic, stream, type, data, message_id)))",
+    ).collect()  # fmt: skip
+
+
 def _log(reader: Any, alias: str) -> Any:
+    return reader.format("outbox").options(**_options(alias))
+
+
+def _options(alias: str) -> dict[str, str]:
     from outbox_app.pipeline.driver.pipeline import PASSWORD, database_url
 
-    options = {"url": database_url(alias), "partitions": PARTITIONS, "passwordEnv": PASSWORD}
-    return reader.format("outbox").options(**options)
+    given = {"url": database_url(alias), "partitions": PARTITIONS, "passwordEnv": PASSWORD}
+    return {name: str(value) for name, value in given.items()}
 
 
-def _jdbc(session: Any, alias: str) -> Any:
+def _jdbc(session: Any, alias: str, beside: str = "") -> Any:
     from django.db import connections
 
     given = connections[alias].settings_dict
@@ -234,7 +261,7 @@ def _jdbc(session: Any, alias: str) -> Any:
                 + ("" if alias == "postgres" else "?permitMysqlScheme&useSsl=false"))
         .option("driver", {"postgres": "org.postgresql.Driver",
                            "mariadb": "org.mariadb.jdbc.Driver"}[alias])
-        .option("dbtable", f"(SELECT {_JDBC[alias]} FROM outbox_event) log")
+        .option("dbtable", f"(SELECT {_JDBC[alias]}{beside} FROM outbox_event) log")
         .option("user", given["USER"]).option("password", given["PASSWORD"])
         .option("fetchsize", 10_000)
         .option("partitionColumn", "id").option("lowerBound", first).option("upperBound", last)

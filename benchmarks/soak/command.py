@@ -33,6 +33,8 @@ COUNTS = {"writer": 3, "drainer": 3, "subscriptions": 2, "consumer": 1, "worker"
 PROGRESS_SECONDS = 10.0
 #: Seconds after the last fault in which everything has to leave.
 DRAIN_SECONDS = 240.0
+#: With a hold so short that some run out.
+IMMEDIATE = {"IMMEDIATE": True, "IMMEDIATE_TIMEOUT": 0.4, "IMMEDIATE_HOLD": 1.6}
 #: Findings that are printed of each kind.
 SHOWN = 10
 
@@ -66,6 +68,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help=f"default: all of {', '.join(faults.NAMES)}",
     )
     parser.add_argument("--jobs-per-second", type=float, default=50.0, metavar="N")
+    parser.add_argument(
+        "--immediate", action="store_true", help="writers publish right after their commits"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and books there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result, print less")
     options = parser.parse_args(arguments)
@@ -113,6 +118,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         rate=options.jobs_per_second / COUNTS["writer"],
         writer_faults=[name for name in faults.WRITERS if name in options.faults],
         counts=COUNTS,
+        outbox=IMMEDIATE if options.immediate else {},
         say=say,
     )
     with world:
@@ -227,6 +233,7 @@ def judged(world: World, done: Counter[str]) -> dict[str, Any]:
             "accepted": len({arrival.task_id for arrival in found.arrivals}),
             "dead": len(found.dead),
             "executed": len(set(found.executed)),
+            "published by writers": sum(map(int, known["immediate"])),
         },
         "events": {"committed": len(found.events)}
         | {f"handled by {name}": len(each) for name, each in found.handled.items()},

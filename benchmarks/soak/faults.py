@@ -118,12 +118,12 @@ def _at_failpoint(kind: str) -> Fault:
     return fault
 
 
-for kind in ("drainer", "subscriptions"):
+for kind in ("drainer", "subscriptions", "writer"):
     PROCESSES[f"kill-{kind}"] = _signalling(kind, signal.SIGKILL)
     PROCESSES[f"terminate-{kind}"] = _signalling(kind, signal.SIGTERM)
     PROCESSES[f"freeze-{kind}"] = _freezing(kind)
     PROCESSES[f"failpoint-{kind}"] = _at_failpoint(kind)
-for kind in ("writer", "consumer", "worker"):
+for kind in ("consumer", "worker"):
     PROCESSES[f"kill-{kind}"] = _signalling(kind, signal.SIGKILL)
 
 

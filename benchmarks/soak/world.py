@@ -35,6 +35,7 @@ LEASE_SECONDS = 4.0
 FAILPOINTS = {
     "drainer": ("claimed", "checked", "published_not_deleted", "deleted"),
     "subscriptions": ("page_read", "advanced", "handled", "committed"),
+    "writer": ("immediate_claimed", "immediate_published", "immediate_deleted"),
 }
 
 
@@ -156,6 +157,7 @@ class World:
         rate: Jobs that each writer stages a second.
         writer_faults: Faults that the writers make themselves.
         counts: How many processes of each kind.
+        outbox: Settings of the outbox.
         say: Prints a line.
     """
 
@@ -168,12 +170,14 @@ class World:
         rate: float,
         writer_faults: Sequence[str],
         counts: dict[str, int],
+        outbox: dict[str, Any],
         say: Any,
     ) -> None:
         self.seed = seed
         self.rate = rate
         self.writer_faults = writer_faults
         self.counts = counts
+        self.outbox = {"LEASE_SECONDS": LEASE_SECONDS, **outbox}
         self.say = say
         self.partitions = 4
         self.database: Any = DATABASES[database]()
@@ -216,7 +220,7 @@ class World:
             "BENCHMARK_URL": urls[0],
             "SOAK_BROKER": urls[1],
             "SOAK_PARTITIONS": str(self.partitions),
-            "SOAK_OUTBOX": json.dumps({"LEASE_SECONDS": LEASE_SECONDS}),
+            "SOAK_OUTBOX": json.dumps(self.outbox),
         }
 
     def start(self) -> None:

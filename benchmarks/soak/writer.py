@@ -2,7 +2,8 @@
 
 One transaction after another with jobs and events, of which some are rolled back, some stay open
 for seconds, and some end with the writer, right after it has sent COMMIT. In LOG a line for each
-says what the writer knows: ``begun``, ``committed``, ``rolled``, ``unknown``.
+says what the writer knows: ``begun``, ``committed``, ``rolled``, ``unknown``; and how many jobs it
+has published itself, with immediate delivery.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import django
@@ -139,6 +141,10 @@ def _send_commit(raw: Any) -> None:
         raw.send_query("COMMIT")
 
 
+def _note_published(log: Callable[[str], None], count: int, **kwargs: Any) -> None:
+    log(f"immediate {count}")
+
+
 @contextmanager
 def until_terminated() -> Any:
     """Give what says whether SIGTERM has come."""
@@ -150,11 +156,15 @@ def until_terminated() -> Any:
 def main(name: str, seed: str, rate: str, log: str, faults: str) -> None:
     """Write until SIGTERM, ``rate`` jobs a second."""
     django.setup()
+    from outbox_app.signals import jobs_published
+
     # Line buffered: what was written is there after SIGKILL.
     with open(log, "a", buffering=1) as file, until_terminated() as is_ended:
         writer = Writer(
             name, random.Random(seed), lambda line: print(line, file=file), set(faults.split(","))
         )
+        published = partial(_note_published, writer.log)
+        jobs_published.connect(published)
         due = time.monotonic()
         while not is_ended():
             due += writer.run_once() / float(rate)

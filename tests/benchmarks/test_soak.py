@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_soak_runs(tmp_path: Path) -> None:
-    faults = ["kill-drainer", "kill-subscriptions", "kill-writer", "killed-at-commit"]
+    faults = ["kill-drainer", "kill-subscriptions", "failpoint-writer", "killed-at-commit"]
     command = [sys.executable, "-m", "benchmarks", "soak", "--database", "postgres"]
-    options = ["--minutes", "0.1", "--seed", "1", "--faults", ",".join(faults)]
+    options = ["--minutes", "0.1", "--seed", "1", "--faults", ",".join(faults), "--immediate"]
     file = tmp_path / "result.json"
     done = subprocess.run(
         [*command, *options, "--json", str(file), "--keep", str(tmp_path / "logs")],
@@ -32,6 +32,7 @@ def test_soak_runs(tmp_path: Path) -> None:
     assert set(result["verdicts"].values()) == {0}
     jobs, events = result["jobs"], result["events"]
     assert 0 < jobs["committed"] == jobs["accepted"] == jobs["executed"]
+    assert jobs["published by writers"]
     assert len(set(events.values())) == 1
     assert "[postgres " in done.stdout
     assert (tmp_path / "logs" / "drainer0.log").exists()

@@ -16,7 +16,7 @@ from outbox_app.jobs import dead
 from outbox_app.models import DeadJob
 
 from .model import DAMAGED, EXPIRED, HELD, PLAIN, REFUSED, SCRIBBLED, STRANGER, Spec
-from .puppet import FAILPOINTS, Plan, Puppet
+from .puppet import FAILPOINTS, IMMEDIATE, Committer, Plan, Puppet
 from .world import Stage, World
 from .writer import DUE, LateWriter
 
@@ -69,6 +69,14 @@ schedules = st.lists(
 )
 
 
+#: What happens to a process that publishes what it has committed.
+commits = st.one_of(
+    st.none(),
+    st.builds(Plan, st.just("kill"), st.sampled_from(IMMEDIATE)),
+    st.builds(Plan, st.sampled_from(["kill", "fail", "lose"]), st.just("send")),
+)
+
+
 class Machine(RuleBasedStateMachine):
     """See the module.
 
@@ -104,6 +112,13 @@ class Machine(RuleBasedStateMachine):
                 self.model.rolled_back(staged)
         if commit:
             self.model.committed(number)
+
+    @rule(specs=jobs, plan=commits)
+    def stage_immediately(self, specs: list[Spec], plan: Plan | None) -> None:
+        with Committer(plan), transaction.atomic(using=self.using):
+            number = self._next_transaction()
+            self.writer.stage(specs, transaction=number, immediate=True)
+            self.model.committed(number)  # what it sends is sent before the block ends
 
     @rule(specs=jobs, inside=jobs, commit=st.booleans())
     def stage_in_savepoint(self, specs: list[Spec], inside: list[Spec], commit: bool) -> None:

@@ -20,6 +20,8 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs.drain.drain import Drain
 
 FAILPOINTS = ("claimed", "published_not_deleted", "deleted")
+#: Those of the process that commits, with immediate delivery.
+IMMEDIATE = ("immediate_claimed", "immediate_published", "immediate_deleted")
 #: Longer than any turn takes; a drainer that needs more hangs.
 STUCK_SECONDS = 30
 
@@ -187,20 +189,52 @@ class Puppet:
         return self.operation("sql", lambda: execute(*args), OperationalError, verb)
 
 
+class Committer:
+    """A process that commits in the block, and sends what it committed. It has no id.
+
+    Args:
+        plan: What happens to it then.
+    """
+
+    def __init__(self, plan: Plan | None) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> None:
+        _here.puppet = self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        del _here.puppet
+        return kind is Killed
+
+    def operation(self, kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
+        """Do something of it, unless the plan says otherwise."""
+        action = ""
+        if self._plan and self._plan.where == kind:
+            action, self._plan = self._plan.action, None
+        if action == "kill":
+            raise Killed
+        if action == "fail":
+            raise failure("failed on purpose, before it took effect")
+        result = do()
+        if action == "lose":
+            raise failure("failed on purpose, after it took effect")
+        return result
+
+
 def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
-    """Do something of the drainer that runs in this thread, if one does."""
-    puppet: Puppet | None = getattr(_here, "puppet", None)
+    """Do something of the process that runs in this thread, if one does."""
+    puppet: Puppet | Committer | None = getattr(_here, "puppet", None)
     return puppet.operation(kind, do, failure) if puppet else do()
 
 
 def sender() -> str:
-    """Return the id of the drainer that runs in this thread."""
-    return str(_here.puppet.drain.holder.id)
+    """Return the id of the drainer that runs in this thread; nothing for a committer."""
+    return "" if isinstance(_here.puppet, Committer) else str(_here.puppet.drain.holder.id)
 
 
 def set_failpoints(*, on: bool) -> None:
-    """Make the failpoints operations of whichever puppet passes them."""
-    for name in FAILPOINTS:
+    """Make the failpoints operations of whichever process passes them."""
+    for name in (*FAILPOINTS, *IMMEDIATE):
         set_failpoint(name, _failpoint(name) if on else None)
 
 

@@ -21,6 +21,7 @@ from uuid import UUID
 from django.db.models import F
 from django.test import override_settings
 
+from outbox_app.jobs import immediate
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
 from outbox_app.process import lease
 
@@ -32,6 +33,8 @@ from .writer import DUE, LateWriter, Writer
 #: In seconds. The database's clock goes on in real time too: no sum of the times that the machine
 #: lets pass comes near the lease from below.
 LEASE = 69
+#: Within which a process that has committed says what became of its jobs.
+HOLD = 60
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -74,6 +77,7 @@ class World:
         # Drainers' ids decide on who gets which shards; from a counter, so that runs repeat.
         ids = (UUID(int=number) for number in count(1))
         own = {"DATABASE": self.using, "LEASE_SECONDS": LEASE, "MAX_BACKOFF": 0, "WAKE": False}
+        own |= {"IMMEDIATE_TIMEOUT": 15, "IMMEDIATE_HOLD": HOLD}
         self._patches = ExitStack()
         self._patches.enter_context(mock.patch.object(lease, "uuid4", ids.__next__))
         self._patches.enter_context(override_settings(OUTBOX={**own, **settings}))
@@ -85,6 +89,9 @@ class World:
         for puppet in self.alive:
             puppet.kill()
         set_failpoints(on=False)
+        for broker in immediate._brokers.values():
+            broker.close()
+        immediate._brokers.clear()
         self._patches.close()
 
     @property

@@ -44,9 +44,11 @@ class Writer:
         self.tasks = tasks
         self.model = model
 
-    def stage(self, specs: Sequence[Spec], *, transaction: int) -> list[str]:
+    def stage(
+        self, specs: Sequence[Spec], *, transaction: int, immediate: bool = False
+    ) -> list[str]:
         """Stage jobs in the transaction that this thread has open. Returns their task ids."""
-        return [self._stage(spec, transaction) for spec in specs]
+        return [self._stage(spec, transaction, immediate) for spec in specs]
 
     def requeued(self, task_ids: Sequence[str]) -> None:
         """Tell the model of jobs that a person has just requeued, with their new ids."""
@@ -54,10 +56,11 @@ class Writer:
         for task_id, id in rows.values_list("task_id", "id"):
             self.model.requeued(task_id, id=id)
 
-    def _stage(self, spec: Spec, transaction: int) -> str:
+    def _stage(self, spec: Spec, transaction: int, immediate: bool) -> str:
         # Not a random id: it decides on the shard, and runs have to repeat.
         task_id = f"job-{len(self.model.jobs)}"
         options: dict[str, Any] = {"ordering_key": spec.key, "task_id": task_id}
+        options["immediate"] = immediate
         if spec.kind == EXPIRED:
             options["expires"] = timezone.now() - timedelta(hours=1)
         elif spec.kind == HELD:
