@@ -10,13 +10,14 @@ import os
 from typing import Any
 from uuid import uuid4
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.dispatch import receiver
 from kombu import Exchange, Queue
 from kombu.transport import pyamqp
 
 from outbox_app import idempotent, stage_many, subscriber
 from outbox_app.celery import OutboxCelery
+from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
 
 from .models import Executed, Handled, Staged
@@ -60,23 +61,17 @@ def effect(self: Any) -> None:
 def enter(using: str, jobs: list[Any], **kwargs: Any) -> None:
     """Enter what was staged into the books, in its transaction."""
     try:
-        rows = [job.pk or _last_id() for job in jobs]
+        written = StagedJob.objects.filter(task_id__in=[job.task_id for job in jobs])
+        rows = dict(written.values_list("task_id", "id"))
         Staged.objects.bulk_create(
-            Staged(task_id=job.task_id, row=row, shard=job.shard, key=job.ordering_key)
-            for job, row in zip(jobs, rows, strict=True)
+            Staged(
+                task_id=job.task_id, row=rows[job.task_id], shard=job.shard, key=job.ordering_key
+            )
+            for job in jobs
         )
     except Exception:  # a signal swallows it; the job must not commit without its entry
         transaction.set_rollback(True)
         raise
-
-
-def _last_id() -> int:
-    """Return the id of the row that this session has just inserted."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT " + {"mysql": "LAST_INSERT_ID()"}.get(connection.vendor, "lastval()")
-        )
-        return int(cursor.fetchone()[0])
 
 
 def note(name: str, events: list[Any]) -> None:

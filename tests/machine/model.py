@@ -167,7 +167,8 @@ class Model:
 
         Of several drainers that sent a job, all but one were to blame: they were taken for dead, or
         did not hear what became of it. One that sent it again is to blame as well, and has not
-        heard each time. A requeue by a person allows one more of each.
+        heard each time. A requeue by a person allows one more of each. What the process that
+        committed may have sent goes again after an incident of its own, which names no drainer.
 
         Args:
             incidents: Everything that was recorded.
@@ -179,6 +180,8 @@ class Model:
             tries = 1 + sum(cause.kind == "requeue" for cause in causes)
             assert tries > job.requeued, f"a requeue is not recorded: {job} {causes}"
             blamed = {cause.drainer for cause in causes}
+            explained = "" in blamed or "" not in job.senders or len(job.senders) == 1
+            assert explained, f"sent again after its commit: {job} {causes}"
             blameless = set(job.senders) - blamed
             assert len(blameless) <= tries, f"sent by {blameless}: {job} {causes}"
             for sender, sends in Counter(job.senders).items():
