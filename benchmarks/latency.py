@@ -56,7 +56,7 @@ def run(*, quick: bool, scale: float = 1.0) -> dict[str, Any]:
         contender, in seconds.
     """
     django.setup()
-    jobs, rounds = (500, 5) if quick else (2_000, 9)
+    jobs, rounds = (300, 5) if quick else (2_000, 9)
     if scale < 1:
         jobs, rounds = max(10, int(jobs * scale)), 1
     measured = []
