@@ -126,12 +126,7 @@ class Puppet:
         elif action == "kill":
             self._killed = True
             raise Killed
-        elif action == "fail":
-            raise failure("failed on purpose, before it took effect")
-        result = do()
-        if action == "lose":
-            raise failure("failed on purpose, after it took effect")
-        return result
+        return _let_down(action, do, failure)
 
     def _action(self, *names: str) -> str | None:
         plan = self._plan
@@ -213,12 +208,16 @@ class Committer:
             action, self._plan = self._plan.action, None
         if action == "kill":
             raise Killed
-        if action == "fail":
-            raise failure("failed on purpose, before it took effect")
-        result = do()
-        if action == "lose":
-            raise failure("failed on purpose, after it took effect")
-        return result
+        return _let_down(action, do, failure)
+
+
+def _let_down(action: str | None, do: Callable[[], Any], failure: type[Exception]) -> Any:
+    if action == "fail":
+        raise failure("failed on purpose, before it took effect")
+    result = do()
+    if action == "lose":
+        raise failure("failed on purpose, after it took effect")
+    return result
 
 
 def operation(kind: str, do: Callable[[], Any], failure: type[Exception]) -> Any:
