@@ -6,7 +6,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from ...conf import outbox_settings
@@ -24,7 +24,9 @@ class AppDrain:
     def __init__(self, name: str, *, using: str, batch_size: int) -> None:
         self.name = name
         self.backoff = Backoff(self)
-        self.read = BatchReader(using=using, app=name, batch_size=batch_size).read
+        self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
+        #: Every row of the batch before has left.
+        self._goes_on = False
         self._publisher: Publisher | None = None
 
     def __str__(self) -> str:
@@ -42,6 +44,15 @@ class AppDrain:
             self.backoff.failed(error)
         else:
             self.backoff.succeeded()
+
+    def read(self, shards: Iterable[int]) -> list[Row]:
+        rows = self._reader.read(shards, go_on=self._goes_on)
+        self._goes_on = False
+        return rows
+
+    def all_left(self) -> None:
+        """Note that every row of the batch was accepted, and deleted."""
+        self._goes_on = True
 
     def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
         publisher = self._find_publisher()

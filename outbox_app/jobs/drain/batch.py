@@ -1,17 +1,18 @@
 """Batches of the job table: select what is ready, delete what was taken. Autocommit, no locks.
 
-Each shard is read by its own index range of ``(app, shard, available_at, id)``, whatever the
-statistics say, so the cost of a batch does not depend on what lies in other shards, on held rows,
-on the length of the backlog, or on another Celery app whose broker is away. There is no floor under
-the ranges: a row that commits late with a low id is the first of its shard.
+The ids of each shard are found by its own index range of ``(app, shard, available_at, id)``,
+whatever the statistics say, so their cost does not depend on what lies in other shards, on held
+rows, on the length of the backlog, or on another Celery app whose broker is away. There is no floor
+under the ranges: a row that commits late with a low id is the first of its shard at the next look.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import time
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -24,6 +25,12 @@ from ...models.collation import COLLATIONS
 SMALL_BYTES = 64 * 1024
 #: A batch is cut where its messages reach this size, in bytes.
 BUDGET_BYTES = 32 * 1024 * 1024
+#: Ids that a look takes of a shard, at most.
+SHARE = 1000
+#: For how many times as long as it took a look may serve.
+SERVES = 20
+#: Rows of one SELECT by ids. MariaDB makes a join of a list of a thousand.
+READ_AT_ONCE = 900
 #: Rows of one DELETE.
 DELETED_AT_ONCE = 2000
 _NAMES = ("id", "shard", "ordering_key", "app", "task", "task_id", "queue")
@@ -64,55 +71,78 @@ class Row(NamedTuple):
 class BatchReader:
     """Reads batches of one Celery app's jobs, from the shards that a drainer owns.
 
-    A sweep takes an equal share of every shard; where that leaves rows behind, the next batch is
-    spent on the shards that had more, and then comes a sweep again. So one deep shard gets whole
-    batches and starves no other.
+    One look takes the ids of many batches, an equal share of every shard; each batch is then read
+    by its ids. So the deleted rows that an open snapshot keeps are passed once for all of them, and
+    one deep shard starves no other.
     """
 
     def __init__(self, *, using: str, app: str, batch_size: int) -> None:
         self.using = using
         self.app = app
         self.batch_size = batch_size
-        self._deep: list[int] = []
+        #: What the last look found and no batch had yet, and until when it serves.
+        self._ids: list[int] = []
+        self._until = 0.0
+        #: Where a later job of a key was found, the earlier one was, too.
+        self._is_cut = False
 
-    def read(self, shards: Iterable[int]) -> list[Row]:
-        """Return ready rows in id order, and due held ones after them; [] when there are none."""
-        owned = sorted(shards)
-        if not owned:
-            return []
-        deep = [shard for shard in self._deep if shard in owned]
-        self._deep = []
-        rows = self._select(deep, "available_at IS NULL", self._share(deep)) if deep else []
+    def read(self, shards: Iterable[int], *, go_on: bool = False) -> list[Row]:
+        """Return the next rows, in id order; [] when none is ready or due.
+
+        Args:
+            shards: Those that the drainer owns.
+            go_on: Every row of the batch before has left, so that the last look may still serve.
+                Where a row stays, a new look finds it before the later jobs of its ordering key.
+        """
+        owned = set(shards)
+        rows = self._next(owned) if go_on and time.monotonic() < self._until else []
         if not rows:
-            rows = self._sweep(owned)
-        return rows
-
-    def _sweep(self, shards: list[int]) -> list[Row]:
-        share = self._share(shards)
-        rows = self._select(shards, "available_at IS NULL", share)
-        counts = Counter(row.shard for row in rows)
-        self._deep = [shard for shard, count in counts.items() if count == share]
-        room = self._share(shards * 4)
-        return rows + self._select(shards, f"available_at <= {_now(self.using)}", room)
-
-    def _share(self, shards: list[int]) -> int:
-        return max(1, ceil(self.batch_size / len(shards)))
-
-    def _select(self, shards: list[int], condition: str, share: int) -> list[Row]:
-        connection = connections[self.using]
-        sql, params = _sql(connection, self.app, shards, condition, share)
-        found = self._fetch(sql, params)
-        if connection.vendor == "mysql" and any(row.ordering_key for row in found):
+            self._look(owned)
+            rows = self._next(owned)
+        if not self._is_cut and any(row.ordering_key for row in rows):
             # MariaDB's read view is no atomic cut: it may show a job and not the one of its key
             # that was committed before it. A later look finds that one.
-            while _has_earlier(again := self._fetch(sql, params), found):
-                found = again
-        return self._within_budget(found)
+            found = [*(row.id for row in rows), *self._ids]
+            while _has_earlier(self._look(owned), found):
+                found = self._ids
+            self._is_cut = True
+            rows = self._next(owned)
+        return rows
 
-    def _fetch(self, sql: str, params: list[Any]) -> list[Row]:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, params)
-            return sorted(map(Row._make, cursor.fetchall()), key=lambda row: row.id)
+    def _look(self, shards: set[int]) -> list[int]:
+        began = time.monotonic()
+        connection = connections[self.using]
+        self._ids = []
+        if shards:
+            share = min(self.batch_size, SHARE)
+            with connection.cursor() as cursor:
+                cursor.execute(*_look(connection, self.app, sorted(shards), share))
+                self._ids = sorted(id for (id,) in cursor.fetchall())
+        ended = time.monotonic()
+        self._until = ended + SERVES * (ended - began)
+        self._is_cut = connection.vendor != "mysql"
+        return self._ids
+
+    def _next(self, shards: set[int]) -> list[Row]:
+        rows: list[Row] = []
+        while self._ids and not rows:
+            some = self._ids[: self.batch_size]
+            # Under an id there may be another job by now: see ``delete``.
+            found = [row for row in self._fetch(some) if row.app == self.app]
+            rows = self._within_budget([row for row in found if row.shard in shards])
+            last = rows[-1].id if rows else some[-1]
+            self._ids = self._ids[bisect_right(some, last) :]
+        return rows
+
+    def _fetch(self, ids: list[int]) -> list[Row]:
+        connection = connections[self.using]
+        rows: list[Row] = []
+        with connection.cursor() as cursor:
+            for start in range(0, len(ids), READ_AT_ONCE):
+                # With parameters, if none: the percent signs of the time are doubled.
+                cursor.execute(_rows(connection, ids[start : start + READ_AT_ONCE]), [])
+                rows += map(Row._make, cursor.fetchall())
+        return sorted(rows, key=attrgetter("id"))
 
     def _within_budget(self, rows: list[Row]) -> list[Row]:
         """Read the large messages, and leave the rest for later where they are too many at once."""
@@ -132,10 +162,10 @@ class BatchReader:
         return kept
 
 
-def _has_earlier(again: list[Row], found: list[Row]) -> bool:
-    """Say whether there are new rows below the last one that was found."""
-    known = {row.id for row in found}
-    return any(row.id < found[-1].id and row.id not in known for row in again)
+def _has_earlier(again: list[int], found: list[int]) -> bool:
+    """Say whether there are new ids below the last one that was found."""
+    known, last = set(found), found[-1]
+    return any(id < last and id not in known for id in again)
 
 
 def apps_with_rows(*, using: str) -> list[str]:
@@ -217,39 +247,51 @@ def _now(using: str) -> str:
     return str(compiler.compile(DatabaseNow())[0])
 
 
-def _sql(
-    connection: Any, app: str, shards: list[int], condition: str, share: int
-) -> tuple[str, list[Any]]:
+def _look(connection: Any, app: str, shards: list[int], share: int) -> tuple[str, list[Any]]:
+    """Return a statement for the ids of each shard's jobs that are ready, and that are due."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     index = StagedJob._meta.indexes[0].name
-    since = "staged_at" if condition.endswith("IS NULL") else "available_at"
-    waited = _SECONDS[connection.vendor].format(now=_now(connection.alias), then=since)
-    is_postgresql = connection.vendor == "postgresql"
-    columns = _FAST_COLUMNS if is_postgresql else _COLUMNS
-    columns = f"{columns}, {waited} AS waited, is_immediate"
-    if is_postgresql:
+    conditions = ("available_at IS NULL", f"available_at <= {_now(connection.alias)}")
+    if connection.vendor == "postgresql":
         # LATERAL is one index scan a shard. The order names the whole index: no other index gives
         # it.
+        each = (
+            f"(SELECT id FROM {table} t WHERE t.app = %s AND t.shard = s.shard AND {{}} "
+            f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT {share:d})"
+        )
+        ranges = " UNION ALL ".join(map(each.format, conditions))
         return (
-            f"SELECT j.* FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ("
-            f"SELECT {columns} FROM {table} t "
-            f"WHERE t.app = %s AND t.shard = s.shard AND {condition} "
-            f"ORDER BY t.app, t.shard, t.available_at, t.id LIMIT %s) j",
-            [shards, app, share],
+            f"SELECT j.id FROM unnest(%s::smallint[]) AS s(shard) CROSS JOIN LATERAL ({ranges}) j",
+            [shards, app, app],
         )
+    is_mysql = connection.vendor == "mysql"
+    hint = f"FORCE INDEX ({index})" if is_mysql else f"INDEXED BY {index}"
+    parts: list[str] = []
     # The order of the index from where the range begins. MariaDB sorts the shard if told all of it.
-    by = "id" if condition.endswith("IS NULL") else "available_at, id"
-    order = f"ORDER BY {by} LIMIT {share:d}"
-    if connection.vendor == "mysql":
-        # Parentheses, not derived tables: those are written to disk for the sake of the BLOBs.
+    for condition, order in zip(conditions, ("id", "available_at, id"), strict=True):
         part = (
-            f"(SELECT {columns} FROM {table} FORCE INDEX ({index}) "
-            f"WHERE app = %s AND shard = %s AND {condition} {order})"
+            f"(SELECT id FROM {table} {hint} "
+            f"WHERE app = %s AND shard = %s AND {condition} ORDER BY {order} LIMIT {share:d})"
         )
-    else:
-        part = (
-            f"SELECT * FROM (SELECT {columns} FROM {table} INDEXED BY {index} "
-            f"WHERE app = %s AND shard = %s AND {condition} {order})"
-        )
+        parts += [part if is_mysql else f"SELECT * FROM {part}"] * len(shards)
     params = [value for shard in shards for value in (app, shard)]
-    return " UNION ALL ".join([part] * len(shards)), params
+    return " UNION ALL ".join(parts), params * len(conditions)
+
+
+def _rows(connection: Any, ids: list[int]) -> str:
+    """Return a statement for those of some rows that are ready or due."""
+    table = connection.ops.quote_name(StagedJob._meta.db_table)
+    now = _now(connection.alias)
+    since = "COALESCE(available_at, staged_at)"
+    waited = _SECONDS[connection.vendor].format(now=now, then=since)
+    listed = ",".join(f"{id:d}" for id in ids)
+    columns, hint, one_of = _COLUMNS, "", f"IN ({listed})"
+    if connection.vendor == "postgresql":
+        columns, one_of = _FAST_COLUMNS, f"= ANY('{{{listed}}}'::bigint[])"
+    elif connection.vendor == "mysql":
+        hint = "FORCE INDEX (PRIMARY) "
+    # The app and the shard are left to Python: with them an index of theirs may look cheaper.
+    return (
+        f"SELECT {columns}, {waited} AS waited, is_immediate FROM {table} {hint}"
+        f"WHERE id {one_of} AND COALESCE(available_at, {now}) <= {now}"
+    )

@@ -246,6 +246,8 @@ class Drain(ProcessLoop):
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
             raise error
+        if len(result.accepted) == len(free):
+            app.all_left()
         if error is None or isinstance(error, Stopping):
             app.backoff.succeeded()
             return True

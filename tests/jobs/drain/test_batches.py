@@ -17,22 +17,24 @@ from .test_main_path import received
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.parametrize("go_on", [False, True])
 def test_large_messages_are_read_one_by_one_and_a_batch_ends_at_its_budget(
-    alias, make_app, monkeypatch
+    alias, make_app, monkeypatch, go_on
 ):
     monkeypatch.setattr(batch, "BUDGET_BYTES", 1_000_000)
+    monkeypatch.setattr(batch, "SERVES", 1e9)
     app = make_app()
     note = app.task(name="note")(tasks.note)
     with transaction.atomic(using=alias):
         for i in range(60):
             large = i % 6 == 5
-            note.apply_async(("x" * 400_000 if large else "", i), ordering_key="one")
-    reader = batch.BatchReader(using=alias, app=app.main, batch_size=1000)
+            note.apply_async(("x" * 400_000 if large else "", i), ordering_key=str(i % 3))
+    reader = batch.BatchReader(using=alias, app=app.main, batch_size=20)
     shards = range(128)
 
     sizes = []
     seen: list[int] = []
-    while rows := reader.read(shards):
+    while rows := reader.read(shards, go_on=go_on):
         sizes.append(sum(len(row.body) for row in rows))
         seen += [json.loads(row.body)[0][1] for row in rows]
         batch.delete([(row.id, row.task_id) for row in rows], using=alias)

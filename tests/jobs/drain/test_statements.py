@@ -32,8 +32,8 @@ def test_a_batch_is_a_constant_number_of_statements(alias, make_app, monkeypatch
         while drain.tally.published < jobs:
             drain.run_once()
 
-    # A sweep asks for ready rows and for due ones, a batch of deep shards for ready ones; then one
-    # DELETE. What is not full of rows costs the same.
+    # A look for ids, a SELECT by ids for each 900 of the batch, one DELETE. What is not full of
+    # rows costs the same.
     batches = -(-(jobs - drained) // 900) + 1
     assert len(statements) <= 4 * batches
     drain.holder.leave()
@@ -50,10 +50,9 @@ def rows_of(app, alias, count, doubled=0):
             cursor.execute(f"{again} WHERE app = %s ORDER BY id", [app])
 
 
-def plan(alias, shards, condition):
-    """Return the database's plan of a batch, and what it touches in all."""
+def explained(alias, sql, params):
+    """Return the database's plan of a statement, and what it touches in all."""
     connection = connections[alias]
-    sql, params = batch._sql(connection, "mine", shards, condition, 8)
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
@@ -63,6 +62,12 @@ def plan(alias, shards, condition):
         return cursor.fetchall()
 
 
+def analyze(alias):
+    of_table = "TABLE " if connections[alias].vendor == "mysql" else ""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"ANALYZE {of_table}outbox_stagedjob")
+
+
 def nodes(plan):
     yield plan
     for child in plan.get("Plans", ()):
@@ -70,27 +75,19 @@ def nodes(plan):
 
 
 @pytest.mark.parametrize("shards", [range(128), range(3)], ids=["all", "few"])
-@pytest.mark.parametrize("condition", ["available_at IS NULL", "available_at <= now()"])
 @pytest.mark.parametrize("statistics", ["fresh", "stale"])
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
-def test_a_batch_is_an_index_range_whatever_the_statistics_say(
-    alias, shards, condition, statistics
-):
+def test_a_look_is_an_index_range_whatever_the_statistics_say(alias, shards, statistics):
     connection = connections[alias]
-    table = "ANALYZE outbox_stagedjob"
-    if connection.vendor == "mysql":
-        table = "ANALYZE TABLE outbox_stagedjob"
     rows_of("mine", alias, 10)
     if statistics == "stale":  # made for an almost empty table
-        with connection.cursor() as cursor:
-            cursor.execute(table)
+        analyze(alias)
     for app in ("mine", "others"):
         rows_of(app, alias, 128, doubled=5)
     if statistics == "fresh":
-        with connection.cursor() as cursor:
-            cursor.execute(table)
+        analyze(alias)
 
-    found = plan(alias, list(shards), condition)
+    found = explained(alias, *batch._look(connection, "mine", list(shards), 8))
 
     if connection.vendor == "postgresql":
         scans = [n for n in nodes(found) if n.get("Relation Name") == "outbox_stagedjob"]
@@ -99,9 +96,33 @@ def test_a_batch_is_an_index_range_whatever_the_statistics_say(
         assert found["Shared Hit Blocks"] + found["Shared Read Blocks"] < 20 * len(shards)
     else:
         scans = [row for row in found if row[2] == "outbox_stagedjob"]
-        assert len(scans) == len(shards)
+        assert len(scans) == 2 * len(shards)  # those that are ready, and those that are due
         assert {(row[3], row[5]) for row in scans} <= {
             ("ref", "outbox_staged_ready"),
             ("range", "outbox_staged_ready"),
         }
         assert not [row for row in scans if "filesort" in (row[9] or "")]
+
+
+@pytest.mark.parametrize("statistics", ["fresh", "of no row", "of other apps"])
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_a_batch_is_read_by_its_ids_whatever_the_statistics_say(alias, statistics):
+    connection = connections[alias]
+    if statistics == "of other apps":
+        rows_of("others", alias, 128, doubled=5)
+    if statistics != "fresh":
+        analyze(alias)
+    rows_of("mine", alias, 128, doubled=8)  # many pages: of few, a scan is as good
+    if statistics == "fresh":
+        analyze(alias)
+    ids = StagedJob.objects.using(alias).filter(app="mine").order_by("id").values_list("id")
+    some = [id for (id,) in ids[1000:1050]]
+
+    found = explained(alias, batch._rows(connection, some), [])
+
+    if connection.vendor == "postgresql":
+        scans = [n for n in nodes(found) if "Index Name" in n]
+        assert {n["Index Name"] for n in scans} == {"outbox_stagedjob_pkey"}
+    else:
+        [scan] = found
+        assert (scan[3], scan[5]) == ("range", "PRIMARY")
