@@ -25,8 +25,8 @@ from ...models.collation import COLLATIONS
 SMALL_BYTES = 64 * 1024
 #: A batch is cut where its messages reach this size, in bytes.
 BUDGET_BYTES = 32 * 1024 * 1024
-#: Ids that a look takes of a shard, at most.
-SHARE = 1000
+#: Ids that a look takes of a shard: so many at first, and twice as many after one that was used up.
+FEW, MOST = 250, 1000
 #: For how many times as long as it took a look may serve.
 SERVES = 20
 #: Rows of one SELECT by ids. MariaDB makes a join of a list of a thousand.
@@ -83,6 +83,7 @@ class BatchReader:
         #: What the last look found and no batch had yet, and until when it serves.
         self._ids: list[int] = []
         self._until = 0.0
+        self._share, self._found = FEW, 0
         #: Where a later job of a key was found, the earlier one was, too.
         self._is_cut = False
 
@@ -97,31 +98,35 @@ class BatchReader:
         owned = set(shards)
         rows = self._next(owned) if go_on and time.monotonic() < self._until else []
         if not rows:
-            self._look(owned)
+            self._look_anew(owned)
             rows = self._next(owned)
         if not self._is_cut and any(row.ordering_key for row in rows):
             # MariaDB's read view is no atomic cut: it may show a job and not the one of its key
             # that was committed before it. A later look finds that one.
             found = [*(row.id for row in rows), *self._ids]
-            while _has_earlier(self._look(owned), found):
-                found = self._ids
-            self._is_cut = True
+            while _has_earlier(again := self._look(owned), found):
+                found = again
+            self._ids, self._is_cut = found, True
             rows = self._next(owned)
         return rows
 
-    def _look(self, shards: set[int]) -> list[int]:
+    def _look_anew(self, shards: set[int]) -> None:
         began = time.monotonic()
-        connection = connections[self.using]
-        self._ids = []
-        if shards:
-            share = min(self.batch_size, SHARE)
-            with connection.cursor() as cursor:
-                cursor.execute(*_look(connection, self.app, sorted(shards), share))
-                self._ids = sorted(id for (id,) in cursor.fetchall())
+        is_used_up = not self._ids and self._found >= self._share
+        self._share = min(2 * self._share, MOST) if is_used_up else FEW
+        self._ids = self._look(shards)
+        self._found = len(self._ids)
         ended = time.monotonic()
         self._until = ended + SERVES * (ended - began)
-        self._is_cut = connection.vendor != "mysql"
-        return self._ids
+        self._is_cut = connections[self.using].vendor != "mysql"
+
+    def _look(self, shards: set[int]) -> list[int]:
+        if not shards:
+            return []
+        connection = connections[self.using]
+        with connection.cursor() as cursor:
+            cursor.execute(*_ids(connection, self.app, sorted(shards), self._share))
+            return sorted(id for (id,) in cursor.fetchall())
 
     def _next(self, shards: set[int]) -> list[Row]:
         rows: list[Row] = []
@@ -247,7 +252,7 @@ def _now(using: str) -> str:
     return str(compiler.compile(DatabaseNow())[0])
 
 
-def _look(connection: Any, app: str, shards: list[int], share: int) -> tuple[str, list[Any]]:
+def _ids(connection: Any, app: str, shards: list[int], share: int) -> tuple[str, list[Any]]:
     """Return a statement for the ids of each shard's jobs that are ready, and that are due."""
     table = connection.ops.quote_name(StagedJob._meta.db_table)
     index = StagedJob._meta.indexes[0].name

@@ -124,3 +124,20 @@ def test_a_batch_is_looked_at_again_for_earlier_jobs_of_a_key(alias, note, open_
         StagedJob.objects.using(alias).values_list("id", flat=True)
     )
     assert len(rows) == 2
+
+
+@on("mariadb")
+def test_what_only_the_second_look_shows_waits_for_a_third(alias, note, monkeypatch):
+    """It may show a job and not the one of its key that was committed before it, too."""
+    stage(note, alias, "k", 1)
+    stage(note, alias, "z", 2)
+    first, missed, later = (
+        StagedJob.objects.using(alias).order_by("id").values_list("id", flat=True)
+    )
+    look, views = BatchReader._look, [[first], [first, later]]
+    monkeypatch.setattr(BatchReader, "_look", lambda *args: views.pop(0) if views else look(*args))
+    reader = BatchReader(using=alias, app=note.app.main, batch_size=1000)
+    [row] = reader.read(range(128))
+    assert row.id == first
+    delete([(row.id, row.task_id)], using=alias)
+    assert [row.id for row in reader.read(range(128), go_on=True)] == [missed, later]

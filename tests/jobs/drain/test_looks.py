@@ -84,14 +84,34 @@ def test_a_look_serves_for_a_time(alias, note, reader, monkeypatch, serves, foun
     assert read(reader, go_on=True) == found
 
 
-def test_new_rows_of_another_shard_wait_for_one_look_and_not_for_a_backlog(alias, note, reader):
+def test_new_rows_of_another_shard_wait_for_one_look_and_not_for_a_backlog(
+    alias, note, reader, monkeypatch
+):
+    monkeypatch.setattr(batch, "FEW", 4)
+    monkeypatch.setattr(batch, "MOST", 4)
     stage(note, alias, range(0, 500, 10))
     assert read(reader) == [0, 10]
     stage(note, alias, [1])
     found = []
     while 1 not in found:
         found += read(reader, go_on=True)
-    assert len(found) <= 4
+    assert len(found) <= 2 + 4 + 1  # the rest of its look, and the next one
+
+
+def test_looks_grow_while_they_are_used_up(alias, note, reader, monkeypatch):
+    monkeypatch.setattr(batch, "FEW", 4)
+    monkeypatch.setattr(batch, "MOST", 8)
+    reader.batch_size = 1000
+    stage(note, alias, range(0, 500, 10))
+    assert [len(read(reader, go_on=True)) for _ in range(8)] == [4, 8, 8, 8, 8, 8, 6, 0]
+    stage(note, alias, range(0, 100, 10))
+    assert [len(read(reader, go_on=True)) for _ in range(3)] == [4, 6, 0]
+    stage(note, alias, range(0, 100, 10))
+    assert len(reader.read(ALL)) == 4
+    reader.batch_size = 2
+    assert len(reader.read(ALL)) == 2
+    assert len(reader.read(ALL)) == 2  # the look is given up
+    assert len(reader._ids) == 2
 
 
 def test_rows_of_shards_that_were_lost_are_not_read(alias, note, reader):

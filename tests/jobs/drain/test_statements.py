@@ -87,7 +87,7 @@ def test_a_look_is_an_index_range_whatever_the_statistics_say(alias, shards, sta
     if statistics == "fresh":
         analyze(alias)
 
-    found = explained(alias, *batch._look(connection, "mine", list(shards), 8))
+    found = explained(alias, *batch._ids(connection, "mine", list(shards), 8))
 
     if connection.vendor == "postgresql":
         scans = [n for n in nodes(found) if n.get("Relation Name") == "outbox_stagedjob"]
