@@ -92,8 +92,8 @@ def run(*, quick: bool) -> dict[str, Any]:
         ``duplicated`` (events of the archive against the log).
     """
     django.setup()
-    events, audited, rounds = (300_000, 300_000, 3) if quick else (1_000_000, 2_200_000, 5)
-    sizes = (100_000, 300_000) if quick else (1_000_000, 3_000_000, 10_000_000)
+    events, audited, rounds = (200_000, 200_000, 2) if quick else (1_000_000, 2_200_000, 5)
+    sizes = (100_000, 200_000) if quick else (1_000_000, 3_000_000, 10_000_000)
     measured: dict[str, list[Times]] = {}
     with _databases() as aliases, _session() as session, tempfile.TemporaryDirectory() as folder:
         for alias in aliases:
