@@ -129,8 +129,7 @@ class Command(TeachingCommand):
                 table: {"denied": each.denied, "holders": [asdict(h) for h in each.transactions]}
                 for table, each in flight.items()
             }
-            rows = [_as_json(lag) for lag in found]
-            self.write_json({"subscriptions": rows, "in_flight": holders})
+            self.write_json({"subscriptions": list(map(_as_json, found)), "in_flight": holders})
             return
         if not found:
             self.write("No subscription is declared, and none has run.")
