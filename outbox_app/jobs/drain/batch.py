@@ -1,7 +1,7 @@
 """Batches of the job table: select what is ready, delete what was taken. Autocommit, no locks.
 
-The ids of each shard are found by its own index range of ``(app, shard, available_at, id)``,
-whatever the statistics say, so their cost does not depend on what lies in other shards, on held
+The ids of each shard are found by its own index range of ``(app, shard, available_at, id)``, with
+stale statistics too, so their cost does not depend on what lies in other shards, on held
 rows, on the length of the backlog, or on another Celery app whose broker is away. There is no floor
 under the ranges: a row that commits late with a low id is the first of its shard at the next look.
 """
