@@ -37,7 +37,6 @@ ASKED = {
     "duplicated": "0",
 }
 PARTITIONS = 2
-BATCH = 100_000
 #: Events of a stream.
 VERSIONS = 10
 
@@ -188,7 +187,7 @@ def _archive(session: Any, folder: Path) -> Callable[[], None]:
         shutil.rmtree(folder / "archive", ignore_errors=True)
         options = log_options(Event, using="postgres")
         to = str(folder / "archive")
-        Archiver(session, options, to, max_rows=BATCH, write=lambda line: None).run()
+        Archiver(session, options, to, write=lambda line: None).run()
 
     return archive
 

@@ -28,6 +28,8 @@ DAY = "recorded_date"
 ROW_GROUP = 100_000
 #: … and its size in memory, in bytes.
 ROW_GROUP_BYTES = 64 * 2**20
+#: Columns in which next to no value comes twice: a dictionary of them is made in vain.
+_UNIQUE = ("id", "data", "message_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,11 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self._parquet = parquet.ParquetWriter(
-            self._buffer, self.schema, compression="zstd", write_page_checksum=True
+            self._buffer,
+            self.schema,
+            compression="zstd",
+            write_page_checksum=True,
+            use_dictionary=[name for name in self.schema.names if name not in _UNIQUE],
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -200,6 +206,8 @@ def _hash(content: bytes) -> str:
 
 
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    days = pc.strftime(batch.column("recorded_at"), "%Y-%m-%d")
-    for day in pc.unique(days).to_pylist():
-        yield day, batch.filter(pc.equal(days, day))
+    days = batch.column("recorded_at").cast(pa.date32())
+    found = pc.unique(days)
+    for day in found:
+        rows = batch if len(found) == 1 else batch.filter(pc.equal(days, day))
+        yield day.as_py().isoformat(), rows

@@ -304,6 +304,14 @@ def test_large_events_are_written_before_they_fill_the_memory(tmp_path, monkeypa
     assert parquet.ParquetFile(tmp_path / file.name).num_row_groups >= 10
 
 
+def test_no_dictionary_is_made_of_what_is_never_there_twice(tmp_path):
+    [file] = write_days(_rows(100, days=1).to_batches(), Store(str(tmp_path)), "0", ARROW)
+    written = parquet.ParquetFile(tmp_path / file.name).metadata.row_group(0)
+    chunks = [written.column(n) for n in range(written.num_columns)]
+    plain = {each.path_in_schema for each in chunks if not each.has_dictionary_page}
+    assert plain == {"id", "data", "message_id"}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_difference_is_found(seed):
     dice = random.Random(seed)
