@@ -86,4 +86,5 @@ $(VENV)/.pipeline: setup.cfg $(VENV)/.created
 $(VENV)/.everything: setup.cfg pyproject.toml $(VENV)/.created | system
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable '.[all,docs,example]' --group dev
+	$(BIN)/python -m tests.pipeline.classes
 	@touch $@ $(VENV)/.example $(VENV)/.pipeline

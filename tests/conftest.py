@@ -23,6 +23,7 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 
 from tests import emptying
+from tests.pipeline import classes
 
 if TYPE_CHECKING:
     from pytest_django.fixtures import Settings
@@ -41,8 +42,7 @@ pytest_plugins = [
 
 ALIASES = {"sqlite": "default", "postgres": "postgres", "mariadb": "mariadb"}
 VARIABLES = {"default": "SQLITE_FILE", "postgres": "POSTGRES_URL", "mariadb": "MARIADB_URL"}
-# Each Spark of the tests ends before code that is compiled well has paid for it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", classes.options())
 
 
 @pytest.fixture(scope="session", autouse=True)
