@@ -70,10 +70,26 @@ def test_registered_until_it_leaves(here: Registry) -> None:
     here.leave(one)  # again
 
 
-def test_removed_when_silent_for_its_lease(here: Registry) -> None:
+@pytest.fixture
+def register_silent(here: Registry) -> Callable[[Member], None]:
+    """Register a member that nothing is heard of any more."""
+    return here.register
+
+
+@pytest.fixture
+def beat_again(here: Registry) -> Callable[[Member], bool]:
+    """Beat for a member that was silent."""
+    return here.beat
+
+
+def test_removed_when_silent_for_its_lease(
+    here: Registry,
+    register_silent: Callable[[Member], None],
+    beat_again: Callable[[Member], bool],
+) -> None:
     silent, alive = member(1, lease_seconds=LEASE), member(2)
-    here.register(silent)
     here.register(alive)
+    register_silent(silent)
     begun = time.monotonic()
 
     def is_alone() -> bool:
@@ -82,7 +98,7 @@ def test_removed_when_silent_for_its_lease(here: Registry) -> None:
 
     eventually(is_alone)
     assert LEASE * 0.9 < time.monotonic() - begun < patience(LEASE * 1.2) + 0.5
-    assert not here.beat(silent)
+    assert not beat_again(silent)
 
 
 def test_a_watch_sees_changes(here: Registry, watch: Callable[..., Watch]) -> None:

@@ -1,18 +1,30 @@
-"""The registry of tooz, on Redis, does what every registry has to do."""
+"""The registry of tooz, on Redis, ZooKeeper and etcd, does what every registry has to do."""
 
+# ruff: noqa: F811 (fixtures and tests of another module)
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet.registries.static import StaticRegistry
 from outbox_app.fleet.registry import Member, Registry
+from tests.patience import eventually, patience
+from tests.servers import Proxy
+from tests.servers.etcd import Etcd
+from tests.servers.zookeeper import ZooKeeper
 
+from .conftest import LEASE
 from .test_registries import (  # noqa: F401
+    beat_again,
     here,
+    register_silent,
     test_a_watch_sees_changes,
     test_half_gone_at_once_is_kept,
     test_registered_until_it_leaves,
@@ -22,24 +34,133 @@ from .test_registries import (  # noqa: F401
     watch,
 )
 
-pytest.importorskip("tooz", reason="the extra coordination is not installed")
+OperationTimedOut = pytest.importorskip(
+    "tooz.coordination", reason="the extra coordination is not installed"
+).OperationTimedOut
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TOOZ = "outbox_app.fleet.registries.ToozRegistry"
 
 
+@pytest.fixture(
+    scope="module", params=["redis", ZooKeeper, Etcd], ids=["redis", "zookeeper", "etcd"]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "redis":
+        yield None
+        return
+    with request.param() as server:
+        yield server
+
+
 @pytest.fixture
-def registry(redis_url: str, fleet: Any) -> Callable[[], Registry]:
+def url(server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a registry is, without groups."""
+    if server is None:
+        yield request.getfixturevalue("redis_url")
+        return
+    if isinstance(server, Etcd):
+        import etcd3gw
+
+        etcd3gw.client(port=server.port).delete_prefix("tooz/")
+    else:
+        from kazoo.client import KazooClient
+
+        client = KazooClient(f"127.0.0.1:{server.port}")
+        client.start()
+        client.delete("/tooz", recursive=True)
+        client.stop()
+        client.close()
+    yield server.url
+    gc.collect()  # tooz stops a client of ZooKeeper, and does not close it
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", urlsplit(url).port or 0) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def registry(url: str, fleet: Any, proxy: Proxy) -> Callable[[], Registry]:
     from outbox_app.fleet.registries.tooz import ToozRegistry
 
-    fleet(REGISTRY=TOOZ, REGISTRY_URL=redis_url)
+    fleet(REGISTRY=TOOZ, REGISTRY_URL=url)
     return ToozRegistry
 
 
-def test_servers_of_others_are_not_changed(here: Registry) -> None:  # noqa: F811
+@pytest.fixture
+def through_proxy(
+    url: str, proxy: Proxy, here: Registry, fleet: Any
+) -> Iterator[Callable[[Member], None]]:
+    """``through_proxy(member)``: register it by way of the proxy."""
+
+    def register(member: Member) -> None:
+        there = urlsplit(url)._replace(netloc=f"127.0.0.1:{proxy.port}")
+        fleet(REGISTRY_URL=there.geturl())
+        here.register(member)
+        fleet(REGISTRY_URL=url)
+
+    yield register
+    proxy.mode = "pass"  # a client of ZooKeeper waits until it could say that it leaves
+    proxy.cut()
+
+
+@pytest.fixture
+def register_silent(
+    server: Any, here: Registry, proxy: Proxy, through_proxy: Callable[[Member], None]
+) -> Callable[[Member], None]:
+    """With ZooKeeper a process is there for as long as its connection is."""
+    if not isinstance(server, ZooKeeper):
+        return here.register
+
+    def register(member: Member) -> None:
+        through_proxy(member)
+        proxy.mode = "blackhole"
+
+    return register
+
+
+@pytest.fixture
+def beat_again(server: Any, here: Registry) -> Callable[[Member], bool]:
+    def out_of_reach(member: Member) -> bool:
+        with pytest.raises(OperationTimedOut):
+            here.beat(member)
+        return False
+
+    return out_of_reach if isinstance(server, ZooKeeper) else here.beat
+
+
+@pytest.mark.parametrize("server", [ZooKeeper], ids=["zookeeper"], indirect=True)
+def test_a_zookeeper_that_does_not_answer_is_an_error_and_not_waited_for(
+    here: Registry, proxy: Proxy, through_proxy: Callable[[Member], None]
+) -> None:
+    member = Member(service="shop", address="http://127.0.0.1:1/outbox/", lease_seconds=LEASE)
+    through_proxy(member)
+    proxy.mode = "blackhole"
+    begun = time.monotonic()
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        here.beat(member)
+    assert time.monotonic() - begun < patience(5 * LEASE)
+
+    proxy.mode = "pass"
+    proxy.cut()  # what it has swallowed is lost
+
+    def is_back() -> bool:
+        with suppress(Exception):
+            return here.beat(member) or here.register(member) is None
+        return False
+
+    eventually(is_back)
+    assert here.members("shop") == [member]
+
+
+def test_servers_of_others_are_not_changed(here: Registry) -> None:
     with pytest.raises(InvalidArgument, match="ToozRegistry cannot be changed"):
         here.change("http://127.0.0.1:1/outbox/", draining=True)
 
 
-def test_a_redis_that_has_forgotten(here: Registry, redis_url: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("server", ["redis"], indirect=True)
+def test_a_redis_that_has_forgotten(here: Registry, redis_url: str) -> None:
     """Who registers anew is found; a failed attempt is no obstacle."""
     import redis
 
@@ -59,7 +180,7 @@ def test_a_redis_that_has_forgotten(here: Registry, redis_url: str) -> None:  # 
     assert here.members("shop") == [member]
 
 
-def test_fields_of_a_newer_version_are_left_out(here: Any) -> None:  # noqa: F811
+def test_fields_of_a_newer_version_are_left_out(here: Any) -> None:
     member = Member(service="shop", address="http://127.0.0.1:1/outbox/")
     here.register(member)
     said = {"id": str(member.id), "service": "shop", "zone": "a", "address": member.address}
@@ -71,7 +192,7 @@ def test_fields_of_a_newer_version_are_left_out(here: Any) -> None:  # noqa: F81
 @pytest.mark.parametrize(
     "said", [b"x", None, {}, {"id": 7}, {"id": "x"}, {"weight": "x"}], ids=repr
 )
-def test_what_another_project_has_left_there(here: Any, said: Any) -> None:  # noqa: F811
+def test_what_another_project_has_left_there(here: Any, said: Any) -> None:
     ours = Member(service="shop", address="http://127.0.0.1:1/outbox/")
     other = Member(service="shop", address="http://127.0.0.1:2/outbox/")
     for each in (ours, other):
@@ -82,7 +203,7 @@ def test_what_another_project_has_left_there(here: Any, said: Any) -> None:  # n
     assert [each.id for each in here.members("shop")] == [ours.id]
 
 
-def test_by_the_settings(registry: Any, redis_url: str) -> None:
+def test_by_the_settings(registry: Any) -> None:
     from outbox_app.checks.fleet import check_fleet
     from outbox_app.fleet.registry import new_registry
 

@@ -107,6 +107,7 @@ _PRESENT: dict[str, Callable[[], bool]] = {
     "mariadb-server": lambda: find_program("mariadbd") is not None,
     "redis-server": _program("redis-server"),
     "rabbitmq-server": lambda: find_rabbitmq_program("rabbitmq-server") is not None,
+    "etcd-server": _program("etcd"),
     "pgbouncer": _program("pgbouncer"),
     "chromium-headless-shell": _program("chromium-headless-shell"),
     "faketime": _program("faketime"),

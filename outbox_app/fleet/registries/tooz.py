@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from ...conf import fleet_settings, outbox_settings
+from ...process.lease import BEATS
 from ...process.waiting import PollWaiter, StopFlag
 from ...text import get_logger
 from ..registry import Member, Registry
@@ -38,8 +39,8 @@ class ToozRegistry(Registry):
         coordinator = self._coordinator(member.id, member.lease_seconds)
         try:
             with suppress(coordination.GroupAlreadyExist):
-                coordinator.create_group(group).get()
-            coordinator.join_group(group, asdict(member) | {"id": str(member.id)}).get()
+                _answer(coordinator.create_group(group))
+            _answer(coordinator.join_group(group, asdict(member) | {"id": str(member.id)}))
         except Exception:
             self._stop(member.id)
             raise
@@ -48,9 +49,11 @@ class ToozRegistry(Registry):
         if member.id not in self._coordinators:
             return False
         coordinator = self._coordinators[member.id]
-        coordinator.heartbeat()
         with suppress(coordination.GroupNotCreated):  # what holds the groups has lost them
-            if str(member.id).encode() in coordinator.get_members(_group(member.service)).get():
+            # Asked first, as a heartbeat waits for a ZooKeeper that is away, and this does not.
+            found = _answer(coordinator.get_members(_group(member.service)))
+            if str(member.id).encode() in found:
+                coordinator.heartbeat()
                 return True
         self._stop(member.id)
         return False
@@ -58,7 +61,7 @@ class ToozRegistry(Registry):
     def leave(self, member: Member) -> None:
         if member.id in self._coordinators:
             with suppress(coordination.MemberNotJoined, coordination.GroupNotCreated):
-                self._coordinators[member.id].leave_group(_group(member.service)).get()
+                _answer(self._coordinators[member.id].leave_group(_group(member.service)))
             self._stop(member.id)
 
     def members(self, service: str) -> list[Member]:
@@ -66,12 +69,12 @@ class ToozRegistry(Registry):
         looks = self._coordinator(self._looks, outbox_settings().LEASE_SECONDS)
         found = []
         try:
-            ids = looks.get_members(group).get()
+            ids = _answer(looks.get_members(group))
         except coordination.GroupNotCreated:
             return []
         for id in ids:
             with suppress(coordination.MemberNotJoined):  # meanwhile
-                said = looks.get_member_capabilities(group, id).get()
+                said = _answer(looks.get_member_capabilities(group, id))
                 try:
                     found.append(_member(said))
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -88,12 +91,15 @@ class ToozRegistry(Registry):
 
     def _coordinator(self, id: UUID, seconds: float) -> Any:
         if id not in self._coordinators:
+            url = fleet_settings().REGISTRY_URL
+            whole = str(max(1, int(seconds)))
             coordinator = coordination.get_coordinator(
-                fleet_settings().REGISTRY_URL,
+                url,
                 str(id).encode(),
                 executor="synchronous",
-                timeout=str(max(1, int(seconds))),
-                membership_timeout=str(seconds),
+                timeout=whole,
+                # Only Redis knows fractions of a second.
+                membership_timeout=str(seconds) if url.startswith("redis") else whole,
             )
             coordinator.start()
             self._coordinators[id] = coordinator
@@ -102,6 +108,11 @@ class ToozRegistry(Registry):
     def _stop(self, id: UUID) -> None:
         with suppress(ToozError):
             self._coordinators.pop(id).stop()
+
+
+def _answer(asked: Any) -> Any:
+    """Return what was asked for; without a limit ZooKeeper would be waited for until it is back."""
+    return asked.get(timeout=outbox_settings().LEASE_SECONDS / BEATS)
 
 
 def _member(said: Any) -> Member:
