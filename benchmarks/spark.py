@@ -197,9 +197,11 @@ def _audits(session: Any) -> dict[str, Callable[[], None]]:
     from django.db import connections
 
     from outbox_app.pipeline.audit import audit
+    from outbox_app.pipeline.audit_checks import EVENTS_SCHEMA
 
     def ours() -> None:
-        events = _log(session.read, "postgres").load()
+        # As ``outbox_pipeline audit`` reads them.
+        events = _log(session.read, "postgres").schema(EVENTS_SCHEMA).load()
         heads = _log(session.read, "postgres").option("read", "heads").load()
         assert not audit(events, log="outbox_event", heads=heads).counts
 

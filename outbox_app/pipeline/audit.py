@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from .audit_checks import STREAM, compare, same_ids, versions
+from .audit_checks import STREAM, SUSPECTED, compare, same_ids, settled, versions
 from .defects import KINDS, MISSING, Audit, Defect
 
 #: Defects of a kind that are brought to the driver.
@@ -86,23 +86,26 @@ def audit(
                 archived.rows.where(F.col("id") < floor).select(events.columns)
             ).unionByName(lost.selectExpr("position as id", "stream", "first as version"))
         found = kept(found.unionByName(versions(rows, heads, whole=whole)))
-        counts, sums = _counts(found)
+        counts = _counts(found)
         found = found.where(F.col("kind") != STREAM)
         of_streams = counts.pop(STREAM, 0)
+        if counts.keys() & set(SUSPECTED):
+            found = kept(settled(found, events, rows))
+            counts = _counts(found)
         if look_again and "low_head" in counts:
             moved = look_again().where(F.col("log") == log)
             found = kept(_still_low(found, moved))
-            counts, _ = _counts(found)
+            counts = _counts(found)
         before = sum(counts.values())
         given = list(accepted)
         if given and counts.keys() & set(MISSING):
             found = _without(found, given)
-            counts, _ = _counts(found)
+            counts = _counts(found)
         return Audit(
             log=log,
             counts=counts,
             defects=_first(found, counts, limit),
-            events=sums.get(STREAM, 0),
+            events=rows.count(),
             streams=of_streams,
             seconds=time.monotonic() - started,
             checked=_checked(heads is not None, archived is not None, whole),
@@ -131,11 +134,9 @@ def _lowest(lowest: Callable[[], int | None] | None) -> int:
     return 2**63 - 1 if found is None else found
 
 
-def _counts(found: DataFrame) -> tuple[dict[str, int], dict[str, int]]:
-    rows = found.groupBy("kind").agg(F.count(F.lit(1)), F.sum("last")).collect()
-    counts = {kind: number for kind, number, _ in rows}
-    ordered = {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
-    return ordered, {kind: total for kind, _, total in rows}
+def _counts(found: DataFrame) -> dict[str, int]:
+    counts = dict(found.groupBy("kind").count().collect())
+    return {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
 
 
 def _first(found: DataFrame, counts: Mapping[str, int], limit: int) -> list[Defect]:

@@ -3,9 +3,9 @@
 A defect has a kind (``defects.KINDS``), a stream, the first and last version that it is about, the
 position of the event that shows it, and a detail.
 
-Each is exact: streams are walked through in the order of their versions, and no sum stands for
-them (the versions 1, 1, 4, 4 have the sum of 1 to 4). ``audit`` runs them and brings the result to
-the driver.
+Streams are walked through in the order of their versions, and no sum stands for them (the versions
+1, 1, 4, 4 have the sum of 1 to 4). What takes more than a look at the neighbours (``SUSPECTED``) is
+suspected first, and told exactly by ``settled`` where there is a suspect.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from .schema import COLUMNS
 EVENTS_SCHEMA = "id bigint, stream string, version bigint"
 #: What is no defect, but a stream that was looked at.
 STREAM = "stream"
+#: Kinds that are suspected first, see ``settled``.
+SUSPECTED = ("duplicate_id", "order")
+
+_BLOCK = "id & -64"
 
 #: ``txid`` is another one after ``outbox_rebase``.
 _COMPARED = tuple(name for name in COLUMNS if name != "txid")
@@ -32,7 +36,7 @@ _COMPARED = tuple(name for name in COLUMNS if name != "txid")
 def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool = True) -> DataFrame:
     """Return what is wrong with the versions of each stream, in one walk through them.
 
-    For each stream there is a row of the kind ``STREAM``, too; ``last`` is its number of events.
+    For each stream with events there is a row of the kind ``STREAM``, too.
     """
     rows = events.select("stream", "version", "id", F.lit(False).alias("head"))
     if heads is not None:
@@ -40,27 +44,23 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
         id = F.lit(None).cast("bigint").alias("id")
         rows = rows.unionByName(heads.select("stream", "version", id, F.lit(True).alias("head")))
     walk = Window.partitionBy("stream").orderBy("head", "version", "id")
-    before = walk.rowsBetween(Window.unboundedPreceding, -1)
     head, version, id, previous = (F.col(name) for name in ("head", "version", "id", "previous"))
     rows = rows.select(
         "*",
         F.lag("version").over(walk).alias("previous"),
         F.lag("id").over(walk).alias("previous_id"),
         F.lead("head").over(walk).alias("head_next"),
-        F.row_number().over(walk).alias("number"),
     )
-    opens = ~head & ~previous.eqNullSafe(version)
-    # Of a version that is there twice the lower position counts: the other one is the double.
-    rows = rows.select("*", F.last(F.when(opens, id), True).over(before).alias("before_id"))
     reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
     late = reached == 0
     skips = ~head & (version > reached + 1)
     double = (previous == version) & (F.col("previous_id") != id)
+    falls = (previous != version) & (id < F.col("previous_id"))
     ends, none = F.col("head_next").isNull(), F.lit(None)
     cases = [
-        _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, F.col("number"), none),
+        _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, none, none),
         _Case("gap", skips & ~late, reached + 1, version - 1, id),
-        _Case("order", opens & (id < F.col("before_id")), version, version, id),
+        _Case("order", falls, previous, version, id),
         _Case("duplicate_version", ~head & double, version, version, id),
         _Case("invalid_version", ~head & (version < 1), version, version, id),
     ]
@@ -78,19 +78,41 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
 
 
 def same_ids(events: DataFrame) -> DataFrame:
-    """Return the positions that are there more than once.
+    """Return the blocks of 64 positions, by their first, in which one is there more than once.
 
-    Each block of 64 positions has a bit for each of them: a block with fewer bits than rows has a
-    position twice. Neighbours are in one block, so next to nothing is exchanged between tasks.
+    Each has a bit for each of them: one with fewer bits than rows has a position twice. Neighbours
+    are in one block, so next to nothing is exchanged between tasks.
     """
-    events = events.select("id", F.expr("shiftright(id, 6)").alias("block"))
     bits = F.expr("bit_count(bit_or(shiftleft(1L, cast(id & 63 as int))))")
-    blocks = events.groupBy("block").agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
-    events = events.join(blocks.where("bits < rows"), "block", "left_semi")
-    counted = events.groupBy("id").agg(F.count(F.lit(1)).alias("rows"))
-    rows, none = F.col("rows"), F.lit(None)
-    twice = _Case("duplicate_id", rows > 1, none, none, F.col("id"), rows.cast("string"))
-    return _found(counted.withColumn("stream", F.lit("")), [twice])
+    blocks = events.groupBy(F.expr(_BLOCK).alias("block"))
+    blocks = blocks.agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
+    none, id = F.lit(None), F.col("block")
+    suspect = _Case("duplicate_id", F.col("bits") < F.col("rows"), none, none, id)
+    return _found(blocks.withColumn("stream", F.lit("")), [suspect])
+
+
+def settled(found: DataFrame, events: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return what was found, and of what was suspected that which is so.
+
+    Args:
+        found: Of ``same_ids(events)`` and ``versions(rows)``, among others.
+        events: Those in which positions were suspected.
+        rows: Those whose versions were walked through.
+    """
+    suspected = found.where(F.col("kind") == "duplicate_id").selectExpr("position as block")
+    ids = events.withColumn("block", F.expr(_BLOCK)).join(suspected, "block", "left_semi")
+    ids = ids.groupBy("id").agg(F.count(F.lit(1)).alias("number"))
+    ids = ids.withColumn("stream", F.lit(""))
+    none, number = F.lit(None), F.col("number")
+    twice = _Case("duplicate_id", number > 1, none, none, F.col("id"), number.cast("string"))
+    # Of a version that is there twice the lower position counts: the other one is the double.
+    order = found.where(F.col("kind") == "order")
+    before = rows.join(order.selectExpr("stream", "first as version"), ["stream", "version"])
+    before = before.groupBy("stream", F.col("version").alias("first")).agg(F.min("id").alias("id"))
+    order = order.join(before, ["stream", "first"]).where("position < id")
+    order = order.withColumn("first", F.col("last")).select(found.columns)
+    exact = found.where(~F.col("kind").isin(*SUSPECTED))
+    return exact.unionByName(_found(ids, [twice])).unionByName(order)
 
 
 def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFrame:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from outbox_app.pipeline.audit import Archived, audit
-from outbox_app.pipeline.audit_checks import compare, same_ids
+from outbox_app.pipeline.audit_checks import compare
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.schema import SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
@@ -124,9 +124,9 @@ def test_every_position_that_is_there_twice_is_found(log):
     """In whichever of the blocks of 64 it is, and beside full and empty ones."""
     ids = [*range(1, 200), 62, 63, 64, 64, 127, 199, 2**62, 2**62, 2**62 + 63]
     events = log({"a": [(n, id) for n, id in enumerate(ids, 1)]})
-    doubles = [row for row in same_ids(events).collect() if row["kind"] == "duplicate_id"]
+    doubles = [each for each in audit(events, log=LOG).defects if each.kind == "duplicate_id"]
     expected = {id: str(count) for id, count in Counter(ids).items() if count > 1}
-    assert {row["position"]: row["detail"] for row in doubles} == expected
+    assert {each.position: each.detail for each in doubles} == expected
     assert len(doubles) == len(expected) == 6
 
 
