@@ -135,7 +135,7 @@ def _lowest(lowest: Callable[[], int | None] | None) -> int:
 
 
 def _counts(found: DataFrame) -> dict[str, int]:
-    counts = dict(found.groupBy("kind").count().collect())
+    counts: dict[str, int] = dict(found.groupBy("kind").count().collect())
     return {kind: counts[kind] for kind in (*KINDS, STREAM) if kind in counts}
 
 

@@ -84,8 +84,8 @@ def same_ids(events: DataFrame) -> DataFrame:
     are in one block, so next to nothing is exchanged between tasks.
     """
     bits = F.expr("bit_count(bit_or(shiftleft(1L, cast(id & 63 as int))))")
-    blocks = events.groupBy(F.expr(_BLOCK).alias("block"))
-    blocks = blocks.agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
+    by_block = events.groupBy(F.expr(_BLOCK).alias("block"))
+    blocks = by_block.agg(bits.alias("bits"), F.count(F.lit(1)).alias("rows"))
     none, id = F.lit(None), F.col("block")
     suspect = _Case("duplicate_id", F.col("bits") < F.col("rows"), none, none, id)
     return _found(blocks.withColumn("stream", F.lit("")), [suspect])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -149,7 +147,8 @@ def serve(variables: Any, ports: dict[str, int], tmp_path: Path) -> Iterator[Cal
 
         def kill() -> None:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                # Its workers have ended, too: the next one to listen is the next server.
+                processes.kill_trees([process.pid])
                 process.wait()
 
         process.kill = kill
