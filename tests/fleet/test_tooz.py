@@ -3,7 +3,6 @@
 # ruff: noqa: F811 (fixtures and tests of another module)
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -37,8 +36,21 @@ from .test_registries import (  # noqa: F401
 OperationTimedOut = pytest.importorskip(
     "tooz.coordination", reason="the extra coordination is not installed"
 ).OperationTimedOut
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TOOZ = "outbox_app.fleet.registries.ToozRegistry"
+
+
+@pytest.fixture(autouse=True)
+def clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tooz stops a client of ZooKeeper, and leaves its sockets to the garbage collector."""
+    from tooz.drivers.zookeeper import KazooDriver
+
+    stop = KazooDriver._stop
+
+    def stop_and_close(self: Any) -> None:
+        stop(self)
+        self._coord.close()
+
+    monkeypatch.setattr(KazooDriver, "_stop", stop_and_close)
 
 
 @pytest.fixture(
@@ -71,7 +83,6 @@ def url(server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
         client.stop()
         client.close()
     yield server.url
-    gc.collect()  # tooz stops a client of ZooKeeper, and does not close it
 
 
 @pytest.fixture
