@@ -69,7 +69,8 @@ clean: ## remove what builds and tests leave behind; the environment stays
 	rm -rf .demo build dist docs/_build *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-# The environment. A stamp is newer than setup.cfg when the packages are up to date.
+# The environment. A stamp is newer than setup.cfg when the packages are up to date. Without the
+# classes of Spark the tests are slower, and the same.
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -86,5 +87,5 @@ $(VENV)/.pipeline: setup.cfg $(VENV)/.created
 $(VENV)/.everything: setup.cfg pyproject.toml $(VENV)/.created | system
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) --editable '.[all,docs,example]' --group dev
-	$(BIN)/python -m tests.pipeline.classes
+	-$(BIN)/python -m tests.pipeline.classes
 	@touch $@ $(VENV)/.example $(VENV)/.pipeline

@@ -5,6 +5,7 @@ kill a server makes one of its own, for instance ``with Redis() as redis: ...``.
 """
 
 from .base import PortTaken, Server, ServerFailed
+from .etcd import Etcd
 from .install import MissingPackages
 from .mariadb import MariaDB
 from .ports import free_port
@@ -12,8 +13,10 @@ from .postgres import PostgreSQL
 from .proxy import Proxy
 from .rabbitmq import RabbitMQ
 from .redis import Redis
+from .zookeeper import ZooKeeper
 
 __all__ = [
+    "Etcd",
     "MariaDB",
     "MissingPackages",
     "PortTaken",
@@ -23,5 +26,6 @@ __all__ = [
     "Redis",
     "Server",
     "ServerFailed",
+    "ZooKeeper",
     "free_port",
 ]
