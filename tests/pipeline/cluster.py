@@ -19,6 +19,8 @@ from tests.faults.tools import ROOT
 from tests.patience import eventually
 from tests.servers import processes
 
+from . import classes
+
 #: What the wheel is made of.
 _SOURCES = ("LICENSE", "README.md", "pyproject.toml", "pyspark_outbox.py", "setup.cfg", "setup.py")
 
@@ -47,7 +49,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
             # They start in half the time.
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "JDK_JAVA_OPTIONS": classes.options(),
         }
         self.workers: list[Process] = []
         self._started: list[tuple[Process, Path]] = []

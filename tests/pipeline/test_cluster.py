@@ -1,8 +1,7 @@
 """A standalone cluster, on which machines are lost and hang: the archive is the log.
 
-Its commands are those of the how-to, typed out of the page. It takes some minutes on two cores, so
-it runs by ``CLUSTER=1``; ``CLUSTER_FULL=1`` kills the driver at each point of a batch, and runs on
-MariaDB as well.
+Its commands are those of the how-to, typed out of the page. ``CLUSTER_FULL=1`` kills the driver at
+each point of a batch, and runs on MariaDB as well.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from .harness import POINTS, assert_exact, entries, logged, publish_some
 from .rebuilds import damage, projection, rebuilt, rows, run, work
 
 pytestmark = [
-    pytest.mark.skipif(not {"CLUSTER", "CLUSTER_FULL"} & set(os.environ), reason="set CLUSTER=1"),
     pytest.mark.django_db(transaction=True),
     pytest.mark.slow,
     pytest.mark.timeout(600),
