@@ -50,6 +50,7 @@ BENCHMARKS = {
     "admin": Needs((), (POSTGRES, MARIADB), of_all=False),
     "entities": Needs((), (POSTGRES, MARIADB), of_all=False),
     "fleet": Needs((), (POSTGRES, MARIADB), of_all=False),
+    "follow": Needs((), (POSTGRES, MARIADB), of_all=False),
     "keepup": Needs((), (POSTGRES, MARIADB), of_all=False),
     "losses": Needs((), (POSTGRES, MARIADB), of_all=False),
     "prepared": Needs((), (POSTGRES, MARIADB), of_all=False),

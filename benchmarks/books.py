@@ -98,7 +98,7 @@ class Book:
             "duplicated": duplicated,
             "inverted": inverted,
             "phantoms": phantoms,
-            "lag_seconds": _percentiles(lags),
+            "lag_seconds": percentiles(lags),
             "done_after_last_commit": round(max(0.0, last - max(self.committed_at)), 1),
             "gaps": gaps(reader),
         }
@@ -136,7 +136,7 @@ def gaps(reader: str) -> dict[str, int]:
     return dict(found.values_list("state").annotate(Count("id")))
 
 
-def _percentiles(values: array[float]) -> dict[str, float]:
+def percentiles(values: array[float]) -> dict[str, float]:
     ordered = sorted(values)
     if not ordered:
         return {}

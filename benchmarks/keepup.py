@@ -62,17 +62,17 @@ def _at(rate: float, seconds: float) -> dict[str, Any]:
             losses.wait_until_done([NAME], len(written.ids))
         book = Book.read([written])
         verdict = book.judge(NAME)
-        growth = _growth(book.lags(NAME))
+        found = growth(book.lags(NAME))
     lag = verdict["lag_seconds"]
     print(
         f"asked for {rate:,.0f} rows/s: wrote {written.summary['rows_per_second']:,}, lag p50 "
         f"{lag['median']} s, p99 {lag['p99']} s, empty after {verdict['done_after_last_commit']} s",
         flush=True,
     )
-    return {"asked": rate, **written.summary, **verdict, "lag_growth": growth}
+    return {"asked": rate, **written.summary, **verdict, "lag_growth": found}
 
 
-def _growth(lags: list[tuple[float, float]]) -> float:
+def growth(lags: list[tuple[float, float]]) -> float:
     """Compare the last third of the rows with the third before it."""
     third = max(1, len(lags) // 3)
     ordered = [lag for _, lag in sorted(lags)]
