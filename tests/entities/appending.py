@@ -23,7 +23,7 @@ from typing import Any
 
 import django
 
-PROCESSES, ENTITIES, COROUTINES, THREADS = 4, 3, 12, 4
+PROCESSES, COROUTINES, THREADS = 4, 12, 4
 POINTS = ("loaded", "handled", "written", "committed", "answered")
 #: A process is killed so many times at most.
 KILLS = 3
@@ -31,10 +31,16 @@ KILLS = 3
 STOPS, STOPPED, TIMEOUT = 3, 2.0, 1.0
 
 
+def lists(count: int) -> int:
+    """Return how many lists so many commands append to: each version has all of its list."""
+    return max(3, count // 500)
+
+
 def commands(
-    process: int, count: int, *, entities: int = ENTITIES
+    process: int, count: int, *, entities: int | None = None
 ) -> Iterator[tuple[str, str, int]]:
     """Return entity, command id and item of what a process asks."""
+    entities = entities or lists(count)
     for number in range(process, count, PROCESSES):
         yield f"list-{number % entities}", f"c{number}", number
 

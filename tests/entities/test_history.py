@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections
 
 from outbox_app.entities import Command
 from tests import forking
-from tests.entities.appending import ENTITIES, PROCESSES, commands
+from tests.entities.appending import PROCESSES, commands, lists
 from tests.entities.models import Account
 
 COUNT = int(os.environ.get("ENTITIES_HISTORY", 400))
@@ -88,7 +88,7 @@ def test_what_callers_were_told_is_there(alias, environment, tmp_path):
     Account.execute_many(
         [
             Command(f"list-{number}", "open", {"owner": "x"}, command_id="open")
-            for number in range(ENTITIES)
+            for number in range(lists(COUNT))
         ],
         using=alias,
     )
