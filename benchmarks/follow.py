@@ -12,9 +12,8 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ LOG = "benchmark_event"
 PAUSE = 1
 TOLD = {"lost": "0", "duplicated": "0", "lag_growth": "at most 1.5"}
 ASKED = {f"{name}_{what}": asked for name in ("archive", "stream") for what, asked in TOLD.items()}
-#: Seconds without progress after which the rest is lost.
+#: Seconds without progress after which the rest is lost; Spark has to start first.
 QUIET_SECONDS = 120.0
 
 
@@ -49,31 +48,39 @@ def run(*, scale: float = 1.0, quick: bool = False) -> dict[str, Any]:
     django.setup()
     seconds = SECONDS * (0.02 if quick else scale)
     with tempfile.TemporaryDirectory() as folder:
-        table = f"{folder}/archive"
-        rounds = [
-            _beside("archive", partial(_archive, table), partial(_archived, table), seconds),
-            _beside("stream", _stream, partial(delivered, "stream"), seconds),
-        ]
+        archive = _beside(
+            "archive",
+            partial(_archive, folder),
+            seconds,
+            count=lambda _: _archived(folder),
+            settle=lambda: _note_commits(folder),
+        )
+    rounds = [archive, _beside("stream", _stream, seconds)]
     ratios = {f"{each['name']}_{what}": each[what] for each in rounds for what in TOLD}
     return {"ratios": ratios, "asked": ASKED, "rounds": rounds}
 
 
 def _beside(
-    name: str, read: Callable[[Any], None], count: Callable[[], int], seconds: float
+    name: str,
+    read: Callable[[Any], None],
+    seconds: float,
+    *,
+    count: Callable[[str], int] = delivered,
+    settle: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write beside one of them."""
+    wait = partial(losses.wait_until_done, [name], count=count, quiet=QUIET_SECONDS)
     with losses.scratch_database():
         with losses.reading({name: [read]}):
             first = write(rows_per_second=RATE, seconds=0.2)
-            _wait(count, len(first.ids))
+            wait(len(first.ids))
             written = write(rows_per_second=RATE, seconds=seconds)
-            _wait(count, len(first.ids) + len(written.ids))
-        if name == "archive":
-            _note_commits(read.args[0])  # type: ignore[attr-defined]
+            wait(len(first.ids) + len(written.ids))
+        settle()
         book = Book.read([first, written])
         verdict = book.judge(name)
-        # Those of before waited for Spark to start.
-        lags = [(at, lag) for at, lag in book.lags(name) if at > max(first.committed_at)]
+        ready = max(first.committed_at)  # up to then rows waited for Spark to start
+        lags = [(at, lag) for at, lag in book.lags(name) if at > ready]
     verdict["lag_seconds"] = percentiles(array("d", (lag for _, lag in lags)))
     print(
         f"{name}: wrote {written.summary['rows_per_second']:,} rows/s, lag "
@@ -83,16 +90,7 @@ def _beside(
     return {"name": name, **written.summary, **verdict, "lag_growth": growth(lags)}
 
 
-def _wait(count: Callable[[], int], rows: int) -> None:
-    """Wait until there are so many, or no more for a while."""
-    before, moved = -1, time.monotonic()
-    while (now := count()) < rows and time.monotonic() - moved < QUIET_SECONDS:
-        if now != before:
-            before, moved = now, time.monotonic()
-        time.sleep(1)
-
-
-def _archive(table: str, stop: Any) -> None:
+def _archive(folder: str, stop: Any) -> None:
     from django.core.management import call_command
 
     def end() -> None:
@@ -100,38 +98,41 @@ def _archive(table: str, stop: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end, daemon=True).start()
-    given = ("--log", LOG, "--to", table, "--follow", "--interval", str(PAUSE))
+    given = ("--log", LOG, "--to", folder, "--follow", "--interval", str(PAUSE))
     call_command("outbox_pipeline", "archive", *given)
 
 
-def _archived(table: str) -> int:
+def _archived(folder: str) -> int:
     from deltalake import DeltaTable
 
-    if not DeltaTable.is_deltatable(table):
-        return 0
-    rows: int = DeltaTable(table).history(1)[0]["outbox"]["rows"]
-    return rows
+    from outbox_app.pipeline.table import Archive
+
+    return Archive.load(folder, LOG).rows if DeltaTable.is_deltatable(folder) else 0
 
 
-def _note_commits(table: str) -> None:
-    """Note of each batch what it has added, and when that was committed."""
+def _note_commits(folder: str) -> None:
+    from .models import Delivery
+
+    for at, ids in batches(folder):
+        packed = array("q", ids).tobytes()
+        Delivery.objects.create(reader="archive", at=at, positions=packed)
+
+
+def batches(folder: str) -> Iterator[tuple[float, list[int]]]:
+    """Return of each batch of an archive when it was committed, and the positions it has added."""
     import pyarrow as pa
     import pyarrow.parquet
     from deltalake import DeltaTable
 
-    from .models import Delivery
-
-    batches, known = 0, set[str]()
-    for commit in reversed(DeltaTable(table).history()):
-        version = DeltaTable(table, version=commit["version"])
-        paths = set(pa.table(version.get_add_actions())["path"].to_pylist())
-        if commit["outbox"]["batches"] > batches:  # a compaction adds no rows
-            batches = commit["outbox"]["batches"]
-            for path in sorted(paths - known):
-                ids = pyarrow.parquet.ParquetFile(f"{table}/{path}").read(["id"])["id"]
-                packed = array("q", ids.to_pylist()).tobytes()
-                at = commit["timestamp"] / 1000
-                Delivery.objects.create(reader="archive", at=at, positions=packed)
+    count, known = 0, set[str]()
+    for commit in reversed(DeltaTable(folder).history()):
+        table = DeltaTable(folder, version=commit["version"])
+        paths = set(pa.table(table.get_add_actions())["path"].to_pylist())
+        if commit["outbox"]["batches"] > count:  # a compaction adds no rows
+            count = commit["outbox"]["batches"]
+            files = (pyarrow.parquet.ParquetFile(f"{folder}/{p}") for p in sorted(paths - known))
+            ids = [id for file in files for id in file.read(["id"])["id"].to_pylist()]
+            yield commit["timestamp"] / 1000, ids
         known |= paths
 
 

@@ -171,15 +171,21 @@ def _reader(run: Callable[[Any], None], stop: Any) -> None:
     run(stop)
 
 
-def wait_until_done(readers: list[str], committed: int) -> None:
+def wait_until_done(
+    readers: list[str],
+    committed: int,
+    *,
+    count: Callable[[str], int] = delivered,
+    quiet: float = QUIET_SECONDS,
+) -> None:
     """Wait until every reader has been given all rows, or nothing for a while."""
     before: dict[str, int] = {}
     moved = {name: time.monotonic() for name in readers}
     while open_ := [name for name in readers if before.get(name) != committed]:
         for name in open_:
-            now = delivered(name)
+            now = count(name)
             if now != before.get(name):
                 before[name], moved[name] = now, time.monotonic()
-        if all(time.monotonic() - moved[n] > QUIET.get(n, QUIET_SECONDS) for n in open_):
+        if all(time.monotonic() - moved[n] > QUIET.get(n, quiet) for n in open_):
             break
         time.sleep(1)

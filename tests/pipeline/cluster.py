@@ -48,7 +48,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
-            # They start in half the time.
+            # They start sooner.
             "JDK_JAVA_OPTIONS": classes.options(),
         }
         self.workers: list[Process] = []
