@@ -80,8 +80,9 @@ def test_libraries_are_loaded_and_what_is_tested_is_not():
 
 
 def test_the_one_that_forks_may_die():
-    forking._server().process.kill()
-    forking._server().process.wait()
+    process = forking._server().process
+    process.kill()
+    process.wait()
     assert forking.run(python("pass")).returncode == 0
 
 
