@@ -24,8 +24,8 @@ from .schema import COLUMNS, SCHEMA, kind_of, kinds
 
 T = TypeVar("T")
 
-#: Rows made into columns at once.
-ROWS = 10_000
+#: Rows made into columns at once: few enough to be in the processor's cache by then.
+ROWS = 2_000
 
 _CLASSES = {
     "postgresql": "outbox_app.pipeline.databases.postgres:Postgres",
@@ -136,7 +136,8 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
     while rows := cursor.fetchmany(ROWS):
-        columns = [pa.array(column, kind) for column in zip(*rows, strict=True)]
+        # Not by ``zip``: its iterator for each row is what garbage collection looks for.
+        columns = [pa.array([row[n] for row in rows], kind) for n in range(len(schema))]
         yield conformed(pa.RecordBatch.from_arrays(columns, names=schema.names), schema, zone)
 
 
@@ -158,7 +159,7 @@ def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> A
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        # An hour that was there twice is ambiguous.
-        times = column.cast(pa.timestamp("us"))
-        column = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
+        column = column.cast(pa.timestamp("us"))
+        if zone != "UTC":  # an hour that was there twice is ambiguous
+            column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="earliest")
     return column if column.type == kind else column.cast(kind)

@@ -7,6 +7,7 @@ holds its file's lock until it ends. So whoever replaces a worker that died take
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -14,10 +15,8 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 VARIABLE = "OUTBOX_TEST_SERVERS"
-_held: list[IO[str]] = []
 
 
 @contextlib.contextmanager
@@ -50,7 +49,7 @@ def take() -> None:
         except BlockingIOError:
             file.close()
             continue
-        _held.append(file)
+        atexit.register(file.close)
         os.environ.update(json.load(file))
         return
     raise RuntimeError("each set of servers has a worker; start more: run --workers N")
