@@ -136,7 +136,6 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a cursor in batches; as values of a kind, before they are conformed."""
     while rows := cursor.fetchmany(ROWS):
-        # Not by ``zip``: its iterator for each row is what garbage collection looks for.
         columns = [pa.array([row[n] for row in rows], kind) for n in range(len(schema))]
         yield conformed(pa.RecordBatch.from_arrays(columns, names=schema.names), schema, zone)
 
