@@ -24,7 +24,7 @@ from .schema import COLUMNS, SCHEMA, kind_of, kinds
 
 T = TypeVar("T")
 
-#: Rows made into columns at once: few enough to be in the processor's cache by then.
+#: Rows made into columns at once: few enough to stay in the processor's cache meanwhile.
 ROWS = 2_000
 
 _CLASSES = {

@@ -35,7 +35,7 @@ _SETTINGS = {
     # Rows of several days are written without being sorted by day first.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # What is kept is read twice or three times: to compress it takes longer than it saves.
+    # Frames are kept for a few readings: compressing them takes longer than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING}",
 }

@@ -140,6 +140,16 @@ class TestReader:
         assert rows(found) == expected(alias)
         assert all(len(id) == 36 for id in found.column("message_id").to_pylist())
 
+    def test_a_log_is_read_to_its_end_piece_by_piece(self, alias, source_options, monkeypatch):
+        monkeypatch.setattr("outbox_app.pipeline.database.ROWS", 2)
+        monkeypatch.setattr("outbox_app.pipeline.databases.postgres.BATCH_BYTES", 1)
+        commit(alias, *"abcde")
+        reader = make(source_options(alias, partitions=1))
+        [part] = reader.partitions()
+        pieces = ["".join(batch.column("stream").to_pylist()) for batch in reader.read(part)]
+        assert "".join(pieces) == "abcde"
+        assert len(pieces) > 2
+
     def test_an_empty_log(self, alias, source_options):
         assert table(make(source_options(alias))).num_rows == 0
 
