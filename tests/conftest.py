@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
 #: Fixtures that several folders share, and which tests run where.
 pytest_plugins = [
+    "tests.fixtures.door",
     "tests.fixtures.drainers",
+    "tests.fixtures.entities",
     "tests.fixtures.facts",
+    "tests.fixtures.prepared",
+    "tests.fixtures.spark",
     "tests.fixtures.subscriptions",
     "tests.one_database",
     "tests.tiers",

@@ -28,7 +28,6 @@ from outbox_app.exceptions import (
 )
 from outbox_app.fleet import service
 from tests.door.test_messages import served  # noqa: F401
-from tests.entities.conftest import declare, fresh  # noqa: F401
 from tests.entities.models import Account
 from tests.faults.tools import on
 
@@ -407,7 +406,7 @@ def test_ids_arrive_as_they_are(alias: str, shop: Any, id: str) -> None:
 
 
 @one
-def test_answers_that_are_large(alias: str, shop: Any, account: None, declare: Any) -> None:  # noqa: F811
+def test_answers_that_are_large(alias: str, shop: Any, account: None, declare: Any) -> None:
     def echo(self: Any, text: str) -> str:
         return text
 

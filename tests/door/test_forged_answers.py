@@ -25,9 +25,9 @@ from outbox_app.exceptions import InvalidPeer, KeeperUnavailable, PeerUnavailabl
 from outbox_app.prepared import NewPrepared, prepare
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
+from tests.fixtures.door import ROOT
 
 from . import rfc9421
-from .conftest import ROOT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),

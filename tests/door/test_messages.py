@@ -94,9 +94,9 @@ def paid(using: str, **options: Any) -> Any:
     return prepared("order-17", "order.paid", {"total": 30}, using=using, to="shop", **options)
 
 
-def test_an_event(alias: str, sender: str, told: Any, published: Any, states: Any) -> None:
+def test_an_event(alias: str, sender: str, told: Any, in_log: Any, states: Any) -> None:
     with paid(sender, metadata={"by": "Ärger €", "n": 1.5}, topic="paid") as event:
-        assert (states(), published()) == (["prepared"], [])
+        assert (states(), in_log()) == (["prepared"], [])
     told()
     [row] = Event.objects.using(alias).all()
     assert (row.stream, row.type, row.topic, row.data) == (
@@ -129,7 +129,7 @@ def test_a_job(alias: str, sender: str, make_app: Any, monkeypatch: Any) -> None
         raise AssertionError("never begun")
 
 
-def test_rolled_back(alias: str, sender: str, told: Any, states: Any, published: Any) -> None:
+def test_rolled_back(alias: str, sender: str, told: Any, states: Any, in_log: Any) -> None:
     def fail() -> None:
         with paid(sender):
             raise ValueError("no money")
@@ -137,7 +137,7 @@ def test_rolled_back(alias: str, sender: str, told: Any, states: Any, published:
     with pytest.raises(ValueError, match="no money"):
         fail()
     told()
-    assert (states(), published()) == (["cancelled"], [])
+    assert (states(), in_log()) == (["cancelled"], [])
 
 
 def test_what_was_not_granted(alias: str, sender: str, served: Any) -> None:
@@ -173,13 +173,13 @@ def test_a_contradiction(alias: str, sender: str) -> None:
         confirm(event)
 
 
-def test_a_keeper_that_was_restored(alias: str, sender: str, published: Any) -> None:
+def test_a_keeper_that_was_restored(alias: str, sender: str, in_log: Any) -> None:
     event = prepare("a", "order.paid", using=sender, to="shop")
     with transaction.atomic(using=sender):
         fence(event)
     PreparedEvent.objects.using(alias).all().delete()
     confirm(event)
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_each_request(alias: str, sender: str) -> None:
@@ -389,7 +389,7 @@ def test_a_reply_is_lost(
 
 
 def test_a_sender_that_cannot_be_called_answers_by_itself(
-    alias: str, sender: str, served: Any, settings: Any, states: Any, published: Any
+    alias: str, sender: str, served: Any, settings: Any, states: Any, in_log: Any
 ) -> None:
     """Two that have committed, one that never began, one that is open, and one just prepared."""
     events = prepare_many(
@@ -420,7 +420,7 @@ def test_a_sender_that_cannot_be_called_answers_by_itself(
     out = StringIO()
     call_command("outbox_prepared", "answer", "shop", stdout=out)
     assert out.getvalue() == "answered keeper=shop confirmed=1 cancelled=0 contradiction=0 open=1\n"
-    assert {stream for stream, *_ in published()} == {"o-0", "o-2", "o-3"}
+    assert {stream for stream, *_ in in_log()} == {"o-0", "o-2", "o-3"}
 
 
 def test_many_threads_call(alias: str, sender: str, states: Any) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from outbox_app.models import PreparedEvent
-
-from .conftest import ROOT
+from tests.fixtures.door import ROOT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
@@ -61,12 +60,12 @@ def test_the_sender_of_the_page(
     both: None,
     ask: Any,
     states: Any,
-    published: Any,
+    in_log: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     serve("shop", alias)
     plain.pay("order-1", 30)
-    assert (states(), published()) == (["confirmed"], [("order-1", "order.paid", {"amount": 30})])
+    assert (states(), in_log()) == (["confirmed"], [("order-1", "order.paid", {"amount": 30})])
     call = plain.call
     monkeypatch.setattr(plain, "call", lambda path, *more: "confirm" in path or call(path, *more))
     plain.pay("order-2", 30)  # its confirm is lost
@@ -82,4 +81,4 @@ def test_the_sender_of_the_page(
     PreparedEvent.objects.using(alias).open().update(next_check_at="2026-01-01T00:00:00+00:00")
     ask()
     assert states() == ["confirmed", "confirmed", "cancelled"]
-    assert [stream for stream, *_ in published()] == ["order-1", "order-2"]
+    assert [stream for stream, *_ in in_log()] == ["order-1", "order-2"]

@@ -58,7 +58,7 @@ def asgi(new_client: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("asgi")
-def test_under_asgi(alias: str, sender: str, ask: Any, states: Any, published: Any) -> None:
+def test_under_asgi(alias: str, sender: str, ask: Any, states: Any, in_log: Any) -> None:
     with prepared("order-1", "order.paid", {"by": "Ärger €"}, using=sender, to="shop", wait=True):
         Group.objects.using(sender).create(name="paid")
     new = [NewPrepared(f"order-{n}", "order.paid", {"n": n}, immune=0) for n in (2, 3)]
@@ -71,7 +71,7 @@ def test_under_asgi(alias: str, sender: str, ask: Any, states: Any, published: A
     assert call(shop, "POST", "prepared/", {"id": 1})[0] == 415
     ask()
     assert states() == ["confirmed", "confirmed", "cancelled"]
-    assert [data for _, _, data in published()] == [{"by": "Ärger €"}, {"n": 2}]
+    assert [data for _, _, data in in_log()] == [{"by": "Ärger €"}, {"n": 2}]
 
 
 @pytest.mark.usefixtures("asgi")

@@ -30,10 +30,9 @@ from outbox_app.prepared import (
 from outbox_app.prepared.request import time_ordered_id
 from tests import forking
 from tests.faults.test_wrong_clock import LIBRARY
+from tests.fixtures.door import ROOT
 from tests.patience import eventually, patience
 from tests.servers import processes
-
-from .conftest import ROOT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"]),
@@ -69,7 +68,7 @@ def check_back(variables: Any, alias: str) -> Any:
 
 
 def test_a_sender_is_killed_anywhere(
-    alias: str, sender: str, serve: Any, pay: Any, check_back: Any, states: Any, published: Any
+    alias: str, sender: str, serve: Any, pay: Any, check_back: Any, states: Any, in_log: Any
 ) -> None:
     serve("shop", alias)
     serve("billing", sender)
@@ -78,7 +77,7 @@ def test_a_sender_is_killed_anywhere(
     assert states() == ["confirmed", "prepared", "prepared", "prepared"]
     assert check_back() == 0
     assert states() == ["confirmed", "cancelled", "cancelled", "confirmed"]
-    assert published() == [("order-17", "order.paid", {"total": 30})] * 2
+    assert in_log() == [("order-17", "order.paid", {"total": 30})] * 2
 
 
 def test_a_sender_that_is_away_keeps_its_events(
@@ -109,7 +108,7 @@ def test_servers_that_are_stopped_are_silent(
     both: None,
     ask: Any,
     states: Any,
-    published: Any,
+    in_log: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGSTOP for longer than a call takes: what was sent to them arrives when they go on."""
@@ -130,7 +129,7 @@ def test_servers_that_are_stopped_are_silent(
             prepare("order-18", "order.paid", using=sender, to="shop", immune=0)
     eventually(lambda: states() == ["confirmed", "prepared"])
     ask()
-    assert (states(), len(published())) == (["confirmed", "cancelled"], 1)
+    assert (states(), len(in_log())) == (["confirmed", "cancelled"], 1)
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def test_clocks_that_are_two_hours_wrong(
 
 @pytest.mark.parametrize("dies", ["prepared", "decided", "decided_committed"])
 def test_a_keeper_is_killed_anywhere(
-    alias: str, sender: str, serve: Any, both: None, dies: str, states: Any, published: Any
+    alias: str, sender: str, serve: Any, both: None, dies: str, states: Any, in_log: Any
 ) -> None:
     """Its worker dies where the failpoint is; what it had committed is there."""
     keeper = serve("shop", alias, OUTBOX_FAILPOINT=f"{dies}=kill@1")
@@ -205,15 +204,15 @@ def test_a_keeper_is_killed_anywhere(
     else:
         confirm(*begun)
     assert states() == ["confirmed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_many_events_of_one_transaction(
-    alias: str, sender: str, serve: Any, both: None, told: Any, published: Any
+    alias: str, sender: str, serve: Any, both: None, told: Any, in_log: Any
 ) -> None:
     serve("shop", alias)
     new = [NewPrepared(f"order-{n}", "order.paid", {"n": n}) for n in range(600)]
     with prepared_many(new, using=sender, to="shop"):
         pass
     told()
-    assert published() == [(f"order-{n}", "order.paid", {"n": n}) for n in range(600)]
+    assert in_log() == [(f"order-{n}", "order.paid", {"n": n}) for n in range(600)]

@@ -18,8 +18,8 @@ from outbox_app.door import signing
 from outbox_app.door.peers import Key
 from outbox_app.models import Peer
 from tests.entities.models import Account
+from tests.fixtures.door import ROOT
 
-from .conftest import ROOT
 from .test_messages import Handler, Server
 
 PAGE = (ROOT / "docs" / "howto" / "client-in-another-language.md").read_text()

@@ -7,11 +7,9 @@ import threading
 import pytest
 from django.db import connections
 
-from outbox_app.entities import command, queue
-from outbox_app.entities.declaration import spec_of
+from outbox_app.entities import queue
 from outbox_app.failpoints import set_failpoint
 from tests.entities.models import Account
-from tests.patience import eventually
 
 
 @pytest.fixture
@@ -24,18 +22,6 @@ def ask(alias):
         return Account.execute(id, command, arguments, using=alias, **options)
 
     return execute
-
-
-@pytest.fixture
-def declare(monkeypatch):
-    """``declare(function, atomic=True)``: one more command of accounts, by the function's name."""
-
-    def add(handler, **options):
-        monkeypatch.setattr(Account, handler.__name__, command(**options)(handler), raising=False)
-        spec_of.cache_clear()
-
-    yield add
-    spec_of.cache_clear()
 
 
 @pytest.fixture
@@ -53,18 +39,6 @@ def rows(alias):
         return list(found.values_list("version", "command", "rejected", "state"))
 
     return read
-
-
-@pytest.fixture
-def fresh(monkeypatch):
-    """Queues of the test's own, all of which are empty at its end."""
-    queues = queue.Queues()
-    monkeypatch.setattr(queue, "queues", queues)
-    monkeypatch.setattr(queue, "IDLE", 0.2)
-    yield queues
-    eventually(lambda: not queues.lines and not queues.threads)
-    assert queues.waiting == 0
-    assert not queues.to_lead
 
 
 @pytest.fixture

@@ -24,11 +24,9 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, servers, service
 from outbox_app.models import PreparedEvent
 from outbox_app.prepared import prepared
-from tests.door.conftest import both, new_key, peers, ports  # noqa: F401
 from tests.door.test_messages import Handler, Server
 from tests.entities.models import Account
 from tests.patience import eventually, patience
-from tests.prepared.conftest import sender  # noqa: F401
 from tests.prepared.test_faults import behind
 from tests.servers import Proxy, processes
 from tests.servers.ports import free_port
@@ -50,7 +48,7 @@ def url(port: int) -> str:
 
 
 @pytest.fixture
-def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple[int, str]]]:  # noqa: F811
+def serve(both: None, fleet: Any, settings: Any) -> Iterator[Callable[..., tuple[int, str]]]:
     """``serve()``: pid and address of a new server of the shop."""
     known = settings.OUTBOX["PEERS"]
     shop = known["shop"] | {"address": "service:shop"}
@@ -113,7 +111,7 @@ def answered() -> Callable[[int], None]:
     return call
 
 
-def test_servers_come_and_go(serve: Any, answered: Any, alias: str, sender: str) -> None:  # noqa: F811
+def test_servers_come_and_go(serve: Any, answered: Any, alias: str, sender: str) -> None:
     (killed, one), (stopped, two), (third, three) = serve(), serve(), serve()
     eventually(lambda: listed().keys() == {one, two, three})  # found, and called by nothing yet
     with prepared("order-17", "order.paid", using=sender, to="shop", wait=True):

@@ -24,13 +24,10 @@ from outbox_app.exceptions import OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
 from outbox_app.fleet import announcing, service
 from outbox_app.models import Peer
-from tests.door.conftest import both, new_key, peers, ports  # noqa: F401
 from tests.door.test_messages import Handler, Server
-from tests.entities.conftest import declare  # noqa: F401
 from tests.entities.models import Account
 from tests.entities.test_history import check
 from tests.patience import SECONDS, eventually, patience
-from tests.prepared.conftest import sender  # noqa: F401
 from tests.servers import processes
 from tests.servers.ports import free_port
 
@@ -46,10 +43,10 @@ TYPE = "entities.account"
 
 @pytest.fixture
 def start(
-    both: None,  # noqa: F811
+    both: None,
     fleet: Any,
     settings: Any,
-    declare: Any,  # noqa: F811
+    declare: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., dict[str, int]]]:
     """``start(*topologies)``: address and pid of each server; a topology may ask for the others."""

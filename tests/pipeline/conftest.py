@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline: starting one takes seconds."""
+"""Options of the data source, and points at which something happens."""
 
 from __future__ import annotations
 
@@ -15,18 +15,7 @@ from outbox_app.models import Event
 from outbox_app.pipeline.driver.pipeline import log_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The session: ``local[2]``, as light as a user gets it; its Python workers start faster."""
-    from outbox_app.pipeline.session import spark_session
-
-    settings = {"spark.python.daemon.module": "tests.pipeline.daemon"}
-    session = spark_session(master="local[2]", name="tests", settings=settings)
-    yield session
-    session.stop()
+    pass
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def running(alias: str, **options: Any) -> Iterator[CheckBack]:
 
 
 def test_nobody_is_asked_before_the_time(
-    alias: str, make: Any, pay: Any, ask: Any, published: Any
+    alias: str, make: Any, pay: Any, ask: Any, in_log: Any
 ) -> None:
     pay(make(immune=10))
     assert ask().done == 0
@@ -109,7 +109,7 @@ def test_nobody_is_asked_before_the_time(
     assert ask().done == 1
     row = the_row(alias)
     assert (row.state, row.decided_by, row.next_check_at) == ("confirmed", "answer", None)
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_pauses(alias: str, make: Any, ask: Any, answering: Any) -> None:
@@ -151,7 +151,7 @@ def test_policies(alias: str, answer: Any, make: Any, ask: Any, answering: Any) 
 
 @pytest.mark.parametrize("then", ["confirm", "cancel", "asked again", "asked in vain"])
 def test_after_it_was_undecided(
-    alias: str, then: str, make: Any, pay: Any, ask: Any, answering: Any, published: Any
+    alias: str, then: str, make: Any, pay: Any, ask: Any, answering: Any, in_log: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "sender_named", lambda name: Sender(OSError("away")))
@@ -175,11 +175,11 @@ def test_after_it_was_undecided(
         ask()
     row = the_row(alias)
     assert (row.state, row.next_check_at) == (state, None)
-    assert len(published()) == (state == "confirmed")
+    assert len(in_log()) == (state == "confirmed")
 
 
 def test_attempts_are_not_counted(
-    alias: str, make: Any, pay: Any, ask: Any, answering: Any, monkeypatch: Any, published: Any
+    alias: str, make: Any, pay: Any, ask: Any, answering: Any, monkeypatch: Any, in_log: Any
 ) -> None:
     """A sender that is away spends none of its budget: there is none."""
     pay(make())
@@ -194,7 +194,7 @@ def test_attempts_are_not_counted(
     assert "refused" in row.last_answer
     move(alias, next_check_at=PAST)
     ask()
-    assert (the_row(alias).state, len(published())) == ("confirmed", 1)
+    assert (the_row(alias).state, len(in_log())) == ("confirmed", 1)
 
 
 def test_only_an_explicit_answer_counts(
@@ -324,7 +324,7 @@ def test_a_sender_that_comes_back_is_not_stormed(
     assert loop.done >= count
 
 
-def test_four_at_once(alias: str, sender: str, elsewhere: Any, published: Any, states: Any) -> None:
+def test_four_at_once(alias: str, sender: str, elsewhere: Any, in_log: Any, states: Any) -> None:
     """As when processes that were stopped go on: two ask, and both get the same answer."""
     name = f"alias:{sender}"
     requests = [checked(NewPrepared(f"s{n}", "t", {}, immune=0)) for n in range(60)]
@@ -342,9 +342,7 @@ def test_four_at_once(alias: str, sender: str, elsewhere: Any, published: Any, s
     for done in [elsewhere(work) for _ in range(4)]:
         done.result()
     assert states() == ["confirmed", "cancelled"] * 30
-    assert sorted(stream for stream, _, _ in published()) == sorted(
-        f"s{n}" for n in range(0, 60, 2)
-    )
+    assert sorted(stream for stream, _, _ in in_log()) == sorted(f"s{n}" for n in range(0, 60, 2))
     assert not Incident.objects.using(alias).exists()
 
 
@@ -399,12 +397,12 @@ def test_functions_of_the_projects_own(
 
 @pytest.mark.usefixtures("own")
 def test_a_sender_with_a_function_confirms_without_a_fence(
-    alias: str, sender: str, make: Any, fences: Any, published: Any
+    alias: str, sender: str, make: Any, fences: Any, in_log: Any
 ) -> None:
     check_back("order.*")(lambda question: COMMITTED)
     confirm(make())
     assert fences() == ["committed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_the_senders_that_there_are(alias: str) -> None:

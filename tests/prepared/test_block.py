@@ -29,20 +29,20 @@ def paid(using: str, **options: Any) -> Any:
 
 
 def test_left_without_an_error(
-    alias: str, sender: str, told: Any, published: Any, states: Any, fences: Any
+    alias: str, sender: str, told: Any, in_log: Any, states: Any, fences: Any
 ) -> None:
     with paid(sender):
         Group.objects.using(sender).create(name="business")
         assert states() == ["prepared"]
-        assert published() == []
+        assert in_log() == []
     told()
     assert Group.objects.using(sender).count() == 1
-    assert published() == [("order-17", "order.paid", {"total": 30})]
+    assert in_log() == [("order-17", "order.paid", {"total": 30})]
     assert (states(), fences()) == (["confirmed"], ["committed"])
 
 
 def test_left_with_an_error(
-    alias: str, sender: str, told: Any, published: Any, states: Any, fences: Any
+    alias: str, sender: str, told: Any, in_log: Any, states: Any, fences: Any
 ) -> None:
     def fail() -> None:
         with paid(sender):
@@ -53,12 +53,12 @@ def test_left_with_an_error(
         fail()
     told()
     assert not Group.objects.using(sender).exists()
-    assert published() == []
+    assert in_log() == []
     assert (states(), fences()) == (["cancelled"], ["rolled_back"])
 
 
 def test_an_error_after_the_commit_cancels_nothing(
-    alias: str, sender: str, told: Any, published: Any, states: Any
+    alias: str, sender: str, told: Any, in_log: Any, states: Any
 ) -> None:
     def fail() -> None:
         raise ValueError("after the commit")
@@ -67,12 +67,12 @@ def test_an_error_after_the_commit_cancels_nothing(
         transaction.on_commit(fail, using=sender)
     told()
     assert states() == ["confirmed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_block_inside_a_transaction_waits_for_its_end(
-    alias: str, sender: str, commits: bool, told: Any, published: Any, states: Any, ask: Any
+    alias: str, sender: str, commits: bool, told: Any, in_log: Any, states: Any, ask: Any
 ) -> None:
     with transaction.atomic(using=sender):
         with paid(sender, immune=0):
@@ -84,11 +84,11 @@ def test_a_block_inside_a_transaction_waits_for_its_end(
     assert states() == ["confirmed" if commits else "prepared"]
     ask()
     assert states() == ["confirmed" if commits else "cancelled"]
-    assert len(published()) == Group.objects.using(sender).count() == commits
+    assert len(in_log()) == Group.objects.using(sender).count() == commits
 
 
 def test_a_savepoint_takes_its_event_with_it(
-    alias: str, sender: str, told: Any, published: Any, states: Any, ask: Any
+    alias: str, sender: str, told: Any, in_log: Any, states: Any, ask: Any
 ) -> None:
     with transaction.atomic(using=sender):
         with pytest.raises(ValueError, match="this part"), paid(sender, immune=0):
@@ -98,17 +98,17 @@ def test_a_savepoint_takes_its_event_with_it(
     told()
     ask()
     assert states() == ["cancelled", "confirmed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_several_events_of_one_transaction(
-    alias: str, sender: str, told: Any, published: Any, fences: Any
+    alias: str, sender: str, told: Any, in_log: Any, fences: Any
 ) -> None:
     new = [NewPrepared(f"order-{n}", "order.paid", {"n": n}) for n in range(20)]
     with prepared_many(new, using=sender) as events:
         assert len(events) == 20
     told()
-    assert published() == [(f"order-{n}", "order.paid", {"n": n}) for n in range(20)]
+    assert in_log() == [(f"order-{n}", "order.paid", {"n": n}) for n in range(20)]
     assert fences() == ["committed"] * 20
 
 
@@ -142,14 +142,14 @@ def test_who_has_asked_first_has_decided(alias: str, sender: str, told: Any, sta
     assert not Group.objects.using(sender).exists()
 
 
-def test_confirmed_at_once(alias: str, sender: str, published: Any) -> None:
+def test_confirmed_at_once(alias: str, sender: str, in_log: Any) -> None:
     with paid(sender, wait=True):
         pass
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_in_a_transaction_of_the_keeper(
-    alias: str, sender: str, told: Any, states: Any, published: Any, monkeypatch: Any
+    alias: str, sender: str, told: Any, states: Any, in_log: Any, monkeypatch: Any
 ) -> None:
     """What is prepared stays, whatever becomes of a transaction that is open there."""
     if connections[alias].vendor == "sqlite":  # has one writer at a time
@@ -164,10 +164,10 @@ def test_in_a_transaction_of_the_keeper(
         told()
         transaction.set_rollback(True, using=alias)
     assert states() == ["confirmed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
-def test_the_same_id_again(alias: str, sender: str, told: Any, published: Any) -> None:
+def test_the_same_id_again(alias: str, sender: str, told: Any, in_log: Any) -> None:
     with paid(sender) as event:
         pass
     told()
@@ -177,7 +177,7 @@ def test_the_same_id_again(alias: str, sender: str, told: Any, published: Any) -
     refused = pytest.raises(PreparedConflict, match="is another event's")
     with refused, prepared("order-17", "order.lost", using=sender, event_id=event.event_id):
         raise AssertionError("never begun")
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_on_the_keepers_own_alias(alias: str) -> None:

@@ -57,7 +57,7 @@ def move(alias: str, given: PreparedEvent, state: str) -> None:
         ("cancelled", "cancelled"),
     ],
 )
-def test_prepare(alias: str, state: str, answer: str, published: Any) -> None:
+def test_prepare(alias: str, state: str, answer: str, in_log: Any) -> None:
     given = request()
     move(alias, given, state)
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_prepare(alias: str, state: str, answer: str, published: Any) -> None:
     assert row.state == other
     for change in ({"data": {"total": 31}}, {"topic": "t"}, {"stream": "order-18"}):
         assert prepare(alias, request(event_id=given.event_id, **change)) == ["conflict"]
-    assert len(published()) == (state == "confirmed")
+    assert len(in_log()) == (state == "confirmed")
     assert not Incident.objects.using(alias).exists()
 
 
@@ -87,29 +87,29 @@ def test_prepare(alias: str, state: str, answer: str, published: Any) -> None:
     ],
 )
 def test_decide(
-    alias: str, wanted: str, state: str, answer: str, then: Any, states: Any, published: Any
+    alias: str, wanted: str, state: str, answer: str, then: Any, states: Any, in_log: Any
 ) -> None:
     given = request()
     move(alias, given, state)
     for _ in range(2):  # an answer that is lost is asked for again, and changes nothing
         assert [a.state for a in decide(alias, (given.event_id, wanted))] == [answer]
     assert states() == then
-    assert len(published()) == (then == ["confirmed"])
+    assert len(in_log()) == (then == ["confirmed"])
     incidents = Incident.objects.using(alias).filter(kind=Incident.Kind.CONTRADICTION)
     assert incidents.count() == (answer == "contradiction")
     row = PreparedEvent.objects.using(alias).first()
     assert row is None or (row.next_check_at, row.decided_by) == (None, "call")
 
 
-def test_a_prepare_that_comes_after_its_cancel_is_dead(alias: str, published: Any) -> None:
+def test_a_prepare_that_comes_after_its_cancel_is_dead(alias: str, in_log: Any) -> None:
     given = request()
     decide(alias, (given.event_id, "cancelled"))
     assert prepare(alias, given) == ["cancelled"]
     assert [a.state for a in decide(alias, (given.event_id, "confirmed"))] == ["contradiction"]
-    assert published() == []
+    assert in_log() == []
 
 
-def test_an_id_is_its_senders_own(alias: str, published: Any) -> None:
+def test_an_id_is_its_senders_own(alias: str, in_log: Any) -> None:
     given = request()
     prepare(alias, given)
     confirm = {given.event_id: "confirmed"}
@@ -117,14 +117,12 @@ def test_an_id_is_its_senders_own(alias: str, published: Any) -> None:
     assert answer.state == "unknown"
     [answer] = keeper.prepare("alias:other", [request(event_id=given.event_id)], using=alias)
     assert answer.state == "prepared"
-    assert published() == []
+    assert in_log() == []
 
 
 @committing
 @pytest.mark.timeout(600 if FULL else 120)
-def test_confirm_and_cancel_are_raced(
-    alias: str, states: Any, published: Any, elsewhere: Any
-) -> None:
+def test_confirm_and_cancel_are_raced(alias: str, states: Any, in_log: Any, elsewhere: Any) -> None:
     """One of them wins; the other one is a contradiction, and is recorded."""
     confirmed = 0
     for _ in range(RACES):
@@ -139,12 +137,12 @@ def test_confirm_and_cancel_are_raced(
         found = [answer.result() for answer in answers]
         assert found in (["confirmed", "contradiction"], ["contradiction", "cancelled"])
         confirmed += found[0] == "confirmed"
-    assert states().count("confirmed") == len(published()) == confirmed
+    assert states().count("confirmed") == len(in_log()) == confirmed
     assert Incident.objects.using(alias).count() == RACES
 
 
 @committing
-def test_confirmed_by_four_at_once(alias: str, published: Any, elsewhere: Any) -> None:
+def test_confirmed_by_four_at_once(alias: str, in_log: Any, elsewhere: Any) -> None:
     given = [request(f"order-{n}") for n in range(20)]
     prepare(alias, *given)
     barrier = threading.Barrier(4)
@@ -155,11 +153,11 @@ def test_confirmed_by_four_at_once(alias: str, published: Any, elsewhere: Any) -
 
     answers = [elsewhere(confirm) for _ in range(4)]
     assert [answer.result() for answer in answers] == [{"confirmed"}] * 4
-    assert len(published()) == 20
+    assert len(in_log()) == 20
 
 
 @committing
-def test_a_row_that_was_edited_by_hand(alias: str, states: Any, published: Any) -> None:
+def test_a_row_that_was_edited_by_hand(alias: str, states: Any, in_log: Any) -> None:
     """It stays, with its reason; the others of its batch are published."""
     given = [request(f"order-{n}") for n in range(7)]
     prepare(alias, *given)
@@ -168,7 +166,7 @@ def test_a_row_that_was_edited_by_hand(alias: str, states: Any, published: Any) 
     rows.filter(stream="order-5").update(log="no_such_log")
     answers = decide(alias, *((each.event_id, "confirmed") for each in given))
     assert [a.state for a in answers].count("confirmed") == 5
-    assert len(published()) == 5
+    assert len(in_log()) == 5
     for stream in ("order-3", "order-5"):
         row = rows.get(stream=stream)
         assert (row.state, row.next_check_at) == ("undecided", None)
@@ -177,7 +175,7 @@ def test_a_row_that_was_edited_by_hand(alias: str, states: Any, published: Any) 
     assert [a.state for a in decide(alias, (given[3].event_id, "cancelled"))] == ["cancelled"]
 
 
-def test_a_message_id_that_the_log_has_already(alias: str, published: Any) -> None:
+def test_a_message_id_that_the_log_has_already(alias: str, in_log: Any) -> None:
     """Of the same event it is the second lock; of another one it is refused, visibly."""
     same, other = request("order-1"), request("order-2")
     prepare(alias, same, other)
@@ -187,7 +185,7 @@ def test_a_message_id_that_the_log_has_already(alias: str, published: Any) -> No
     answers = decide(alias, (same.event_id, "confirmed"), (other.event_id, "confirmed"))
     assert [a.state for a in answers] == ["confirmed", "undecided"]
     assert "MessageIdConflict" in PreparedEvent.objects.using(alias).get(stream="order-2").reason
-    assert len(published()) == 2
+    assert len(in_log()) == 2
 
 
 @pytest.mark.parametrize("policy", ["confirm", "cancel"])
@@ -206,13 +204,13 @@ def test_a_policy_contradicts_nobody(alias: str, policy: str, states: Any) -> No
 NUMBERS = [1e16, 1e22, 1e23, 1.5e300, -0.0, 1.0, 0.1, 1e-7, 5e-324, 2**63, -(2**53) - 1, 30]
 
 
-def test_numbers_that_databases_write_otherwise(alias: str, published: Any) -> None:
+def test_numbers_that_databases_write_otherwise(alias: str, in_log: Any) -> None:
     given = [request(data={"n": n, "list": [n]}, metadata={"n": n}) for n in NUMBERS]
     for _ in range(2):
         assert prepare(alias, *given) == ["prepared"] * len(NUMBERS)
     answers = decide(alias, *((each.event_id, "confirmed") for each in given))
     assert {answer.state for answer in answers} == {"confirmed"}
-    for number, (_, _, data) in zip(NUMBERS, published(), strict=True):
+    for number, (_, _, data) in zip(NUMBERS, in_log(), strict=True):
         assert math.isclose(data["n"], number, rel_tol=0)
     assert prepare(alias, request(event_id=given[0].event_id, data={"n": 1e16})) == ["conflict"]
 
@@ -233,7 +231,7 @@ def test_large_integers_are_told_apart(alias: str) -> None:
 @on("postgres", "mariadb")  # SQLite has one writer at a time
 @pytest.mark.usefixtures("new_log")
 def test_a_stream_that_another_transaction_holds(
-    alias: str, states: Any, published: Any, elsewhere: Any, monkeypatch: Any
+    alias: str, states: Any, in_log: Any, elsewhere: Any, monkeypatch: Any
 ) -> None:
     """It holds up its own events; the others of the batch are published."""
     monkeypatch.setattr(keeper, "LOCK_SECONDS", 0.2)
@@ -259,14 +257,12 @@ def test_a_stream_that_another_transaction_holds(
         go.set()
         holder.result()
     assert [a.state for a in decide(alias, *decisions)] == ["confirmed"] * 4
-    assert len(published()) == 5
+    assert len(in_log()) == 5
 
 
 @committing
 @pytest.mark.parametrize("point", ["decided", "decided_committed"])
-def test_state_and_event_are_one_commit(
-    alias: str, point: str, states: Any, published: Any
-) -> None:
+def test_state_and_event_are_one_commit(alias: str, point: str, states: Any, in_log: Any) -> None:
     """The process is killed for real in ``test_killed``."""
     given = request()
     prepare(alias, given)
@@ -281,9 +277,9 @@ def test_state_and_event_are_one_commit(
     finally:
         set_failpoint(point, None)
     done = point == "decided_committed"
-    assert (states(), len(published())) == (["confirmed" if done else "prepared"], int(done))
+    assert (states(), len(in_log())) == (["confirmed" if done else "prepared"], int(done))
     decide(alias, (given.event_id, "confirmed"))
-    assert (states(), len(published())) == (["confirmed"], 1)
+    assert (states(), len(in_log())) == (["confirmed"], 1)
 
 
 def test_a_batch_with_an_id_twice(alias: str) -> None:

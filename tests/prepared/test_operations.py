@@ -95,20 +95,20 @@ def test_an_id_of_several_senders_needs_the_sender(alias: str, doubtful: Any) ->
 
 @pytest.mark.parametrize("option", ["--noinput", "--no-input"])
 def test_confirm_publishes(
-    alias: str, option: str, doubtful: Any, published: Any, states: Any
+    alias: str, option: str, doubtful: Any, in_log: Any, states: Any
 ) -> None:
     _, second = doubtful(2)
     code, text = run("confirm", second, "--reason", "invoice 17 is paid", option)
     assert (code, text.splitlines()[-1]) == (0, "Confirmed 1 prepared event.")
     assert states() == ["undecided", "confirmed"]
-    assert published() == [("order-1", "order.paid", {"total": 1})]
+    assert in_log() == [("order-1", "order.paid", {"total": 1})]
     row = PreparedEvent.objects.using(alias).get(event_id=second)
     assert "manage.py outbox_prepared" in row.decided_by
     assert row.reason == "invoice 17 is paid"
 
 
 def test_what_a_decision_risks_is_asked_first(
-    alias: str, doubtful: Any, published: Any, states: Any, monkeypatch: Any
+    alias: str, doubtful: Any, in_log: Any, states: Any, monkeypatch: Any
 ) -> None:
     doubtful(2)
     everything = ["--state", "undecided", "--reason", "x"]
@@ -124,7 +124,7 @@ def test_what_a_decision_risks_is_asked_first(
         True,
     )
     assert states() == ["cancelled"] * 2
-    assert published() == []
+    assert in_log() == []
 
 
 def test_of_a_sender_only_the_undecided_ones_are_chosen(
@@ -152,7 +152,7 @@ def test_nothing_selected_or_nothing_open(alias: str, sender: str, told: Any, st
 
 
 def test_one_that_was_edited_by_hand_cannot_be_confirmed(
-    alias: str, doubtful: Any, states: Any, published: Any
+    alias: str, doubtful: Any, states: Any, in_log: Any
 ) -> None:
     doubtful(2)
     PreparedEvent.objects.using(alias).filter(stream="order-0").update(stream="order-x")
@@ -161,7 +161,7 @@ def test_one_that_was_edited_by_hand_cannot_be_confirmed(
     assert "Confirmed 1 prepared event." in text
     assert "it was edited by hand" in text
     assert states() == ["undecided", "confirmed"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_check_has_the_sender_asked(

@@ -49,14 +49,14 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "post
 
 
 def test_step_by_step(
-    alias: str, sender: str, make: Any, pay: Any, states: Any, published: Any
+    alias: str, sender: str, make: Any, pay: Any, states: Any, in_log: Any
 ) -> None:
     event = make()
     pay(event)
-    assert published() == []
+    assert in_log() == []
     confirm(event)
     confirm(event)
-    assert (states(), len(published())) == (["confirmed"], 1)
+    assert (states(), len(in_log())) == (["confirmed"], 1)
     with pytest.raises(FencedOut, match="says committed"):
         cancel(event)
     withdrawn = make()
@@ -90,7 +90,7 @@ def test_confirm_of_a_transaction_that_had_no_fence(alias: str, make: Any, state
     assert states() == ["prepared"]
 
 
-def test_a_person_or_a_policy_was_first(alias: str, make: Any, pay: Any, published: Any) -> None:
+def test_a_person_or_a_policy_was_first(alias: str, make: Any, pay: Any, in_log: Any) -> None:
     cancelled, confirmed = make(), make()
     for event, state in ((cancelled, "cancelled"), (confirmed, "confirmed")):
         decision = {event.event_id: state}
@@ -102,7 +102,7 @@ def test_a_person_or_a_policy_was_first(alias: str, make: Any, pay: Any, publish
     with pytest.raises(Contradiction, match="by ann; call says cancelled"):
         cancel(confirmed)
     assert Incident.objects.using(alias).count() == 2
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 def test_a_confirm_that_publishes_nothing_says_so(
@@ -117,17 +117,17 @@ def test_a_confirm_that_publishes_nothing_says_so(
 
 
 def test_the_keeper_was_restored_to_before_the_prepare(
-    alias: str, make: Any, pay: Any, states: Any, published: Any
+    alias: str, make: Any, pay: Any, states: Any, in_log: Any
 ) -> None:
     event = make()
     pay(event)
     PreparedEvent.objects.using(alias).all().delete()
     confirm(event)
-    assert (states(), len(published())) == (["confirmed"], 1)
+    assert (states(), len(in_log())) == (["confirmed"], 1)
 
 
 def test_the_keeper_was_restored_to_before_the_confirm(
-    alias: str, make: Any, pay: Any, states: Any, published: Any, ask: Any
+    alias: str, make: Any, pay: Any, states: Any, in_log: Any, ask: Any
 ) -> None:
     """The log, which was not, takes it once."""
     event = make()
@@ -136,7 +136,7 @@ def test_the_keeper_was_restored_to_before_the_confirm(
     rows = PreparedEvent.objects.using(alias)
     rows.update(state="prepared", decided_at=None, next_check_at=rows.get().prepared_at)
     ask()
-    assert (states(), len(published())) == (["confirmed"], 1)
+    assert (states(), len(in_log())) == (["confirmed"], 1)
 
 
 def test_the_senders_database_was_restored(
@@ -247,7 +247,7 @@ def stuck(monkeypatch: Any) -> Any:
 
 
 def test_a_keeper_that_hangs_holds_up_no_request(
-    alias: str, sender: str, stuck: Any, states: Any, published: Any, ask: Any
+    alias: str, sender: str, stuck: Any, states: Any, in_log: Any, ask: Any
 ) -> None:
     """The queue fills, and what is too much is dropped: the check-back finds all."""
     begin = time.monotonic()
@@ -258,7 +258,7 @@ def test_a_keeper_that_hangs_holds_up_no_request(
     assert one_way._calls.full()
     assert states() == ["prepared"] * 6
     ask()
-    assert (states(), len(published())) == (["confirmed"] * 6, 6)
+    assert (states(), len(in_log())) == (["confirmed"] * 6, 6)
 
 
 def test_exit_waits_for_a_short_time(stuck: Any) -> None:
@@ -432,7 +432,7 @@ def test_the_keepers_database_is_away(alias: str, sender: str, make: Any, monkey
 
 @pytest.mark.django_db(databases=["default", "postgres", "mariadb"])
 def test_in_a_test_leaving_the_block_is_the_commit(
-    alias: str, sender: str, published: Any, states: Any
+    alias: str, sender: str, in_log: Any, states: Any
 ) -> None:
     with prepared("order-1", "order.paid", {}, using=sender):
         pass
@@ -441,7 +441,7 @@ def test_in_a_test_leaving_the_block_is_the_commit(
     with prepared("order-3", "order.paid", {}, using=sender):
         transaction.set_rollback(True, using=sender)
     assert states() == ["confirmed", "cancelled", "cancelled"]
-    assert len(published()) == 1
+    assert len(in_log()) == 1
 
 
 @pytest.mark.django_db(databases=["default", "postgres", "mariadb"])

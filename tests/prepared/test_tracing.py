@@ -20,12 +20,6 @@ from outbox_app.prepared.request import checked
 from outbox_app.process.tracing import current_trace
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.door.conftest import both as both
-from tests.door.conftest import new_key as new_key
-from tests.door.conftest import peers as peers
-from tests.door.conftest import ports as ports
-from tests.door.conftest import serve as serve
-from tests.door.conftest import variables as variables
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 

@@ -61,6 +61,13 @@ def test_modules_are_named_by_nouns() -> None:
     assert offenders(wrong) == {}
 
 
+def test_fixtures_are_of_a_folder_or_of_all() -> None:
+    """No conftest imports another: what folders share is a plugin in ``tests/fixtures``."""
+    another = re.compile(r"^(from|import) \S*conftest\b", re.MULTILINE)
+    paths = sorted((ROOT / "tests").rglob("conftest.py"))
+    assert [str(path) for path in paths if another.search(path.read_text())] == []
+
+
 def test_modules_do_not_print() -> None:
     def wrong(path: Path) -> list[int]:
         nodes = ast.walk(ast.parse(path.read_text()))
