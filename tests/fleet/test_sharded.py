@@ -214,7 +214,8 @@ def test_a_leader_that_is_stopped_with_a_full_queue_and_goes_on(
     def stop() -> None:
         set_failpoint("entity_loaded", None)
         eventually(lambda: queue.queues.waiting >= 450)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # This thread, as it would take the lock if another one were stopped first.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     monkeypatch.setattr(Account, "batch_size", 50)
     monkeypatch.setattr(Account, "timeout", 600.0)

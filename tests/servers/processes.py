@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 _IPC_RMID = 0
@@ -48,6 +48,7 @@ def stop_tree(pid: int) -> list[int]:
     # A process can fork until its signal arrives, so look again until nothing new appears.
     while new := [member for member in process_tree(pid) if member not in stopped]:
         _send(new, signal.SIGSTOP)
+        _wait_until(lambda: all(map(_is_still, new)), timeout=30)
         stopped += new
     return stopped
 
@@ -66,8 +67,12 @@ def kill_trees(pids: Iterable[int]) -> None:
 
 
 def wait_for_end(pids: Sequence[int], timeout: float) -> bool:
+    return _wait_until(lambda: _running_processes().keys().isdisjoint(pids), timeout)
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     deadline = time.monotonic() + timeout
-    while any(pid in _running_processes() for pid in pids):
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
@@ -192,20 +197,27 @@ def _start_time(pid: int) -> str:
         return ""
 
 
+def _is_still(pid: int) -> bool:
+    """True for a process of which no thread runs: all are stopped, or it has ended."""
+    return all(state in "TtZX" for state, _ in _states(f"/proc/{pid}/task").values())
+
+
 def _running_processes() -> dict[int, int]:
     """Parent id by process id."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as stat:
+    return {pid: parent for pid, (state, parent) in _states("/proc").items() if state not in "ZX"}
+
+
+def _states(folder: str) -> dict[int, tuple[str, int]]:
+    """State and parent id of each process of ``/proc``, or thread of ``/proc/PID/task``."""
+    states = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for entry in filter(str.isdigit, os.listdir(folder)):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                with open(f"{folder}/{entry}/stat", "rb") as stat:
                     # The name, in parentheses, may hold blanks and parentheses itself.
                     state, parent = stat.read().rpartition(b")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if state not in (b"Z", b"X"):
-                parents[int(entry)] = int(parent)
-    return parents
+                states[int(entry)] = (state.decode(), int(parent))
+    return states
 
 
 def _group_of(user: str) -> int:
