@@ -298,5 +298,5 @@ def _rows(connection: Any, ids: list[int]) -> str:
     # The app and the shard are left to Python: with them an index of theirs may look cheaper.
     return (
         f"SELECT {columns}, {waited} AS waited, is_immediate FROM {table} {hint}"
-        f"WHERE id {one_of} AND COALESCE(available_at, {now}) <= {now}"
+        f"WHERE id {one_of} AND COALESCE(available_at <= {now}, TRUE)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -151,6 +152,22 @@ def test_jobs_that_are_due_are_read_with_those_that_are_ready(alias, note, reade
     StagedJob.objects.using(alias).update(available_at=DatabaseNow() - timedelta(seconds=1))
     stage(note, alias, [2])
     assert read(reader) == [0, 2]
+
+
+@pytest.mark.parametrize("alias", ["default"], ids=["sqlite"], indirect=True)
+def test_no_job_overtakes_one_of_its_key_while_the_clock_goes_on(alias, note, reader):
+    """SQLite takes the time of a statement once for each place that has it in its text."""
+    reader.batch_size = 3
+    stage(note, alias, [0], countdown=3600)
+    stage(note, alias, [11])
+    stage(note, alias, [21], countdown=3600)
+    held = StagedJob.objects.using(alias).filter(available_at__isnull=False)
+    held.update(available_at=DatabaseNow() - timedelta(seconds=1))
+    connection = connections[alias].connection
+    connection.set_progress_handler(lambda: time.sleep(0.002), 1)  # each step takes 2 ms
+    found = numbers(reader.read(ALL))
+    connection.set_progress_handler(None, 1)
+    assert found == [0, 11, 21]
 
 
 @pytest.fixture
