@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from django.db import transaction
 
+from outbox_app import publish
 from outbox_app.entities import Command, Rejected
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
 from outbox_app.models import Event, StagedJob
@@ -86,6 +89,34 @@ def test_in_a_batch_they_are_those_of_the_commands_that_were_accepted(
     jobs, events = written()
     assert jobs == [[0, 0], [2, 0], [4, 0]]
     assert sorted(events) == [("s0", "given"), ("s2", "given"), ("s4", "given")]
+
+
+@commits
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_atomic_command_gives_after_those_before_it(
+    alias, account, declare, add, written, inside
+):
+    """It stages in a savepoint of its own, where jobs are written at once."""
+
+    def give(self, number):
+        self.stage(add, [number, 0], ordering_key=self.pk)
+        self.publish("given", {"number": number}, stream="s")
+
+    def give_atomic(self, number):
+        self.stage(add, [number, 0], ordering_key=self.pk)
+        publish("s", "given", {"number": number})
+
+    declare(give)
+    declare(give_atomic, atomic=True)
+    names = ["give", "give", "give_atomic", "give"]
+    commands = [
+        Command("a", name, {"number": n}, command_id=f"c{n}") for n, name in enumerate(names)
+    ]
+    with transaction.atomic(using=alias) if inside else nullcontext():
+        Account.execute_many(commands, using=alias)
+    assert written()[0] == [[n, 0] for n in range(4)]
+    events = Event.objects.using(alias).filter(stream="s").order_by("version")
+    assert [event.data["number"] for event in events] == [0, 1, 2, 3]
 
 
 @commits

@@ -83,6 +83,7 @@ class BatchReader:
         #: What the last look found and no batch had yet, and until when it serves.
         self._ids: list[int] = []
         self._until = 0.0
+        self._owned: set[int] = set()
         self._share, self._found = FEW, 0
         #: Where a later job of a key was found, the earlier one was, too.
         self._is_cut = False
@@ -96,6 +97,8 @@ class BatchReader:
                 Where a row stays, a new look finds it before the later jobs of its ordering key.
         """
         owned = set(shards)
+        # Of a shard that was given up, and is back, the look has passed over earlier jobs.
+        go_on, self._owned = go_on and owned <= self._owned, owned
         rows = self._next(owned) if go_on and time.monotonic() < self._until else []
         if not rows:
             self._look_anew(owned)

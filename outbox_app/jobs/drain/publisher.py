@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import amqp
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, MessageNacked
 from celery import Celery
 from kombu import Producer
 from kombu.exceptions import OperationalError
@@ -304,7 +304,12 @@ class Publisher:
             self.close()
             pairs = zip(sent, batch.answers, strict=True)
             again = [item for item, [*_, answer] in pairs if isinstance(answer, Unconfirmed)]
-            return self._publish_singly(again, outcome, may_send)
+            self._publish_singly(again, outcome, may_send)
+            answers = [each for given in batch.answers for each in given]
+            nacked = next((each for each in answers if isinstance(each, MessageNacked)), None)
+            if nacked is None:
+                return
+            failure = nacked  # its key's later jobs are in the next rounds
         self._fail(failure, sent if batch.begun else [])
 
     def _publish_singly(

@@ -2,9 +2,9 @@
 
 Rows of one call (a group, ``stage_many``) are collected and written by one INSERT a chunk, at the
 end of the outermost block: if anything of the call is refused, nothing of it is written. A row that
-is staged in a savepoint inside such a block is written there at once, to share its fate. Where an
-INSERT fails (a lock timeout, say) Django marks the open transaction for rollback, so the business
-row cannot be committed without the job.
+is staged in a savepoint inside such a block is written there at once, to share its fate, and so
+before those that wait. Where an INSERT fails (a lock timeout, say) Django marks the open
+transaction for rollback, so the business row cannot be committed without the job.
 """
 
 from __future__ import annotations

@@ -171,9 +171,17 @@ class NoteWriter:
                 return
             self._waiting.append((using, note))
             if self._thread is None:
-                self._thread = Thread(target=self._run, name="outbox-shadow", daemon=True)
-                self._thread.start()
+                self._start()
             self._changed.notify()
+
+    def _start(self) -> None:
+        thread = Thread(target=self._run, name="outbox-shadow", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more; the next note tries again
+            logger.error("Shadow notes wait, as no thread can be started error=%r", error)
+        else:
+            self._thread = thread
 
     def flush(self, seconds: float = 5.0) -> None:
         """Wait until all is written, and the thread has ended."""

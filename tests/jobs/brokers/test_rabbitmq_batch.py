@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kombu import Queue
 
 from outbox_app.jobs.drain.amqp_batch import AmqpBatch
 from outbox_app.models import DeadJob, Incident, StagedJob
@@ -146,6 +147,27 @@ def test_channel_closed_in_the_middle(alias, rabbitmq, make_named_app, book, flu
     jobs.assert_complete(but=[refused])
     assert set(jobs.twice.values()) <= {1}
     assert Incident.objects.using(alias).get().kind == Incident.Kind.UNKNOWN
+
+
+def test_no_job_overtakes_one_that_was_nacked_before_the_channel_closed(
+    alias, rabbitmq, make_named_app, book
+):
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    app.conf.task_queues = [Queue(app.main), Queue(f"full-{app.main}", queue_arguments=full)]
+    jobs.stage(app, 1, queue=f"full-{app.main}")  # fills it
+    jobs.stage(app, 1)
+    assert drain(alias).published == 2
+    jobs.stage(app, 1)  # goes alone
+    jobs.stage(app, 1, queue=f"full-{app.main}", key="a")
+    jobs.stage(app, 300)
+    jobs.stage(app, 1, headers={"CC": "no list"})
+    jobs.stage(app, 1, key="a")
+
+    with draining(alias) as drainer:
+        eventually(lambda: "nack" in drainer.trouble.lower(), "it is refused")
+
+    assert list(StagedJob.objects.using(alias).values_list("ordering_key", flat=True)) == ["a", "a"]
 
 
 def test_connection_blocked(alias, rabbitmq, make_named_app, book, drained, at):

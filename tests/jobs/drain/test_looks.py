@@ -122,6 +122,15 @@ def test_rows_of_shards_that_were_lost_are_not_read(alias, note, reader):
     assert numbers(reader.read({*ALL} - {lost}, go_on=True)) == [3]
 
 
+def test_shards_that_were_lost_and_are_back_are_looked_at_anew(alias, note, reader):
+    stage(note, alias, [0, 1, 2, 12, 22, 3, 32, 42])
+    assert read(reader) == [0, 1]
+    lost = StagedJob.objects.using(alias).filter(ordering_key="2").first().shard
+    reader.batch_size = 4  # which passes over three of the shard, and leaves two of it
+    assert numbers(reader.read({*ALL} - {lost}, go_on=True)) == [3]
+    assert numbers(reader.read(ALL, go_on=True)) == [2, 12, 22, 3]
+
+
 def test_a_drainer_that_owns_no_shard_reads_nothing(alias, note, reader):
     stage(note, alias, range(4))
     assert reader.read([]) == []

@@ -186,6 +186,24 @@ def test_a_child_has_a_writer_of_its_own(alias, add, outcomes, in_shadow):
 
 
 @on_sqlite
+def test_where_no_thread_can_be_started_notes_wait(
+    alias, add, sent, in_shadow, monkeypatch, caplog
+):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, transaction.atomic(using=alias):
+        patch.setattr(Thread, "start", refuse)
+        add.delay(1, 1)
+    assert "can't start new thread" in caplog.text
+    assert not ShadowNote.objects.exists()
+    with transaction.atomic(using=alias):
+        add.delay(2, 2)
+    assert len(sent()) == 2
+    eventually(lambda: ShadowNote.objects.count() == 2)
+
+
+@on_sqlite
 def test_an_idle_writer_ends(alias, add, in_shadow, monkeypatch):
     monkeypatch.setattr(shadow, "LINGER", 0.01)
     with transaction.atomic(using=alias):
