@@ -83,6 +83,9 @@ def insert_and_bump(
         "head.version" if f.name == "version" else f"%s::{f.cast_db_type(connection)}"
         for f in fields
     ]
+    # The statement may have waited for the stream since it began.
+    fields.append(log._meta.get_field("recorded_at"))
+    values.append("CLOCK_TIMESTAMP()")
     names = ", ".join(connection.ops.quote_name(str(field.column)) for field in fields)
     sql = (
         f"WITH head AS ({head}) INSERT INTO {connection.ops.quote_name(log._meta.db_table)} "

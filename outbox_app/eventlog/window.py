@@ -97,6 +97,10 @@ class Window(ABC, Generic[S]):
             ReadRefused: The log cannot be read exactly from here.
         """
 
+    def move(self, after: int | None, states: Sequence[S]) -> S:
+        """Return the state of readers that move from these states: as ``start()``."""
+        return self.start(after)
+
     @abstractmethod
     def read(self, state: S, *, columns: Sequence[str], limit: int, only: EventFilter) -> Page[S]:
         """Return at most about ``limit`` rows that come next; a page without any may have more.

@@ -84,13 +84,18 @@ def fence(event: Prepared) -> None:
 
 
 def outcomes(
-    events: Mapping[UUID, datetime], *, known: Collection[UUID] = (), using: str
+    events: Mapping[UUID, datetime],
+    *,
+    known: Collection[UUID] = (),
+    keeper: str = "",
+    using: str,
 ) -> dict[UUID, str]:
     """Say what became of the transactions of events, so that it cannot change any more.
 
     Args:
         events: When each was prepared, by its id.
         known: Those that have committed, as business rows show. A fence may say otherwise.
+        keeper: Who keeps the events, as ``Fence.keeper``.
     """
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
@@ -105,7 +110,7 @@ def outcomes(
             if id not in known and mark is not None and events[id] < mark + CLOCKS:
                 answers[id] = TOO_OLD
             elif time.monotonic() < until:
-                _insert(id, COMMITTED if id in known else ROLLED_BACK, using=using)
+                _insert(id, COMMITTED if id in known else ROLLED_BACK, keeper, using=using)
         # What is there now stays; what is not there waits for its transaction.
         found = recorded(missing, using=using) if missing else {}
         return {id: answers.get(id) or found.get(id, IN_PROGRESS) for id in events}
@@ -122,9 +127,9 @@ def _stored(id: UUID, *, using: str) -> UUID | str:
     return id if connections[using].features.has_native_uuid_field else id.hex
 
 
-def _insert(id: UUID, outcome: str, *, using: str) -> None:
+def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
     """Decide what became of a transaction, if it is not decided, nor open."""
-    values = {"event_id": _stored(id, using=using), "outcome": outcome, "keeper": ""}
+    values = {"event_id": _stored(id, using=using), "outcome": outcome, "keeper": keeper}
     try:
         # At once, and committed alone: an answer holds no lock while the next one waits. At READ
         # COMMITTED it locks no gap on MySQL.

@@ -184,6 +184,8 @@ def _decide(
         elif row is None:
             unknown.append(id)
             answers.append(Answer(id, state))
+        elif row.state in PreparedEvent.OPEN and by == POLICY and row.decide_by > row.now:
+            answers.append(Answer(id, row.state))  # a person has extended its time
         elif row.state in PreparedEvent.OPEN:
             moved[state].append(row)
             answers.append(Answer(id, state))

@@ -131,7 +131,8 @@ def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[s
     done = Counter(dict.fromkeys([*DECIDES.values(), keeper.CONTRADICTION, "open"], 0))
     while found := there.open(skip=done["open"]):
         asked = timezone.now() - timedelta(seconds=outbox_settings().PREPARED_IMMUNE)
-        outcomes = answers([each for each in found if each.prepared_at <= asked], using=using)
+        old = [each for each in found if each.prepared_at <= asked]
+        outcomes = answers(old, keeper=name, using=using)
         told = there.decide({id: DECIDES[o] for id, o in outcomes.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)
         done.update(ended, open=len(found) - ended.total())

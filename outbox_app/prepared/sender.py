@@ -243,12 +243,12 @@ def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: s
 def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
     """Ask as the keeper does: over a session that sees no open transaction, not even its own."""
     found: dict[UUID, str] = {}
-    for (_, using), group in _by_keeper(events):
+    for (to, using), group in _by_keeper(events):
         asked = [
             Question(each.event_id, each.prepared_at, each.request.stream, each.request.type)
             for each in group
         ]
-        found |= answers(asked, using=using)
+        found |= answers(asked, keeper=to, using=using)
     return found
 
 

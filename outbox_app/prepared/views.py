@@ -174,5 +174,5 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
     committed = fences.filter(outcome=Fence.Outcome.COMMITTED)
     others = set(committed.exclude(keeper=peer.name).values_list("pk", flat=True))
     asked = [each for each in asked if each.event_id not in others]
-    answers = questions.answers(asked, using=peer.database)
+    answers = questions.answers(asked, keeper=peer.name, using=peer.database)
     return 200, [{"id": str(id), "outcome": outcome} for id, outcome in answers.items()]

@@ -55,8 +55,7 @@ def rebuild(name: str, *, write: Write = logger.info) -> int:
     """
     projection = rebuildable(name)
     using = projection.subscriber.using
-    for log in projection.subscriber.logs:
-        require_whole(log, using=using)
+    require_all_whole(projection)
     with failing_as_one(name), shadow_table(projection.model, using=using) as shadow:
         return Rebuild(projection, shadow, write=write).run()
 
@@ -81,6 +80,11 @@ def rebuildable(name: str) -> Projection:
         )
     require_migrated(using)
     return projection
+
+
+def require_all_whole(projection: Projection) -> None:
+    for log in projection.subscriber.logs:
+        require_whole(log, using=projection.subscriber.using)
 
 
 def require_whole(log: type[EventLog], *, using: str) -> None:
@@ -118,7 +122,7 @@ class Rebuild:
     """One rebuild: ``fill`` makes the new rows, ``finish`` puts them in place of the old ones."""
 
     def __init__(self, projection: Projection, shadow: type[models.Model], *, write: Write) -> None:
-        self.subscriber = projection.subscriber
+        self.projection, self.subscriber = projection, projection.subscriber
         self.name = projection.name
         self.live = projection.model
         self.shadow = shadow
@@ -149,7 +153,10 @@ class Rebuild:
 
     def fill(self) -> list[WindowState]:
         """Make the new rows; return the states up to which they have applied the logs."""
-        return self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
+        states = self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
+        # Meanwhile the log may have been pruned. What is read from here on is too young for that.
+        self.ask(require_all_whole, self.projection)
+        return states
 
     def finish(self, states: list[WindowState]) -> int:
         """Take over; try again after a lock timeout or a deadlock. Return the number of rows."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import connections
 from django.db.models import Model, QuerySet
 
 from ..aliases import inbox_alias, outbox_alias
@@ -170,8 +171,9 @@ def _batches(
         rows.filter(pk__in=[pk for pk, _ in batch]).delete()
         reached = batch[-1][1]
         yield len(batch), reached
-        # PostgreSQL would walk over the index entries of all that is deleted, batch after batch.
-        old = old.filter(**{f"{column}__gte": reached})
+        if connections[rows.db].vendor == "postgresql":
+            # It would walk over the index entries of all that is deleted, batch after batch.
+            old = old.filter(**{f"{column}__gte": reached})
 
 
 def _counter_batches(

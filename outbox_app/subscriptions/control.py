@@ -21,7 +21,7 @@ from ..eventlog.filter import EventFilter
 from ..eventlog.reader import LogReader
 from ..eventlog.registry import log_named
 from ..eventlog.window import TOMBSTONE
-from ..exceptions import ReadRefused, ReplayRefused, TransactionEnded, UnknownSubscription
+from ..exceptions import ReplayRefused, TransactionEnded, UnknownSubscription
 from ..models import (
     Cursor,
     DatabaseNow,
@@ -36,7 +36,7 @@ from ..models import (
 )
 from ..text import get_logger
 from .lag import served
-from .repartition import adopt_partitions
+from .repartition import adopt_partitions, states_of
 from .start_point import Move, StartPoint, autocommit_connection, position_of
 from .subscriber import Subscriber, all_subscribers, subscriber_named
 
@@ -178,7 +178,7 @@ def _plan(
     with autocommit_connection(reader.using) as run:
         reader.window.run = run
         try:
-            state = reader.window.start(after)
+            state = reader.window.move(after, states_of(reader, by_part.values()))
             [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
             for part in range(partitions):
                 cursor = by_part.get(part)
@@ -206,12 +206,9 @@ def _plan(
 def _unread(reader: LogReader, cursor: Cursor | None) -> str:
     if cursor is None:
         return "(1 = 1)"
-    try:
-        state = reader.load(cursor.state)
-        reader.window.verify(state)
-    except ReadRefused:  # damaged: its position is what there is to go by
-        return f"(id > {int(cursor.position)})"
-    return reader.window.unread(state)
+    for state in states_of(reader, [cursor]):
+        return reader.window.unread(state)
+    return f"(id > {int(cursor.position)})"  # damaged: it is what there is to go by
 
 
 def _move(row: Subscription, move: Move, using: str) -> None:

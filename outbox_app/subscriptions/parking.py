@@ -13,7 +13,7 @@ from typing import Any
 
 import django.db
 from django.db import connections, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Case, F, Q, QuerySet, When
 
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
@@ -123,10 +123,13 @@ class Parking:
         where none is parked."""
         if not self.parked:
             return []
-        wanted = Q(released=True) | Q(stream__in=streams)
-        return list(
-            self._rows().filter(wanted, log=log).order_by("id")[: len(streams) + MAX_RELEASED]
-        )
+        rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
+        if streams:  # these first: however many were released, each that is there is found
+            is_released = Case(When(stream__in=streams, then=0), default=1)
+            rows = rows.order_by(is_released, "id")
+        else:
+            rows = rows.order_by("id")
+        return list(rows[: len(streams) + MAX_RELEASED])
 
     def missed(
         self, parked: ParkedStream, reader: LogReader, state: WindowState, limit: int

@@ -229,7 +229,7 @@ class Partition:
         failed = at.cursor.failed_event
         if failed and failed.get("skip"):  # a person has decided so
             kept = [event for event in found.events if event.id != failed["position"]]
-            before = page.more and page.position < failed["position"]  # others committed late
+            before = page.more and len(kept) == len(found.events)  # others committed late
             found = found._replace(events=kept, keeps=failed if before else None)
         seen = events if self.gaps.active else found.events
         if not seen and (not page.more or (shared and page.rows)) and not self._is_stale(at, page):

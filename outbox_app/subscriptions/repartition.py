@@ -10,12 +10,16 @@ locked: otherwise the change is refused, and nothing was moved.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from ..eventlog.newevent import slice_of
 from ..eventlog.reader import LogReader
+from ..exceptions import ReadRefused
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream, Subscription
 from .cursors import PartitionsDiffer
@@ -36,7 +40,8 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     readers = {reader.table: reader for reader in subscriber.readers(using=using)}
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
-        ends = {table: reader.window.start(None).dump() for table, reader in readers.items()}
+        known = Cursor.objects.using(using).filter(subscription=name)
+        ends = {table: _end(reader, known) for table, reader in readers.items()}
         failpoint("ends_read")
         with transaction.atomic(using=using):
             row = rows.select_for_update().get()
@@ -61,6 +66,22 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     finally:
         for reader in readers.values():
             reader.close()
+
+
+def _end(reader: LogReader, cursors: QuerySet[Cursor]) -> str:
+    end: str = reader.window.move(None, states_of(reader, cursors.filter(log=reader.table))).dump()
+    return end
+
+
+def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:
+    """Return the states of those cursors that are not damaged."""
+    states = []
+    for cursor in cursors:
+        with suppress(ReadRefused):
+            state = reader.load(cursor.state)
+            reader.window.verify(state)
+            states.append(state)
+    return states
 
 
 def _places(
@@ -94,8 +115,13 @@ def _places(
 
 
 def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
-    """Write the cursors of one log; the first has the count of all that were handled."""
+    """Write the cursors of one log; the first has the count of all that were handled.
+
+    What a person has decided of an event that fails goes with the event.
+    """
     cursors = Cursor.objects.using(old[0]._state.db)
+    failed = [each.failed_event for each in old if each.failed_event]
+    by_part = {slice_of(each["stream"]) % len(places): each for each in failed if "skip" in each}
     cursors.filter(pk__in=[cursor.pk for cursor in old]).delete()
     cursors.bulk_create(
         Cursor(
@@ -106,6 +132,7 @@ def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
             state=state,
             position=position,
             handled=0 if n else sum(cursor.handled for cursor in old),
+            failed_event=by_part.get(n),
         )
         for n, (state, position) in enumerate(places)
     )

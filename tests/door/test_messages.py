@@ -42,8 +42,10 @@ from outbox_app.prepared import (
     prepare,
     prepare_many,
     prepared,
+    questions,
     remote,
 )
+from outbox_app.prepared import sender as senders
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
@@ -260,6 +262,21 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
     id = time_ordered_id()
     Fence.objects.using(sender).create(event_id=id, outcome="committed", keeper="depot")
     assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+def test_what_a_function_has_answered_is_answered_again(
+    alias: str, sender: str, monkeypatch: pytest.MonkeyPatch, confirms: bool
+) -> None:
+    """A reply may be lost, and so may the call of a sender that confirms by itself."""
+    said = [("order.*", lambda question: "committed")]
+    monkeypatch.setattr(questions, "_functions", said)
+    event = prepare("a", "order.paid", using=sender, to="shop", immune=0)
+    if confirms:
+        assert senders._outcomes([event]) == {event.event_id: "committed"}
+    asked = Question(event.event_id, timezone.now(), "a", "order.paid")
+    for _ in range(3):
+        assert HttpSender("billing").check([asked]) == {event.event_id: "committed"}
 
 
 @one

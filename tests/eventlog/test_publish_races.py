@@ -12,7 +12,9 @@ from outbox_app import ANY, NO_STREAM, NewEvent, publish, publish_many
 from outbox_app.exceptions import MessageIdConflict, VersionConflict
 from outbox_app.models import Event, StreamHead
 from tests.faults.tools import on
-from tests.patience import patience
+from tests.patience import eventually, patience
+
+from .sessions import Session, execute
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -139,3 +141,20 @@ def test_of_two_with_one_expectation_one_wins(alias, isolated, level):
         assert isinstance(result, VersionConflict)
         assert result.current == 2
     assert Event.objects.using(alias).count() == 2
+
+
+@on("postgres")
+def test_an_event_that_waited_for_its_stream_has_the_time_at_which_it_was_written(alias):
+    def one():
+        with transaction.atomic(using=alias):
+            publish("s", "made", using=alias)
+
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with Session(alias) as ahead, Session(alias) as behind:
+        ahead.begin().publish("s")
+        published = behind.thread.submit(one)
+        eventually(lambda: execute(alias, waiting) == [(1,)])
+        [(now,)] = execute(alias, "SELECT clock_timestamp()")
+        ahead.commit()
+        published.result(patience())
+    assert Event.objects.using(alias).latest("id").recorded_at > now

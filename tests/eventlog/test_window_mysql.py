@@ -366,3 +366,24 @@ def test_unread_is_a_condition_of_ranges(alias):
             alias, f"EXPLAIN SELECT id FROM outbox_event WHERE {reader.window.unread(state)}"
         )
         assert plan[0][3] in ("range", "index")
+
+
+def test_what_cursors_wait_for_is_looked_for_however_far_below(alias, monkeypatch):
+    monkeypatch.setattr(mysql, "LOOK_BACK", 3)
+    with reading(alias) as reader, Session(alias) as late, Session(alias) as gone:
+        state = reader.window.start(None)
+        [first] = late.begin().publish("late")
+        [second] = gone.begin().publish("gone")
+        for _ in range(9):
+            commit(alias, "a")
+        state = reader.read(state, 100).page.state
+        assert runs(state) == [(first, second)]
+        others = [state, MysqlState(second, [(first, first, None)])]
+        assert runs(reader.window.start(None)) == []
+        moved = reader.window.move(None, others)
+        assert runs(moved) == [(first, second)]
+        late.commit()
+        assert runs(reader.window.move(None, others)) == [(second, second)]
+        gone.rollback()
+        found, _ = reader.read(moved, 100)
+        assert [event.stream for event in found] == ["late"]

@@ -90,14 +90,14 @@ def test_machines_are_lost_and_hang(alias, new_log, cluster, typed, tmp_path, po
     work(alias, 60)
     run(name)
     expected = rebuilt(alias, name)
-    publish_some(alias, 6000)
+    committed = 2 if point == "archive_committed" else 1
+    publish_some(alias, 1000 + 3000 * committed)
 
     killed = typed("spark-submit", OUTBOX_FAILPOINT=f"{point}=kill@2")
     assert killed.wait(patience(SECONDS * 2)) != 0
-    committed = 2 if point == "archive_committed" else 1
     assert len(entries(archive)) == committed, cluster.output(killed)
 
-    publish_some(alias, 5000)
+    publish_some(alias, 4000)
     timeout = f"--conf spark.network.timeout={patience(8):.0f}s"
     timeout += " --conf spark.network.timeoutInterval=1s"
     timeout += " --conf spark.executor.heartbeatInterval=1s"

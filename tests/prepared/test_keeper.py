@@ -293,3 +293,13 @@ def test_a_batch_with_an_id_twice(alias: str) -> None:
     )
     assert [a.state for a in answers] == ["confirmed", "unknown"]
     assert Event.objects.using(alias).count() == 1
+
+
+def test_a_policy_decides_no_event_whose_time_was_extended(alias: str, in_log: Any) -> None:
+    given = request()
+    prepare(alias, given)
+    assert [a.state for a in decide(alias, (given.event_id, "confirmed"), by=keeper.POLICY)] == [
+        "prepared"
+    ]
+    assert PreparedEvent.objects.using(alias).get().state == "prepared"
+    assert in_log() == []

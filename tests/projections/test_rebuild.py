@@ -304,6 +304,22 @@ def test_a_log_without_its_beginning_is_refused(alias, published, run, status):
     assert {stream: path for stream, (path, _) in status().items()} == {"a": "1", "b": "1 2"}
 
 
+def test_a_log_that_is_pruned_meanwhile_is_refused(alias, published, run, status):
+    declare(StatusOf, "status", batch_size=2)
+    published("a", "b", "b", "c", "c")
+    run("status")
+    before = status()
+
+    def prune():
+        set_failpoint("rebuild_page", None)
+        Event.objects.using(alias).filter(stream="c", version=1).delete()
+
+    set_failpoint("rebuild_page", prune)
+    with pytest.raises(RebuildRefused, match="has no version 1 of 'c' any more"):
+        rebuild("status")
+    assert status() == before
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -105,3 +105,13 @@ def test_an_alias_without_fences_is_said(alias: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(introspection, "table_names", lambda: ["outbox_stagedjob"])
     with pytest.raises(CommandError, match="no table outbox_fence"):
         prune("--fences", "--database", alias)
+
+
+def test_many_of_one_moment_go_in_one_run(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = PreparedEvent.objects.using(alias)
+    for _ in range(5):
+        rows.create(sender="s", event_id=uuid4(), state=State.CANCELLED, decide_by=days(49))
+    rows.update(decided_at=DatabaseNow())
+    later = timezone.now() + timedelta(days=40)
+    monkeypatch.setattr(retention, "database_time", lambda rows: later)
+    assert "pruned prepared removed=5" in prune("--prepared", "--batch-size=2")

@@ -49,16 +49,35 @@ class MysqlWindow(Window[MysqlState]):
     quote = "`"
 
     def start(self, after: int | None = None) -> MysqlState:
+        return self.move(after, [])
+
+    def move(self, after: int | None, states: Sequence[MysqlState]) -> MysqlState:
+        """As ``start()``; what these wait for is looked for however far below it lies."""
         top = self.top()
         high = top if after is None else after
         end = min(top, high)
         floor = max(0, end - LOOK_BACK)
+        known = self._missing_below(floor, states)
         ids = f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id"
         runs = list(between(floor, [*(id for (id,) in self.run(ids, [])), end + 1]))
-        seen, now = self._look(runs)
-        state, _ = self._settle(high, runs, seen, now)
-        near = [run for run in state.missing if run[2] is None or run[1] > end - LOOK_NEAR]
-        return MysqlState(high, near)
+        seen, now = self._look(known + runs)
+        state, _ = self._settle(high, known + runs, seen, now)
+        near = end - LOOK_NEAR
+        kept = [run for run in state.missing if run[2] is None or run[1] <= floor or run[1] > near]
+        return MysqlState(high, kept)
+
+    def _missing_below(self, floor: int, states: Sequence[MysqlState]) -> Runs:
+        """Return the runs that are missing of any of the states, and are not committed by now."""
+        runs: Runs = []
+        for first, last, _ in sorted((*run[:2], None) for s in states for run in s.missing):
+            if runs and first <= runs[-1][1] + 1:
+                runs[-1] = (runs[-1][0], max(runs[-1][1], last), None)
+            else:
+                runs.append((first, last, None))
+        runs = [(first, min(last, floor), None) for first, last, _ in runs if first <= floor]
+        select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
+        ids = [id for chunk in chunks(runs) for (id,) in self.run(f"{select} {within(chunk)}", [])]
+        return left(runs, sorted(ids))
 
     def read(
         self, state: MysqlState, *, columns: Sequence[str], limit: int, only: EventFilter

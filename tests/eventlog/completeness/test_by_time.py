@@ -18,6 +18,7 @@ from outbox_app.models import Cursor, DeliveredVersion, Event
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.repartition import adopt_partitions
 from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
 
@@ -268,3 +269,18 @@ def test_another_number_of_partitions_with_late_commits(alias, reading, before, 
     Runner([subscriber_named("parts")]).run(once=True)
     found = [(event.stream, event.version) for event in seen]
     assert sorted(found) == sorted((s, v) for s in [*streams, "t"] for v in (1, 2))
+
+
+def test_what_was_skipped_is_not_handled_after_others_that_commit_late(reading, log, alias):
+    reader = reading(by_time=True)
+    log.add("bad", 1)
+    log.age("bad", 1, seconds=10)
+    reader.broken = {"bad"}
+    reader.later(5)
+    failed = Cursor.objects.using(alias).get().failed_event
+    skip_event("reads", failed["position"], by="ann", reason="bad", using=alias)
+    for stream in ("c", "d", "e"):
+        log.add(stream, 1)
+        log.age(stream, 1, seconds=20)
+    reader.broken = set()
+    assert reader.start().later(60).handled == ["c:1", "d:1", "e:1"]

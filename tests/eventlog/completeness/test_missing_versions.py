@@ -8,6 +8,7 @@ from django.db import connections
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
 from outbox_app.signals import stream_parked
+from outbox_app.subscriptions import parking
 from outbox_app.subscriptions.skips import list_gaps, skip_gap
 
 from .conftest import WAYS
@@ -249,3 +250,26 @@ def test_one_statement_a_page_looks_the_predecessors_up(
     assert len([sql for sql in selects if words in sql]) == 1
     assert len([sql for sql in selects if "beside_id" in sql]) == (0 if way else 1)
     assert len(reader.handled) == 400
+
+
+def test_a_stream_that_waits_is_found_however_many_were_released(
+    reading, log, way, alias, monkeypatch
+):
+    monkeypatch.setattr(parking, "MAX_RELEASED", 3)
+    reader = reading(on_error="park", **way)
+    reader.broken = {f"p{n}" for n in range(5)}
+    for stream in sorted(reader.broken):
+        log.add(stream, 1)
+    reader.later(60)
+    log.add("x", 1, 3)
+    reader.poll()
+    assert len(reader.parked) == 6
+    reader.broken = set()
+    ParkedStream.objects.using(alias).filter(stream__startswith="p").update(released=True)
+    reader.now += 1
+    log.add("x", 4)
+    reader.poll()
+    log.add("x", 2)
+    reader.start().later(60)
+    found = [each for each in reader.handled if each.startswith("x")]
+    assert found == ["x:1", "x:2", "x:3", "x:4"]

@@ -8,10 +8,13 @@ import pytest
 from django.db import connections, transaction
 
 from outbox_app import publish, subscriber
+from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, ParkedStream
 from outbox_app.subscriptions import control
+from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.start_point import parse_start_point
+from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -297,3 +300,47 @@ def test_publishing_goes_on_during_a_replay(alias, published, run, seen_by):
         publish("b", "made")
     control.reset("all")
     assert run("all") == 2
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("how", ["replay", "repartition"])
+def test_what_a_cursor_waits_for_comes_though_it_lies_far_below(
+    alias, published, run, seen_by, how, monkeypatch
+):
+    monkeypatch.setattr(mysql, "LOOK_BACK", 0)
+    seen = seen_by("all", partitions=2)
+    with Session(alias) as late:
+        late.begin().publish("late")
+        published("b")
+        run("all")
+        if how == "replay":
+            control.replay("all", "now")
+        else:
+            seen = seen_by("all", partitions=3)
+            assert control.repartition("all") == (2, 3)
+        late.commit()
+    run("all")
+    assert seen[-1] == ("late", 1)
+
+
+def test_what_was_skipped_is_not_handled_by_a_new_partition(alias, published, run, ids):
+    seen, broken = [], [True]
+
+    def declare(**options):
+        @subscriber("all", **options)
+        def handle(events):
+            if broken:
+                raise ValueError
+            seen.extend((event.stream, event.version) for event in events)
+
+    declare()
+    published("bad")
+    run("all")
+    run("all")
+    skip_event("all", ids()[0], by="ann", reason="bad", using=alias)
+    broken.clear()
+    declare(partitions=4)
+    published("a")
+    run("all")
+    run("all")
+    assert seen == [("a", 1)]
