@@ -109,10 +109,8 @@ def require_table(model: type[Model], migration: str, *, using: str) -> None:
 
     A failed INSERT would break its transaction, and say nothing of what to do.
     """
-    if using not in _migrating:
-        return
     table, app = model._meta.db_table, model._meta.app_label
-    if table not in connections[using].introspection.table_names():
+    if using in _migrating and table not in connections[using].introspection.table_names():
         raise NotMigrated(
             f"The table {table} does not exist yet on {using!r}. Let the migration that stages or "
             f'publishes depend on it: dependencies = [("{app}", "{migration}")].'
