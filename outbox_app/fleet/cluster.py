@@ -51,18 +51,21 @@ class Budget:
         self.clock = clock
         #: By second: calls, and those that were tried again.
         self._seconds: deque[list[int]] = deque()
+        self._lock = threading.Lock()
 
     def called(self) -> None:
-        self._now()[1] += 1
+        with self._lock:
+            self._now()[1] += 1
 
     def take(self) -> bool:
         """Take one attempt out of the budget, if there is one."""
-        now = self._now()
-        calls, taken = (sum(each[n] for each in self._seconds) for n in (1, 2))
-        if taken >= max(LEAST, SHARE * calls):
-            return False
-        now[2] += 1
-        return True
+        with self._lock:
+            now = self._now()
+            calls, taken = (sum(each[n] for each in self._seconds) for n in (1, 2))
+            if taken >= max(LEAST, SHARE * calls):
+                return False
+            now[2] += 1
+            return True
 
     def _now(self) -> list[int]:
         second = int(self.clock())
@@ -116,10 +119,10 @@ class Service:
             sent=False,
         )
         sent = False
-        for server, is_last in known.balance.attempts(listing.servers, self.balance):
-            left = until - time.monotonic()
-            if left <= 0:
-                break
+        attempts = known.balance.attempts(listing.servers, self.balance)
+        # No server is taken without time to call it: a trial that is not made would eject it anew.
+        while (left := until - time.monotonic()) > 0 and (taken := next(attempts, None)):
+            server, is_last = taken
             # A server that does not answer must leave time to ask another one.
             whole = is_last or not repeatable or self.cluster == "fail_fast"
             try:

@@ -35,7 +35,7 @@ def leader_elsewhere(slice: int) -> str:
 
 def is_leader_avoided(slice: int) -> bool:
     """Say whether nothing is passed to the leader of a slice, as it has not answered."""
-    return any(map(_is_avoided, _avoided)) and _is_avoided(other_leader(slice))
+    return any(map(_is_avoided, list(_avoided))) and _is_avoided(other_leader(slice))
 
 
 def _is_avoided(address: str) -> bool:
@@ -81,4 +81,7 @@ def avoid(address: str, commands: int, why: object) -> None:
         "Executed here, as the leader did not answer address=%s commands=%d error=%r",
         *(address, commands, why),
     )
+    for each in list(_avoided):  # by other threads, too
+        if not _is_avoided(each):
+            _avoided.pop(each, None)
     _avoided[address] = time.monotonic() + AVOIDED

@@ -13,6 +13,7 @@ import pytest
 from outbox_app.door import client
 from outbox_app.exceptions import InvalidArgument, InvalidPeer, PeerUnavailable
 from outbox_app.fleet import cluster, servers, service
+from outbox_app.fleet.balance import Failing
 from outbox_app.fleet.cluster import LEAST, Budget
 from outbox_app.fleet.registries import StaticRegistry
 from outbox_app.models import Peer
@@ -159,6 +160,38 @@ def test_a_few_calls_are_tried_again_in_any_case() -> None:
     assert not budget.take()
     now[0] += 1
     assert budget.take()
+
+
+def test_threads_share_a_budget() -> None:
+    """Another one calls in the next second, while this one counts."""
+    now = [0.0]
+    budget = Budget(clock=lambda: now[0])
+    other = threading.Thread(target=budget.called)
+
+    class Second(list[int]):
+        def __getitem__(self, n: Any) -> Any:
+            if n == 1 and other.ident is None:
+                now[0] += 1
+                other.start()
+                other.join(0.2)
+            return super().__getitem__(n)
+
+    budget._seconds.append(Second([0, 0, 0]))
+    assert budget.take()
+    other.join()
+    assert list(map(list, budget._seconds)) == [[0, 0, 1], [1, 1, 0]]
+
+
+def test_without_time_no_server_is_taken(calls: Any) -> None:
+    """Its trial would not be made, and it would be ejected anew."""
+    made = calls((200, "done"))
+    servers("one")
+    balance = cluster.known_of("one").balance
+    balance.failing[URLS[0]] = Failing("no answer", 3, 5.0, until=balance.clock())
+    before = repr(balance.failing)
+    with pytest.raises(PeerUnavailable):
+        service("one").call(SHOP, "POST", "check", seconds=1e-9)
+    assert (made, repr(balance.failing)) == ([], before)
 
 
 def test_what_is_known_of_the_servers(calls: Any) -> None:

@@ -65,6 +65,22 @@ def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert leader_elsewhere(at) == ""
 
 
+def test_servers_are_avoided_by_several_threads(fleet: Any, monkeypatch: Any) -> None:
+    """One adds to them while another looks; what is over is forgotten."""
+
+    class Avoided(dict[str, float]):
+        def get(self, address: Any, *given: Any) -> Any:
+            self[f"also {len(self)}"] = 0.0
+            return super().get(address, *given)
+
+    monkeypatch.setattr(topology, "_avoided", Avoided({URLS[2]: 0.0}))
+    fleet(TOPOLOGY=URLS[:2], ADDRESS=URLS[0])
+    assert not topology.is_leader_avoided(7)
+    monkeypatch.setattr(topology, "_avoided", {URLS[2]: 0.0})
+    topology.avoid(URLS[1], 3, "no answer")
+    assert list(topology._avoided) == [URLS[1]]
+
+
 def test_a_list_that_is_not_known_yet(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet(REGISTRY=STATIC, SERVERS={"shop": []})
     assert leader_elsewhere(7) == ""
