@@ -26,7 +26,7 @@ from .peers import VERIFIES, Key, base_url, signing_key, valid_keys
 if TYPE_CHECKING:
     from .signing import httpx2
 
-#: Seconds to connect, and in all; bytes of an answer.
+#: Seconds to connect, and in all by default; bytes of an answer.
 CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
 
 
@@ -113,7 +113,7 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
             loop = asyncio.new_event_loop()
             client = httpx2.AsyncClient(
                 headers={"Accept": JSON, "Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(SECONDS, connect=CONNECT),
+                timeout=httpx2.Timeout(None, connect=CONNECT),  # a call has one in all
                 # Servers close idle connections after two seconds and more.
                 limits=httpx2.Limits(keepalive_expiry=1.0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from outbox_app.door import client
 from outbox_app.door.client import call
 from outbox_app.door.peers import peer_named
 from outbox_app.door.signing import httpx2
-from outbox_app.exceptions import KeeperUnavailable
+from outbox_app.exceptions import KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
 
 from .test_messages import Handler, Server
@@ -81,6 +82,16 @@ def test_what_is_refused_under_asgi(alias: str, size: int, status: int) -> None:
     sent = sends.post("http://127.0.0.1/outbox/prepared/", content=b"{" * size)
     response = asyncio.run_coroutine_threadsafe(sent, loop).result()
     assert (response.status_code, response.json()["status"]) == (status, status)
+
+
+@pytest.mark.usefixtures("new_client")
+def test_an_answer_is_waited_for_until_the_deadline(alias: str, monkeypatch: Any) -> None:
+    """Not for the seconds of a call that has none of its own."""
+    monkeypatch.setattr(client, "SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/outbox/"
+        with pytest.raises(PeerUnavailable, match="TimeoutError"):
+            call(peer_named("shop", "keeper"), "GET", "open", address=address, seconds=0.5)
 
 
 @pytest.fixture
