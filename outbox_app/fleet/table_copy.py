@@ -99,10 +99,10 @@ class TableCopy:
 
     def sync(self) -> int:
         """Copy rows anew that have changed, in the order of the journal; return how many."""
-        read = self.run(f"SELECT n FROM {self.j} ORDER BY n LIMIT {BATCH}")
+        read = self.run(f"SELECT noted_n FROM {self.j} ORDER BY noted_n LIMIT {BATCH}")
         if read:
-            # Not n <= the highest: a lower one may be committed later.
-            these = f"n IN ({', '.join(str(n) for (n,) in read)})"
+            # Not <= the highest: a lower one may be committed later.
+            these = f"{self.j}.noted_n IN ({', '.join(str(n) for (n,) in read)})"
             keys = map(self.quote, self.key)  # no aliases: MySQL would want locks of their own
             same = " AND ".join(f"{self.n}.{key} = {self.j}.{key}" for key in keys)
             self.run(self.delete_sql.format(new=self.n, journal=self.j) + f" {same} AND {these}")
@@ -149,7 +149,7 @@ class TableCopy:
     def make_journal(self, number: str) -> None:
         keys = self.names(self.key)
         self.run(f"CREATE TABLE {self.j} AS SELECT {keys} FROM {self.t} WHERE 1 = 0")
-        self.run(f"ALTER TABLE {self.j} ADD n BIGINT {number} PRIMARY KEY")
+        self.run(f"ALTER TABLE {self.j} ADD noted_n BIGINT {number} PRIMARY KEY")
 
     def noted(self, *rows: str) -> str:
         values = ", ".join(f"({self.names(self.key, row)})" for row in rows)

@@ -7,10 +7,12 @@ import sys
 from threading import Event, Thread
 
 import pytest
+from django.apps.registry import Apps
 from django.db import IntegrityError, OperationalError, connections, models, transaction
 
 from outbox_app.exceptions import InvalidArgument
 from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key
+from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
 from tests import forking
 from tests.patience import patience
@@ -224,6 +226,37 @@ def test_what_a_split_would_break_is_refused(alias, order):
         run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
     with pytest.raises(InvalidArgument, match="is split by shop itself"):
         run_operation(KeyIndex("Order", key="shop", by="shop"), order, alias)
+
+
+@servers
+@commits
+def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
+    class Number(models.Model):  # noqa: DJ008
+        n = models.IntegerField()
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_number"
+
+    real, rows = TableCopy.copy, Number._default_manager.using(alias)
+
+    def copy(self):
+        real(self)
+        rows.create(n=3)
+        rows.filter(n=1).update(n=4)
+        rows.filter(n=2).delete()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Number)
+    try:
+        rows.bulk_create(Number(n=n) for n in range(3))
+        run_operation(ShardedTable("Number", by="n", shards=2), Number, alias)
+        assert sorted(rows.values_list("n", flat=True)) == [0, 3, 4]
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("DROP TABLE split_number")
 
 
 @commits
