@@ -41,7 +41,7 @@ _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 #: Versions of the protocol that readers and writers need at most.
 _PROTOCOL = (1, 2)
 #: Names of our files; others could lie outside the folder.
-_NAME = re.compile(rf"{DAY}=[\d-]+/\d+-\w+-[0-9a-f]{{32}}\.parquet", re.ASCII)
+_NAME = re.compile(rf"{DAY}=[\d-]+/(\d+)-(\w+)-[0-9a-f]{{32}}\.parquet", re.ASCII)
 #: What neither Delta nor Spark takes in the name of a column.
 _UNFIT = re.compile(r"[ ,;{}()\n\t=]")
 
@@ -179,12 +179,9 @@ class Archive:
         for file in self._files:
             if there.get(file.name) != file.bytes:
                 raise damaged(self.store, file)
-        names = [name for name in there.keys() - known if _NAME.fullmatch(name)]
-        left = [
-            name
-            for name in names
-            if int(name.partition("/")[2].partition("-")[0]) >= self.mark.batches
-        ]
+        found = [match for name in there.keys() - known if (match := _NAME.fullmatch(name))]
+        # What was put together has only rows of batches before its number.
+        left = [m[0] for m in found if int(m[1]) - (m[2] == "merged") >= self.mark.batches]
         return [File(name, 0, there[name], 0, 0) for name in sorted(left)]
 
     def add_columns(self, schema: pa.Schema) -> None:

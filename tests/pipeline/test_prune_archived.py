@@ -26,6 +26,7 @@ from tests.faults.tools import on
 
 from .archiver import Here
 from .harness import archive as fill
+from .harness import killing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -137,6 +138,23 @@ def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch)
     monkeypatch.setattr(archive_lookup.ArchiveLookup, "first", compacted)
     prune("--archived", folder, "--older-than=3")
     assert left() == []
+
+
+@on("default")
+def test_what_a_killed_compaction_has_left_is_no_lost_batch(old, archive, left, monkeypatch):
+    """Its rows are in files that are committed, and they may go from the log."""
+    monkeypatch.setattr(compaction, "FILES", 2)
+    old(6)
+    with killing("compaction_written"):
+        archive()
+    folder = archive()
+    assert Archive.load(folder, "outbox_event").verify() == []
+    old(6)
+    with killing("compaction_written", 2):
+        archive()
+    prune("--archived", folder, "--older-than=3")
+    archive()
+    assert Archive.load(folder, "outbox_event").rows == 12
 
 
 @on("mariadb")
