@@ -62,6 +62,8 @@ class Retention(ProcessLoop):
         self._next = float("-inf")
         #: By kind, why it was not removed the last time.
         self._faults: dict[str, str] = {}
+        #: Who needs what is old enough.
+        self._held = ""
 
     @property
     def done(self) -> int:
@@ -70,7 +72,7 @@ class Retention(ProcessLoop):
     @property
     def trouble(self) -> str:
         faults = [f"{kind}: {fault}" for kind, fault in self._faults.items()]
-        return "; ".join(filter(None, [self.backoff.text, *faults]))
+        return "; ".join(filter(None, [self.backoff.text, *faults, self._held]))
 
     @property
     def has_failed(self) -> bool:
@@ -91,7 +93,8 @@ class Retention(ProcessLoop):
         if holder.sharing_is_due():
             (holder.rebalance if holder.joined else holder.join)()
         if not holder.owned:
-            self._work = None
+            self._work, self._held = None, ""  # what holds now, another process knows
+            self._faults.clear()
         elif self._work is None and time.monotonic() >= self._next:
             self._work = self._prune()
         work, self._work = self._work, None  # where a step fails, it begins anew
@@ -147,14 +150,8 @@ class Sink(Retention):
 
     def __init__(self, log: type[EventLog], *, lease_seconds: float | None = None) -> None:
         self.log = log
-        #: Who needs what is old enough.
-        self._held = ""
         self.resource = f"sink:{log._meta.db_table}"
         super().__init__(using=log_alias(log), lease_seconds=lease_seconds)
-
-    @property
-    def trouble(self) -> str:
-        return "; ".join(filter(None, [super().trouble, self._held]))
 
     def _prune(self) -> Iterator[None]:
         table, before = self.log._meta.db_table, self._removed

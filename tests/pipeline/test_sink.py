@@ -121,6 +121,33 @@ def test_one_process_at_a_time(alias, folder, old, left):
     assert Sink(Event).run(once=True) == 1
 
 
+def test_a_process_that_has_lost_its_lease_tells_of_no_trouble_of_before(
+    alias, folder, old, left, monkeypatch, settings
+):
+    """Another one knows better: the archive may have got on by now."""
+    monkeypatch.setattr(Sink, "rest", 0.0)
+    old(2)
+    archive(alias, folder)
+    old(2)
+    first, second = (Sink(Event, lease_seconds=0.4) for _ in range(2))
+
+    def until(sink, condition):
+        eventually(lambda: (sink._step(once=False), condition())[1], seconds=5)
+
+    def takes_over(sink, other):
+        until(sink, lambda: sink.holder.owned)
+        until(other, lambda: other.holder.joined and not other.backoff.text)
+        assert not other.holder.owned
+
+    until(first, lambda: "not archived" in first.trouble)
+    takes_over(second, first)
+    assert first.trouble == ""
+    settings.OUTBOX = {**settings.OUTBOX, "SINK": {LOG: (f"{folder}/nowhere", 3)}}
+    until(second, lambda: second.has_failed)
+    takes_over(first, second)
+    assert (second.trouble, second.has_failed) == ("", False)
+
+
 def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
     alias, folder, old, left, settings, tmp_path
 ):
