@@ -122,6 +122,7 @@ class _PostgresIndex(PostgresCopy, _Index):
         )
         events = f"INSERT OR DELETE OR UPDATE OF {self.names(self.columns)}"
         self.add_trigger("keep", events, text)
+        self.add_trigger("empty", "TRUNCATE", f"TRUNCATE {self.n};", each="STATEMENT")
         note = self.quote(f"{self.new}_note")
         self.run(f"DROP TRIGGER {note} ON {self.t}")
         self.run(f"DROP FUNCTION {note}")

@@ -20,6 +20,7 @@ from django.db.models.fields import AutoFieldMixin
 from ..exceptions import InvalidArgument
 from ..ids import SHARDS, SnowflakeField
 from .partitions import MOST_SHARDS, MysqlPartitions, Partitions, PostgresPartitions
+from .table_copy import only_run
 
 
 class TableOperation(Operation):
@@ -56,7 +57,8 @@ class TableOperation(Operation):
                 f"{type(self).__name__} commits as it goes: give its migration atomic = False."
             )
         try:
-            step(model, connection)
+            with only_run(connection, model._meta.db_table):
+                step(model, connection)
         finally:
             connection.close()  # the session has settings of its own
 

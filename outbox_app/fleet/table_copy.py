@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+from zlib import crc32
 
 import django.db
 from django.db import transaction
@@ -26,6 +28,43 @@ from ..process.lock_wait import is_conflict
 BATCH, FEW = 2000, 200
 #: Seconds for which writers wait behind a lock that is waited for, and how often it is tried.
 LOCK_WAIT, ATTEMPTS = 2, 60
+#: Seconds in which the session of a run that was killed ends.
+ENDS = 5
+#: How a session takes the lock of a table's runs, and gives it back.
+ONE_RUN = {
+    "postgresql": ("SELECT pg_try_advisory_lock(%s)", "SELECT pg_advisory_unlock(%s)"),
+    "mysql": (
+        "SELECT GET_LOCK(CONCAT('outbox_table_', %s), 0)",
+        "SELECT RELEASE_LOCK(CONCAT('outbox_table_', %s))",
+    ),
+}
+
+
+@contextmanager
+def only_run(connection: Any, table: str) -> Iterator[None]:
+    """Let no other run change this table: it would remove what this one has made.
+
+    Raises ``OutboxError``. The lock ends with its session at the latest.
+    """
+    number = [crc32(f"{connection.settings_dict['NAME']}.{table}".encode())]
+    take, release = ONE_RUN[connection.vendor]
+    until = time.monotonic() + ENDS
+    with connection.cursor() as cursor:
+        while True:
+            cursor.execute(take, number)
+            if cursor.fetchone()[0]:
+                break
+            if time.monotonic() > until:
+                raise OutboxError(
+                    f"{table} is being split, or gets an index, in another session. Wait until "
+                    "that has ended, and migrate again."
+                )
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
+            cursor.execute(release, number)
 
 
 class TableCopy:
@@ -37,6 +76,10 @@ class TableCopy:
     watch: Callable[[], None]
     unwatch: Callable[[], None]
     swap: Callable[[], None]
+    #: Names of the table's triggers that begin so.
+    triggers: Callable[[str], list[str]]
+    #: How many of them record changes.
+    watches: int
     delete_sql: str
     analyze_sql: str
     #: Whether the rest may have a row that meets an older one: its own entry comes later.
@@ -116,6 +159,14 @@ class TableCopy:
         while self.sync() > few:
             pass
 
+    def check_watched(self) -> None:
+        """Under the lock: without its own triggers a run would lose what was written since."""
+        if len(self.triggers(f"{self.new}_n")) != self.watches:
+            raise OutboxError(
+                f"The triggers of this run on {self.table} are gone, so changes may be missing "
+                "from the copy. The table is as it was. Migrate again."
+            )
+
     def insert(self, where: str, params: Any, *, ignore: bool = True) -> None:
         columns, ops = self.names(self.columns), self.connection.ops
         how = OnConflict.IGNORE if ignore else None
@@ -169,6 +220,7 @@ class TableCopy:
 
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
+    watches = 1
     #: Put the new table to its use, under the lock.
     take_over: Callable[[], None]
 
@@ -182,7 +234,7 @@ class PostgresCopy(TableCopy):
         )
         self.retry(self.add_trigger, "note", "INSERT OR UPDATE OR DELETE", body)
 
-    def add_trigger(self, name: str, events: str, body: str) -> None:
+    def add_trigger(self, name: str, events: str, body: str, each: str = "ROW") -> None:
         name = self.quote(f"{self.new}_{name}")
         # It runs as its owner, as writers have no rights on the table that it writes to.
         self.run(
@@ -191,18 +243,22 @@ class PostgresCopy(TableCopy):
         )
         self.run(
             f"CREATE TRIGGER {name} AFTER {events} ON {self.t} "
-            f"FOR EACH ROW EXECUTE FUNCTION {name}()"
+            f"FOR EACH {each} EXECUTE FUNCTION {name}()"
         )
 
-    def unwatch(self) -> None:
+    def triggers(self, prefix: str) -> list[str]:
         found = self.run(
             "SELECT tgname FROM pg_trigger WHERE tgrelid = %s::regclass AND NOT tgisinternal "
             "AND starts_with(tgname, %s)",
-            [self.t, self.prefix],
+            [self.t, prefix],
         )
+        return [name for (name,) in found]
+
+    def unwatch(self) -> None:
+        found = self.triggers(self.prefix)
 
         def drop() -> None:
-            for (name,) in found:
+            for name in found:
                 self.run(f"DROP TRIGGER IF EXISTS {self.quote(name)} ON {self.t}")
 
         if found:
@@ -216,7 +272,7 @@ class PostgresCopy(TableCopy):
             self.run(f"DROP FUNCTION IF EXISTS {self.quote(name)}")
 
     def swap(self) -> None:
-        self.retry(self.under_lock, self.catch_up, self.take_over)
+        self.retry(self.under_lock, self.check_watched, self.catch_up, self.take_over)
 
     def under_lock(self, *steps: Callable[[], None]) -> None:
         with transaction.atomic(using=self.connection.alias):
@@ -228,6 +284,7 @@ class PostgresCopy(TableCopy):
 class MysqlCopy(TableCopy):
     delete_sql = "DELETE {new} FROM {journal} STRAIGHT_JOIN {new} WHERE"
     analyze_sql = "ANALYZE TABLE"
+    watches = 3
 
     def begin(self) -> None:
         self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -246,18 +303,23 @@ class MysqlCopy(TableCopy):
         trigger = self.quote(f"{self.new}_{name[0]}{event[0]}".lower())
         self.run(f"CREATE TRIGGER {trigger} AFTER {event} ON {self.t} FOR EACH ROW {body}")
 
-    def unwatch(self) -> None:
-        for (name,) in self.run(
+    def triggers(self, prefix: str) -> list[str]:
+        found = self.run(
             "SELECT trigger_name FROM information_schema.triggers WHERE "
             "trigger_schema = DATABASE() AND LEFT(trigger_name, %s) = %s",
-            [len(self.prefix), self.prefix],
-        ):
+            [len(prefix), prefix.lower()],
+        )
+        return [name for (name,) in found]
+
+    def unwatch(self) -> None:
+        for name in self.triggers(self.prefix):
             self.retry(self.run, f"DROP TRIGGER IF EXISTS {self.quote(name)}")
 
     def mirror(self) -> None:
         """Under a lock copy what is left, and let each writer write to both from then on."""
         self.run(f"LOCK TABLES {self.t} WRITE, {self.n} WRITE, {self.j} WRITE")
         try:
+            self.check_watched()
             self.catch_up()
             self.keep_number()
             for event, body in self.mirrored().items():

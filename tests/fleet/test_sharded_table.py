@@ -10,8 +10,8 @@ import pytest
 from django.apps.registry import Apps
 from django.db import IntegrityError, OperationalError, connections, models, transaction
 
-from outbox_app.exceptions import InvalidArgument
-from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key
+from outbox_app.exceptions import InvalidArgument, OutboxError
+from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
 from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
 from tests import forking
@@ -257,6 +257,100 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE split_number")
+
+
+OPERATIONS = [
+    ShardedTable("Order", by="shop", shards=2, giving_up=["number"]),
+    KeyIndex("Order", key="number", by="shop"),
+]
+each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=["split", "index"])
+
+
+def write_meanwhile(order, alias):
+    """Rows "0" to "2" are there; "0" is gone afterwards, "1" is "x", and "3" is new."""
+    rows = order._default_manager.using(alias)
+    rows.filter(number="0").delete()
+    rows.filter(number="1").update(number="x")
+    rows.create(shop="a", number="3", place=4)
+
+
+@servers
+@commits
+@each_operation
+def test_one_run_at_once(alias, order, operation, monkeypatch):
+    """The second one would remove the triggers of the first one, which would lose changes."""
+    rows = order._default_manager.using(alias)
+    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    real, copied, goes_on, errors = TableCopy.copy, Event(), Event(), []
+
+    def copy(self):
+        real(self)
+        copied.set()
+        goes_on.wait(patience())
+
+    def first():
+        try:
+            run_operation(operation, order, alias)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    monkeypatch.setattr(table_copy, "ENDS", 0.2)
+    thread = Thread(target=first)
+    thread.start()
+    try:
+        assert copied.wait(patience())
+        monkeypatch.setattr(TableCopy, "copy", real)
+        for second in OPERATIONS:
+            with pytest.raises(OutboxError, match="in another session"):
+                run_operation(second, order, alias)
+        write_meanwhile(order, alias)
+    finally:
+        goes_on.set()
+        thread.join()
+    assert errors == []
+    assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
+    if operation is OPERATIONS[1]:
+        assert find_by_key(order, number="x", using=alias).place == 2
+
+
+@servers
+@commits
+@each_operation
+def test_a_run_whose_triggers_are_gone_ends(alias, order, operation, monkeypatch):
+    rows = order._default_manager.using(alias)
+    rows.bulk_create(order(shop="a", number=n, place=n + 1) for n in range(3))
+    real = TableCopy.copy
+
+    def copy(self):
+        real(self)
+        self.unwatch()
+        write_meanwhile(order, alias)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    with pytest.raises(OutboxError, match="triggers of this run on split_order are gone"):
+        run_operation(operation, order, alias)
+    assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
+    monkeypatch.setattr(TableCopy, "copy", real)
+    run_operation(operation, order, alias)
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_an_index_is_emptied_with_its_table(alias, order):
+    for operation in OPERATIONS:
+        run_operation(operation, order, alias)
+    rows = order._default_manager.using(alias)
+    for _ in range(2):
+        made = rows.create(shop="a", number="x", place=1)
+        assert find_by_key(order, number="x", using=alias) == made
+        with connections[alias].cursor() as cursor:
+            cursor.execute("TRUNCATE split_order")
+    run_operation(OPERATIONS[1], order, alias, back=True)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("TRUNCATE split_order")
 
 
 @commits
