@@ -260,6 +260,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
                 "action": action,
                 "selected": selection.ids,
                 "select_across": selection.across,
+                "by_id": getattr(request, "outbox_by_id", False),
                 "checkbox_name": ACTION_CHECKBOX_NAME,
                 **context,
             },

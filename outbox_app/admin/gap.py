@@ -31,7 +31,7 @@ from .filters import column_filter
 
 def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
     count, refused = 0, []
-    for id in rows.order_by("id").values_list("id", flat=True)[:LISTED]:
+    for id in rows.values_list("id", flat=True)[:LISTED]:  # those that the question has listed
         try:
             skip_gap(id, by=by, reason=values["reason"], using=rows.db)
             count += 1

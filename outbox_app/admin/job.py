@@ -52,8 +52,9 @@ class JobAdmin(ConfirmedActionsAdmin):
         if not term:
             return queryset, False
         ids = self.ids_of_task(request, term, queryset.db)
-        if ids:
-            request.outbox_few = True  # type: ignore[attr-defined]
+        # A question that was about a task id is not answered for what else the term may find.
+        if ids or "by_id" in request.POST:
+            request.outbox_few = request.outbox_by_id = True  # type: ignore[attr-defined]
             return queryset.filter(id__in=ids), False
         asked = Q(task__contains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
         if request.user.has_perm(f"outbox_app.{self.payload_permission}"):

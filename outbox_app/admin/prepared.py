@@ -40,7 +40,7 @@ FEW = 1000
 
 
 def _chosen(rows: QuerySet[Any]) -> PreparedEventQuerySet:
-    ids = list(rows.order_by("id").values_list("id", flat=True)[:LISTED])
+    ids = list(rows.values_list("id", flat=True)[:LISTED])  # those that the question has listed
     return PreparedEvent.objects.using(rows.db).filter(id__in=ids)
 
 

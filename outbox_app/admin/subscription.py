@@ -5,6 +5,7 @@ The figures of a list come from one look at all of its rows (``subscriptions.lag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
 from ..eventlog.long_transactions import LongTransaction
-from ..exceptions import ReplayRefused
+from ..exceptions import OutboxError, ReplayRefused
 from ..models import Event, ParkedStream
 from ..models.counting import LISTED
 from ..subscriptions import control, lag
@@ -66,26 +67,22 @@ class Position(RequiredReason):
 
 
 def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: control.pause(name, using=rows.db), gettext("Paused: %s."))
+    return _each(rows, lambda row: control.pause(row.name, using=rows.db), gettext("Paused: %s."))
 
 
 def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda name: control.resume(name, using=rows.db), gettext("Resumed: %s."))
+    return _each(rows, lambda row: control.resume(row.name, using=rows.db), gettext("Resumed: %s."))
 
 
 def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
-    done = []
-    for name in rows.values_list("name", flat=True):
-        moves = control.replay(
-            name,
-            values["place"],
-            skip_ahead=values["skip_ahead"],
-            by=by,
-            reason=values["reason"],
-            using=rows.db,
-        )
-        done.append(f"{name} {'; '.join(map(str, moves))}")
-    return gettext("Moved: %s.") % " | ".join(done)
+    options = {"by": by, "reason": values["reason"], "using": rows.db}
+
+    def move(row: Any) -> str:
+        place, ahead = values["place"], values["skip_ahead"]
+        moves = control.replay(row.name, place, skip_ahead=ahead, **options)
+        return f"{row.name} {'; '.join(map(str, moves))}"
+
+    return _each(rows, move, gettext("Moved: %s."), between=" | ")
 
 
 def _release(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -99,31 +96,45 @@ def _release_all(rows: Any, values: dict[str, Any], by: str) -> str:
 
 
 def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
-    reason, position = values["reason"], values["position"]
-    return _each(
-        rows,
-        lambda name: skip_event(name, position, by=by, reason=reason, using=rows.db),
-        gettext("Skips the event: %s."),
-    )
+    options = {"by": by, "reason": values["reason"], "using": rows.db}
+
+    def skip(row: Any) -> None:
+        skip_event(row.name, values["position"], **options)
+
+    return _each(rows, skip, gettext("Skips the event: %s."))
 
 
 def _skip_first(rows: Any, values: dict[str, Any], by: str) -> str:
     options = {"by": by, "reason": values["reason"], "using": rows.db}
-    gaps = [skip_event(r.subscription, r.position, log=r.log, **options) for r in rows[:LISTED]]
-    return gettext("Skipped: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
+
+    def skip(row: Any) -> str:
+        return shown(skip_event(row.subscription, row.position, log=row.log, **options), 300)
+
+    return _each(rows[:LISTED], skip, gettext("Skipped: %s."), between="; ")
 
 
 def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
     options = {"by": by, "reason": values["reason"], "using": rows.db}
-    gaps = [discard_stream(r.subscription, r.stream, log=r.log, **options) for r in rows[:LISTED]]
-    return gettext("Discarded: %s.") % "; ".join(shown(gap, 300) for gap in gaps)
+
+    def discard(row: Any) -> str:
+        return shown(discard_stream(row.subscription, row.stream, log=row.log, **options), 300)
+
+    return _each(rows[:LISTED], discard, gettext("Discarded: %s."), between="; ")
 
 
-def _each(rows: Any, act: Any, words: str) -> str:
-    names = list(rows.values_list("name", flat=True))
-    for name in names:
-        act(name)
-    return words % ", ".join(names)
+def _each(
+    rows: Iterable[Any], act: Callable[[Any], str | None], words: str, *, between: str = ", "
+) -> str:
+    """Act on one row after the other: what is done of one stays, whatever is refused of another."""
+    done, refused = [], []
+    for row in rows:
+        try:
+            done.append(act(row) or row.name)
+        except OutboxError as error:
+            refused.append(error)
+    if refused and not done:
+        raise refused[0]
+    return " ".join([words % between.join(done), *(shown(error, 300) for error in refused)])
 
 
 RELEASE = _(

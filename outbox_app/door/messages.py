@@ -86,11 +86,11 @@ def event_id(value: Any) -> UUID:
     """Return the id of an event, which has one spelling."""
     try:
         id = UUID(value)
-        if str(id) == value:
+        if str(id) == value and id.int:
             return id
     except (ValueError, TypeError, AttributeError):
         pass
-    raise MessageRefused(422, "The id is no UUID in lower case with hyphens.")
+    raise MessageRefused(422, "The id is no UUID in lower case with hyphens, or is all zeros.")
 
 
 def cloudevent(row: Any, *, source: str) -> dict[str, Any]:

@@ -130,18 +130,20 @@ class TypeSpec:
             f.attname: f for f in entity._meta.concrete_fields if f.name not in BASE
         }
         self.derives_columns = entity.columns is not EntityRow.columns
-        unique = [field for field in self.fields.values() if field.unique]
+        unique = [(field.name,) for field in self.fields.values() if field.unique]
+        unique += entity._meta.unique_together
         #: What may refuse a row, and the names of the fields that it is about.
         self.constraints = [
             *(c for c in entity._meta.constraints if not isinstance(c, CheckConstraint)),
-            *(UniqueConstraint(fields=[f.name], name=f.name) for f in unique),
+            *(UniqueConstraint(fields=names, name="_".join(names)) for names in unique),
         ]
         self.unique = {
             name
             for constraint in self.constraints
             for name, field in self.fields.items()
-            # Without fields it is about expressions, or an exclusion: any of them counts.
-            if field.name in (getattr(constraint, "fields", ()) or (field.name,))
+            # With a condition or expressions, or as an exclusion, it may be about any of them.
+            if getattr(constraint, "condition", None)
+            or field.name in (getattr(constraint, "fields", ()) or (field.name,))
         }
 
 

@@ -144,8 +144,10 @@ class Queues:
             elif batch:
                 left = answer(line.entity, batch, using=line.using)
         except BaseException:
-            # This thread has to end. Others do what it leaves: ids tell what was committed.
-            left = [c for c in batch if c is not own and not isinstance(c.answer, BaseException)]
+            # This thread has to end. Others do what it leaves: ids tell what was committed, and an
+            # error may tell of what was not.
+            redone = (Exception, Outcome, type(None))
+            left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
                 call.alone = True
             raise

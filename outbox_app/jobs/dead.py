@@ -20,7 +20,7 @@ from django.db import transaction
 from django.db.models import Max, Min, QuerySet
 
 from ..conf import outbox_settings
-from ..models import DatabaseNow, DeadJob, StagedJob
+from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
 from ..text import get_logger
 from . import bulk
 from .bulk import BATCH_SIZE as BATCH_SIZE  # for the command
@@ -167,6 +167,7 @@ def _requeue_batch(
         for job in staged:
             rows.add(job, using=using)
         rows.write()  # wakes the drainers after the commit
+        TaskResult.objects.using(using).keep_from(DatabaseNow(), staged)
         incident = record_requeue(
             shards={job.shard for job in staged},
             ids=_written(staged, using=using),

@@ -11,20 +11,20 @@ is lost, and requeueing it is an incident as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from celery import Celery, current_app
 from django.db import transaction
 from django.db.models import QuerySet
-from django.utils import timezone
 from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
 from ..conf import SHARDS, outbox_settings
 from ..exceptions import InvalidJob
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
+from ..models.clock import stored
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
@@ -107,15 +107,18 @@ def reschedule(
     if is_naive(eta):
         raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
     check_eta(eta)
-    is_far = eta - timezone.now() > timedelta(seconds=outbox_settings().HOLD_HORIZON)
+    is_far = eta - datetime.now(UTC) > timedelta(seconds=outbox_settings().HOLD_HORIZON)
     changed = 0
     with transaction.atomic(using=using):
-        for job in _of_task(task_id, ordering_key, using):
+        jobs = _of_task(task_id, ordering_key, using)
+        for job in jobs:
             held = _rows_of(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
             envelope = _with_eta(job.envelope, eta.isoformat())
             changed += held.filter(is_immediate=None).update(
-                available_at=eta if is_far else None, envelope=envelope
+                available_at=stored(eta) if is_far else None, envelope=envelope
             )
+        if changed:
+            TaskResult.objects.using(using).keep_from(stored(eta), jobs)
         wake_after_commit(using, JOBS)
     return bool(changed)
 

@@ -8,12 +8,13 @@ path: it stays here.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
 from django.db.models import QuerySet
 from django.db.models.functions import Now
+from django.utils import timezone
 
 
 class DatabaseNow(Now):
@@ -23,6 +24,12 @@ class DatabaseNow(Now):
         """UTC instead of the session's zone, as Django stores UTC where ``USE_TZ`` is on."""
         function = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
         return self.as_sql(compiler, connection, template=function, **context)
+
+
+def stored(moment: datetime) -> datetime:
+    """Return a time as Django stores it: in the project's zone, naive, where ``USE_TZ`` is off."""
+    aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    return aware.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(aware)
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

@@ -8,6 +8,7 @@ A row of ``TaskResult`` is written with a job of ``django.tasks``, and changed b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -191,7 +192,18 @@ class Incident(models.Model):
         return f"{self.get_kind_display()}: {self.first_id}-{self.last_id}"
 
 
+#: The Celery task that runs those of ``django.tasks``: see ``outbox_app.tasks``.
+RUN_TASK = "outbox_app.run_task"
+
+
 class TaskResultQuerySet(models.QuerySet["TaskResult"]):
+    def keep_from(self, moment: Any, jobs: Iterable[StagedJob]) -> None:
+        """Keep those that have not begun for as long as if they had been called at that time."""
+        ids = [job.task_id for job in jobs if job.task == RUN_TASK]
+        if ids:
+            waiting = self.filter(status=TaskResult.Status.READY, task_id__in=ids)
+            waiting.update(kept_from=moment)
+
     def settled(self) -> TaskResultQuerySet:
         """Those whose job is neither staged nor dead: it has left, or was discarded."""
         rows = (each.objects.filter(task_id=OuterRef("task_id")) for each in (StagedJob, DeadJob))

@@ -262,7 +262,7 @@ def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     age, rows = status.backlog.oldest_seconds, status.backlog.rows
     # Where no drainer works, that problem has been named.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
-        if not status.published:
+        if not any(map(status.rate, status.alive)):  # what is delivered immediately is no sign
             yield _counted("not_leaving", rows, age=duration(age))
         elif limits.max_age is None:
             yield _counted("late", rows, age=duration(age))

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.sql import Query
 from django.utils import timezone
 
 from ..entities.counting import SIZE_LABELS
 from ..models import DatabaseNow, StagedJob, Statistic
+from ..models.clock import stored
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)
@@ -186,12 +186,12 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
     for using in aliases:
         first, last = _range(using, minutes)
         rows: Any = _rows(using, counters.OF_ENTITIES, first, last).order_by("minute")
-        full = Sum("value", filter=Q(minute=_stored(last - MINUTE)), default=0.0)
+        full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
         totals = rows.order_by().values_list("name", "label").annotate(Sum("value"), full=full)
         for name, label, total, of_full in totals:
             found[name][label] += total
             lately[name][label] += of_full
-        samples = rows.filter(name=counters.WAITING, minute__gte=_stored(last - MINUTE))
+        samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE))
         waiting.update(dict(samples.values_list("source", "value")))
 
     def percentiles(name: str, labels: Collection[str]) -> tuple[float | None, float | None]:
@@ -216,7 +216,7 @@ def decisions(*, using: str, minutes: int = 5) -> Decisions:
     """Return what was decided on prepared events; the current minute is included."""
     first, last = _range(using, minutes)
     rows: Any = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last).order_by()
-    full = Sum("value", filter=Q(minute=_stored(last - MINUTE)), default=0.0)
+    full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
     per_minute: dict[tuple[str, str], float] = {}
     found = dict.fromkeys(map(float, counters.BUCKETS), 0.0)
     for name, label, total, of_full in (
@@ -270,7 +270,7 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
 
 def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:
     """Return the rows of these minutes, both included: a later one may have begun by now."""
-    minutes = _stored(first), _stored(last)
+    minutes = stored(first), stored(last)
     rows = Statistic.objects.using(using).order_by("name", "minute")
     return rows.filter(name__in=list(names), minute__range=minutes)
 
@@ -338,7 +338,3 @@ def _now(using: str) -> datetime:
 def _aware(moment: datetime) -> datetime:
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return aware.astimezone(UTC)
-
-
-def _stored(moment: datetime) -> datetime:
-    return moment if settings.USE_TZ else timezone.make_naive(moment)

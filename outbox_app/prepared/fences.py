@@ -97,6 +97,7 @@ def outcomes(
         known: Those that have committed, as business rows show. A fence may say otherwise.
         keeper: Who keeps the events, as ``Fence.keeper``.
     """
+    events = {id: at for id, at in events.items() if id != Fence.MARK}
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
     until = time.monotonic() + ANSWER_SECONDS

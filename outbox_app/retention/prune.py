@@ -168,7 +168,7 @@ def _batches(
         yield old.count(), now
         return
     while batch := list(old.values_list("pk", column)[:batch_size]):
-        rows.filter(pk__in=[pk for pk, _ in batch]).delete()
+        old.filter(pk__in=[pk for pk, _ in batch]).delete()  # if it is so still
         reached = batch[-1][1]
         yield len(batch), reached
         if connections[rows.db].vendor == "postgresql":

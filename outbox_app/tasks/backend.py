@@ -35,6 +35,8 @@ from ..jobs.staging.sending import alias_outside
 from ..jobs.staging.stage import stage
 from ..jobs.staging.validation import check_name, check_size, speaks_amqp
 from ..models import TaskResult as Row
+from ..models.clock import stored
+from ..models.job import RUN_TASK
 from ..text import get_logger, storable
 from ..transactions import is_atomic
 
@@ -56,8 +58,6 @@ else:
 
 logger = get_logger("outbox_app.tasks")
 
-#: The Celery task that runs what is enqueued: see ``outbox_app.tasks``.
-RUN_TASK = "outbox_app.run_task"
 #: Priorities that brokers tell apart: -100 to 100 becomes 0 to 10, and 0 becomes 5.
 LEVELS = 10
 #: Attempts at a task each of which has ended its worker: then the task has failed.
@@ -109,7 +109,7 @@ class OutboxBackend(BaseTaskBackend):
             call=json.dumps(call),
             status=Row.Status.READY,
             enqueued_at=now,
-            kept_from=max(now, task.run_after or now),
+            kept_from=max(now, stored(task.run_after or now)),
         )
         _send(row, task)
         result = _result(row, task)
@@ -201,7 +201,10 @@ def _attempt(row: Row, request: Any) -> Exception | None:
         returned = task.call(*context, *result.args, **result.kwargs)
         row.return_value = json.dumps(normalize_json(returned))
         _check_size(row)
-    except (KeyboardInterrupt, Retry):
+    except KeyboardInterrupt:
+        raise
+    except Retry:
+        _take_back(row)
         raise
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in _TERMINATED:
@@ -215,6 +218,16 @@ def _attempt(row: Row, request: Any) -> Exception | None:
     row.status = Row.Status.SUCCESSFUL
     _finish(row, task)
     return None
+
+
+def _take_back(row: Row) -> None:
+    """Count an attempt no more that only waits, for another delivery of its message, say."""
+    with transaction.atomic(using=outbox_alias()):
+        unfinished = _rows().select_for_update().filter(pk=row.pk, finished_at=None)
+        for workers in map(json.loads, unfinished.values_list("worker_ids", flat=True)):
+            workers.reverse()
+            workers.remove(json.loads(row.worker_ids)[-1])
+            unfinished.update(worker_ids=json.dumps(workers[::-1]))
 
 
 def _finish(row: Row, task: Task[..., Any] | None) -> None:

@@ -213,6 +213,7 @@ def drain_inline(*, using: str | None = None) -> DrainStats:
 @receiver(jobs_staged, dispatch_uid="outbox_app.testing")
 def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
     is_outside = outbox_settings().OUTSIDE == "send" and not is_atomic(using)
+    _outside.difference_update(job.task_id for job in jobs)
     _outside.update(job.task_id for job in jobs if is_outside or _is_sent(job))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from uuid import uuid4
 
@@ -202,3 +203,13 @@ class TestOverview:
         shown = body(log_in("viewer").get(OVERVIEW))
         assert 'id="outbox-prepared"' not in shown
         assert "undecided" not in shown
+
+
+def test_those_are_decided_on_that_the_question_lists(alias, superuser, prepared):
+    events = [prepared(f"order-{number:03}") for number in range(60)]
+    question = ask(superuser, "cancel_selected", *events)
+    listed = set(re.findall(r"order-\d{3}", text(question)))
+    assert len(listed) == 50
+    ask(superuser, "cancel_selected", *events, confirmed="yes", reason="restored")
+    cancelled = PreparedEvent.objects.using(alias).filter(state=State.CANCELLED)
+    assert set(cancelled.values_list("stream", flat=True)) == listed

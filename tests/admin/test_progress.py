@@ -275,3 +275,15 @@ def test_a_slice_ends_when_its_time_is_over(alias):
     options["clock"] = lambda: 0
     found = bulk.run_for(rows.all(), len, seconds=3, **options)
     assert (found.done, found.after) == (7, None)
+
+
+def test_a_question_about_a_task_id_is_not_answered_for_its_children(alias, superuser):
+    [parent] = dead_jobs(1, using=alias, task_id="parent-1")
+    dead_jobs(3, using=alias, envelope='{"headers": {"root_id": "parent-1"}}')
+    url = f"{DEAD}?q=parent-1"
+    form = hidden(superuser.post(url, selection("discard_selected", parent, select_across=1)))
+    for _ in range(2):  # twice the same
+        answer = superuser.post(url, {**form, "confirmed": "yes", "reason": "why"})
+        answer, _ = finish(superuser, url, answer)
+    assert said(answer)[-1] == "0 dead jobs were discarded."
+    assert len(left(alias)) == 3

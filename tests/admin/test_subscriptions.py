@@ -469,3 +469,21 @@ def test_so_is_that_of_a_parked_stream(alias, superuser, log_in, action, left):
     assert seen == left
     assert not ParkedStream.objects.using(alias).exists()
     assert Gap.objects.using(alias).get().settled_by == "<b>superuser</b>"
+
+
+def test_what_is_done_of_one_is_said_where_another_is_refused(alias, shop, superuser):
+    @subscriber("behind")
+    def handle(events):
+        pass
+
+    Runner([subscriber_named("behind")]).run(once=True)
+    publish(alias, "a")
+    run("shop")
+    place = str(Event.objects.using(alias).latest("id").pk)
+    rows = Subscription.objects.using(alias).order_by("name")
+    question = superuser.post(SUBSCRIPTIONS, selection("replay_selected", *rows))
+    form = {**hidden(question), "confirmed": "yes", "place": place, "reason": "why"}
+    [words] = said(superuser.post(SUBSCRIPTIONS, form))
+    assert words.startswith("Moved: shop ")
+    assert "'behind' would pass over 1 event" in words
+    assert words[:60] in LogEntry.objects.get().get_change_message()

@@ -46,6 +46,7 @@ from outbox_app.prepared import (
     remote,
 )
 from outbox_app.prepared import sender as senders
+from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
 from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
@@ -262,6 +263,13 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
     id = time_ordered_id()
     Fence.objects.using(sender).create(event_id=id, outcome="committed", keeper="depot")
     assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
+
+
+def test_nobody_asks_about_the_mark_of_fences(alias: str, sender: str) -> None:
+    with pytest.raises(Exception, match="422"):
+        HttpSender("billing").check([Question(Fence.MARK, timezone.now())])
+    assert outcomes({Fence.MARK: timezone.now()}, using=sender) == {}
+    assert not Fence.objects.using(sender).exists()
 
 
 @pytest.mark.parametrize("confirms", [False, True])

@@ -184,6 +184,37 @@ def test_a_handler_that_ends_the_thread_is_its_callers_alone(
     assert len(rows()) == 4
 
 
+def test_an_error_about_what_was_rolled_back_is_not_said(
+    account, withdraw, held, fresh, alias, declare, rows
+):
+    """A batch is broken off after a command has raised for what another one had done in it."""
+
+    def end(self):
+        raise SystemExit
+
+    def ask(name, command_id, **options):
+        try:
+            arguments = {"amount": 1} if name == "withdraw" else {}
+            options |= {"command_id": command_id, "using": alias}
+            return Account.execute("a", name, arguments, **options)
+        finally:
+            connections.close_all()
+
+    declare(end)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(withdraw, "first")
+        held.wait()
+        calls = []
+        for name, version in (("withdraw", 2), ("withdraw", 2), ("end", None)):
+            options = {} if version is None else {"expected_version": version}
+            calls.append(pool.submit(ask, name, f"c{len(calls)}", **options))
+            waiting(fresh, len(calls))
+        held.go.set()
+        first.result()
+        assert type(calls[0].exception()) is SystemExit
+        assert calls[1].result().version == 3
+
+
 def test_a_command_that_a_callback_executes_does_not_wait_for_itself(alias, account, ask, declare):
     """Neither for the lead, which this thread has, nor for a lock, which is released."""
     seen = []

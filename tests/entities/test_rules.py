@@ -6,9 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections, models, transaction
+from django.test.utils import isolate_apps
 
-from outbox_app.entities import Command
+from outbox_app.entities import Command, Entity, EntityVersion
+from outbox_app.entities.declaration import TypeSpec
 from outbox_app.exceptions import InvalidCommand
 from tests.entities.models import Person
 
@@ -146,3 +148,35 @@ def test_columns_that_do_not_fit(alias, enter, change, monkeypatch, state, expec
     with pytest.raises(InvalidCommand, match=expected):
         change("a", **state)
     assert Person.history("a", using=alias).count() == 1
+
+
+@isolate_apps("tests.entities")
+@pytest.mark.parametrize(
+    ("meta", "unique"),
+    [
+        ({"unique_together": [("row", "seat")]}, {"row", "seat"}),
+        (
+            {
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=["seat"], condition=models.Q(active=True), name="one_active"
+                    )
+                ]
+            },
+            {"row", "seat", "active"},
+        ),
+    ],
+    ids=["together", "partial"],
+)
+def test_what_a_command_may_change_so_that_an_index_refuses_its_row(meta, unique):
+    class TicketVersion(EntityVersion):
+        pass
+
+    class Ticket(Entity):
+        versions = TicketVersion
+        row = models.IntegerField()
+        seat = models.IntegerField()
+        active = models.BooleanField()
+        Meta = type("Meta", (), meta)
+
+    assert TypeSpec(Ticket).unique == unique

@@ -181,3 +181,13 @@ def test_times_that_are_refused(alias, staged, eta, said):
             reschedule(id, eta=eta, using=alias)
         stage("note", using=alias)  # the transaction goes on
     assert len(rows(alias)) == 2
+
+
+def test_a_project_without_time_zones_holds_jobs_too(alias, staged, settings):
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    id = staged(countdown=2 * 86400)
+    [job] = rows(alias)
+    assert DAY < job.available_at - timezone.now() < 3 * DAY
+    assert reschedule(id, eta=datetime.now(UTC) + 5 * DAY, using=alias)
+    [job] = rows(alias)
+    assert 4 * DAY < job.available_at - timezone.now() < 6 * DAY

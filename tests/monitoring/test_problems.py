@@ -89,9 +89,15 @@ def test_shards_without_an_owner():
 
 
 @pytest.mark.parametrize(
-    ("rates", "severity", "code"), [({}, "bad", "not_leaving"), ({"d": 5.0}, "warning", "late")]
+    ("source", "severity", "code"),
+    [
+        ("", "bad", "not_leaving"),
+        ("a process that delivers immediately", "bad", "not_leaving"),
+        (str(FINE.drainers[0].drainer.pk), "warning", "late"),
+    ],
 )
-def test_jobs_that_are_late(rates, severity, code):
+def test_jobs_that_are_late(source, severity, code):
+    rates = {source: 5.0} if source else {}
     late = replace(FINE, backlog=Backlog(rows=5, oldest_seconds=420), rates=rates)
     assert told(late, severity) == [(code, "5 jobs are ready, the oldest for 7 min.")]
     assert warned(late, max_age=500) == []

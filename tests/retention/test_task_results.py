@@ -10,7 +10,10 @@ import pytest
 from django.core.management import call_command
 from django.utils.timezone import now
 
+from outbox_app import reschedule
+from outbox_app.jobs.dead import requeue_dead
 from outbox_app.models import DeadJob, StagedJob, TaskResult
+from outbox_app.models.job import RUN_TASK
 
 
 @pytest.fixture
@@ -49,3 +52,18 @@ def test_old_ones_go_and_those_of_waiting_jobs_stay(
     assert len(left(alias)) == 8
     call_command("outbox_prune", "--results", "--batch-size=1")
     assert left(alias) == {young, staged, dead}
+
+
+def test_what_was_requeued_or_put_off_is_kept_as_if_it_had_been_called_then(
+    alias: str, results: Any
+) -> None:
+    job: dict[str, Any] = {"shard": 1, "task": RUN_TASK, "body": b"", "envelope": "{}"}
+    requeued, put_off = results(40, "READY"), results(40, "READY")
+    DeadJob.objects.using(alias).create(task_id=requeued, staged_id=1, error="e", **job)
+    held = StagedJob(task_id=put_off, available_at=now() + timedelta(hours=5), **job)
+    held.save(using=alias)
+    requeue_dead(DeadJob.objects.using(alias).all(), using=alias, by="ann")
+    assert reschedule(put_off, eta=now() + timedelta(hours=4), using=alias)
+    StagedJob.objects.using(alias).all().delete()  # they have left
+    call_command("outbox_prune", "--results")
+    assert left(alias) == {requeued, put_off}

@@ -10,6 +10,7 @@ from django.test import TestCase
 from outbox_app import publish, stage
 from outbox_app.celery import OutboxCelery
 from outbox_app.exceptions import NotAtomic
+from outbox_app.models import StagedJob
 from outbox_app.testing import assert_not_staged, assert_staged, run_staged, staged_jobs
 from tests import tasks
 
@@ -71,6 +72,14 @@ def test_one_call_of_two_is_named(alias, add):
     assert_staged(add, args=[1, 1])
     with pytest.raises(AssertionError, match="1 of 2 add called outside a transaction"):
         assert_staged(add, count=2)
+
+
+def test_an_id_that_was_called_outside_once_counts_anew(alias, add):
+    add.apply_async((1, 1), task_id="same")
+    StagedJob.objects.using(alias).all().delete()
+    with transaction.atomic(using=alias):
+        add.apply_async((1, 1), task_id="same")
+    assert_staged(add, count=1)
 
 
 def test_what_a_callback_sends_after_the_commit_shows(alias, add):

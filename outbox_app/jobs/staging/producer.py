@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.signals import after_task_publish
-from django.utils import timezone
 from kombu import Producer
 
 from ...exceptions import InvalidJob, NotAtomic
@@ -90,6 +89,7 @@ class StagingProducer(Producer):
         *ignored: Any,
     ) -> None:
         from ...models import StagedJob
+        from ...models.clock import stored
 
         message = Message(
             exchange=exchange,
@@ -125,8 +125,8 @@ class StagingProducer(Producer):
         except (TypeError, ValueError) as error:
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
         validation.check_eta(eta)
-        if eta is not None and eta - timezone.now() > timedelta(seconds=self.hold):
-            job.available_at = eta
+        if eta is not None and eta - datetime.now(UTC) > timedelta(seconds=self.hold):
+            job.available_at = stored(eta)
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
         validation.check_job(job, message, self.app)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from django.utils import timezone
 
 from ...conf import outbox_settings
 from ...exceptions import InvalidJob, UnknownTask
@@ -99,7 +98,7 @@ def check_task(name: str, app: Celery) -> None:
 
 def check_eta(eta: datetime | None) -> None:
     limit = outbox_settings().MAX_ETA
-    if eta is not None and eta - timezone.now() > timedelta(seconds=limit):
+    if eta is not None and eta - datetime.now(UTC) > timedelta(seconds=limit):
         raise InvalidJob(
             f"eta {eta.isoformat()} is further away than {limit:.0f} seconds "
             "(OUTBOX['MAX_ETA']). Stage the job later, or raise the setting."

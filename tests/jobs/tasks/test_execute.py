@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from celery.exceptions import WorkerLostError
@@ -298,3 +299,27 @@ def test_what_is_staged_in_a_test_is_run_there(alias: str) -> None:
     for each in (result, failed):
         each.refresh()
     assert (result.return_value, failed.status) == (3, "FAILED")
+
+
+def test_an_attempt_that_only_waits_for_another_delivery_does_not_count(
+    alias: str, enqueue: Any, run: Any
+) -> None:
+    result = enqueue(declared.effect_once, "once")
+
+    def locked(execute: Any, sql: str, *rest: Any) -> Any:
+        if "outbox_inbox" in sql:
+            raise OperationalError(1205, "Lock wait timeout exceeded; database is locked")
+        return execute(sql, *rest)
+
+    wrappers().append(locked)
+    try:
+        with patch("outbox_app.jobs.idempotent._is_race", lambda error: True):
+            for retries in range(12):
+                assert run(result, retries=retries).state == "RETRY"
+    finally:
+        wrappers().clear()
+    result.refresh()
+    assert (result.status, result.attempts) == ("RUNNING", 0)
+    assert run(result).state == "SUCCESS"
+    result.refresh()
+    assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
