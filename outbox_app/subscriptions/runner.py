@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db.models import Max
@@ -226,15 +227,8 @@ class Runner(ProcessLoop):
         )
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
-        self.workers = [
-            SubscriptionWorker(
-                each,
-                lease_seconds=self.lease_seconds,
-                batch_size=batch_size,
-                counters=self._counters,
-            )
-            for each in subscribers
-        ]
+        make = partial(SubscriptionWorker, lease_seconds=self.lease_seconds, batch_size=batch_size)
+        self.workers = [make(each, counters=self._counters) for each in subscribers]
 
     @property
     def done(self) -> int:
