@@ -1,21 +1,23 @@
 """An archive and the log behind it, read as one: what is archived from its files, the rest from the
 log, from the very offset at which the archive ends. No row is in both, and none in neither, however
-much of the log was pruned.
+much of the log was pruned; what is pruned between the plan and its reading is an error.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from ..eventlog.filter import EventFilter
+from ..exceptions import ReadRefused
 from ..text import get_logger
-from .database import conformed
-from .offset import Offset
+from .database import conformed, connect
+from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, read_batches, read_checked
 from .store import Store
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 
 logger = get_logger("outbox_app.pipeline")
+
+#: Plans that are made, one after the other, where the archive gets on meanwhile.
+PLANS = 10
 
 
 def read(
@@ -52,11 +57,13 @@ def read(
     Raises:
         ArchiveRefused: It is no archive of the log, or a damaged one.
         InvalidSchema: There is no such column, or it is of another type.
+        ReadRefused: The archive ends where the log cannot be read from.
     """
     from .table import Archive
 
     options = log if isinstance(log, Options) else Options.of(log)
-    replace(options, archive=archive).check()
+    whole = replace(options, archive=archive)
+    whole.check()
 
     def source(**given: Any) -> DataFrame:
         texts = replace(options, **given).texts()
@@ -67,8 +74,10 @@ def read(
         logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
         return source(archive=archive)
     end = Offset.load(options.end) if options.end else None
-    table = Archive.load(archive, options.log, end)
-    rest = source(archive="", start=table.mark.end, end="")
+    plan = None if end else planned(whole)
+    table = plan.archive if plan else Archive.load(archive, options.log, end)
+    lowest = str(plan.lowest) if plan else ""
+    rest = source(archive="", start=table.mark.end, end="", lowest=lowest)
     # Spark's own S3 is called s3a; and a path alone would lie where the cluster keeps its files.
     place = f"file://{table.store.folder}" if table.store.is_local else archive
     place = place.replace("s3://", "s3a://", 1)
@@ -87,15 +96,43 @@ def read(
     return files if end else files.unionByName(rest)
 
 
-def archive_parts(options: Options) -> tuple[Offset, list[list[File]]]:
-    """Plan the reading of an archive. Raises ``ArchiveRefused``."""
+class Planned(NamedTuple):
+    archive: Archive
+    #: Its files, in shares.
+    files: list[list[File]]
+    #: Of the log behind it.
+    ranges: list[list[str]]
+    end: Offset
+    #: The lowest position of the ranges; 0: there is none.
+    lowest: int
+
+
+def planned(options: Options) -> Planned:
+    """Plan the reading of an archive and the log behind it. Raises as ``read``."""
     from .table import Archive  # not where tasks read the files
 
-    end = Offset.load(options.end) if options.end else None
-    archive = Archive.load(options.archive, options.log, end)
-    files = sorted(archive.files(), key=lambda file: file.rows, reverse=True)
-    parts = [files[n :: options.partitions] for n in range(options.partitions)]
-    return archive.end, [part for part in parts if part]
+    given = Offset.load(options.end) if options.end else None
+    archive = Archive.load(options.archive, options.log, given)
+    with closing(connect(options)) as database:
+        offsets = Offsets(database)
+        for _ in range(PLANS):
+            start, files = archive.end, sorted(archive.files(), key=lambda file: -file.rows)
+            offsets.verify(start)
+            end = given or offsets.end(start)
+            ranges = [] if end == start else offsets.parts(start, end, options.partitions)
+            shares = [files[n :: options.partitions] for n in range(options.partitions)]
+            shares = [share for share in shares if share]
+            plan = Planned(archive, shares, ranges, end, offsets.lowest(ranges))
+            if given:
+                return plan
+            archive.refresh()
+            # What is not archived is not pruned: nothing has gone behind an end that has not moved.
+            if archive.end == start:
+                return plan
+    raise ReadRefused(
+        f"The archive {options.archive} has got on {PLANS} times while its reading was planned. "
+        "Read it again, or let the archiver catch up before."
+    )
 
 
 def file_batches(

@@ -96,6 +96,11 @@ class Database(ABC):
     def quoted(self, name: str) -> str:
         return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
 
+    def has(self, position: int) -> bool:
+        """Say whether the log has a position. It is pruned from its front: it has all above, too"""
+        sql = f"SELECT 1 FROM {self.quoted(self.options.log)} WHERE id = {position}"
+        return bool(self.run(sql, []))
+
     def log(self) -> Any:
         """Return the scan of the log that options name; it is also its window."""
         kind: Any = self.scan

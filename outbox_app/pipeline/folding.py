@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archive_reader import archive_parts, file_batches, read
-from .database import Database, connect
+from .archive_reader import file_batches, planned, read
+from .database import connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File
@@ -99,29 +99,29 @@ class Plan:
         options = replace(options, topics="", types="", start="", end="")
         with closing(connect(options)) as database:
             offsets = Offsets(database)
-            start = offsets.beginning()
             shares: list[list[File]] = []
             if options.archive:
-                start, shares = archive_parts(options)
-            offsets.verify(start)
-            end = offsets.end(start)
-            ranges = [] if end == start else offsets.parts(start, end, options.partitions)
+                _, shares, ranges, end, lowest = planned(options)
+            else:
+                start = offsets.beginning()
+                offsets.verify(start)
+                end = offsets.end(start)
+                ranges = [] if end == start else offsets.parts(start, end, options.partitions)
+                lowest = offsets.lowest(ranges)
             wanted, params = only.sql()
             wanted = wanted and wanted % tuple(map(database.literal, params))
             is_versions = database.schema().keys() >= set(ANSWER)
             schema = _VERSIONS if is_versions else _ARROW
             parts = [FoldPart(options, tuple(files), (), "", only, schema) for files in shares]
             parts += [FoldPart(options, (), tuple(each), wanted, only, schema) for each in ranges]
-            return cls(options, tuple(parts), end, _lowest(database, ranges))
+            return cls(options, tuple(parts), end, lowest)
 
     def pruned(self) -> bool:
         """Say whether something of it may have gone from the log before it was read."""
         if not self.lowest:
             return False
         with closing(connect(self.options)) as database:
-            # A log is pruned from its front: where the first one is, all are.
-            source = database.quoted(self.options.log)
-            return not database.run(f"SELECT 1 FROM {source} WHERE id = {self.lowest}", [])
+            return not database.has(self.lowest)
 
 
 def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any]:
@@ -164,9 +164,3 @@ def beginning_missing(session: SparkSession, options: Options) -> str | None:
     finally:
         known.unpersist()
     return None if missing is None else str(missing["stream"])
-
-
-def _lowest(database: Database, ranges: Iterable[Iterable[str]]) -> int:
-    select = f"SELECT min(id + 0) FROM {database.quoted(database.options.log)} WHERE"
-    found = [database.run(f"{select} {text}", [])[0][0] for each in ranges for text in each]
-    return min((int(position) for position in found if position is not None), default=0)

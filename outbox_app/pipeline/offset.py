@@ -8,7 +8,7 @@ set back, is refused before anything is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,6 +87,12 @@ class Offsets(LogScan[Offset]):
     def parts(self, start: Offset, end: Offset, count: int) -> list[list[str]]:
         parts: list[list[str]] = self.scan.parts(self.state(start), self.state(end), count)
         return parts
+
+    def lowest(self, ranges: Iterable[Iterable[str]]) -> int:
+        """Return the lowest position of ranges; 0: there is none."""
+        select = f"SELECT min(id + 0) FROM {self.scan.source} WHERE"
+        found = [self.database.run(f"{select} {each}", [])[0][0] for r in ranges for each in r]
+        return min((int(position) for position in found if position is not None), default=0)
 
     def verify(self, offset: Offset) -> None:
         state = self.state(offset)

@@ -58,6 +58,8 @@ class Options:
     #: Offsets in JSON. Default: from the beginning, up to now.
     start: str = ""
     end: str = ""
+    #: A position that the log has to have until it is read: else it was pruned meanwhile.
+    lowest: str = ""
     #: Folder of an archive: its events, and what the log has after them.
     archive: str = ""
     #: Filters of a query are left to the database. Needs
@@ -113,6 +115,8 @@ class Options:
             raise InvalidOption("An SQLite url names a file: sqlite:///relative or sqlite:////abs.")
         if self.archive and self.start:
             raise InvalidOption("An archive begins at the beginning: leave out start, or archive.")
+        if self.lowest and not self.lowest.isdecimal():
+            raise InvalidOption(f"lowest must be a position; got {self.lowest!r:.50}.")
         if self.partitions < 1:
             raise InvalidOption("partitions must be at least 1.")
 

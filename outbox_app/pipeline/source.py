@@ -27,8 +27,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..exceptions import InvalidOption
-from .archive_reader import archive_parts, file_batches
+from ..exceptions import InvalidOption, ReadRefused
+from .archive_reader import file_batches, planned
 from .database import Database, connect
 from .offset import Offset, Offsets
 from .options import EVENTS, Options
@@ -45,10 +45,14 @@ _TABLES = {"heads": "outbox_stream", "inbox": "outbox_inbox"}
 
 
 class Rows(InputPartition):
-    """A range of a log: conditions in SQL, of which no row meets two."""
+    """A range of a log: conditions in SQL, of which no row meets two.
 
-    def __init__(self, conditions: Sequence[str]) -> None:
+    ``lowest`` is a position that the log has to have when all are read; 0: none has to be there.
+    """
+
+    def __init__(self, conditions: Sequence[str], lowest: int = 0) -> None:
         self.conditions = list(conditions)
+        self.lowest = lowest
 
 
 class Files(InputPartition):
@@ -84,10 +88,11 @@ class OutboxDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = Options.of(self.options)
-        if options.read != "events" or options.archive or options.start or options.end:
+        bounds = (options.archive, options.start, options.end, options.lowest)
+        if options.read != "events" or any(bounds):
             raise InvalidOption(
                 "A stream is of events, and its checkpoint says from where on: leave out read, "
-                "archive, start and end."
+                "archive, start, end and lowest."
             )
         return StreamReader(options, schema)
 
@@ -102,28 +107,28 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
+        if options.archive and options.read == "events":
+            plan = planned(options)
+            rows = [Rows(each, plan.lowest) for each in plan.ranges]
+            return [*map(Files, plan.files), *rows] or [Rows([])]
         with closing(connect(options)) as database:
             if options.read != "events":
                 return [Rows([_whole(options, database)])]
             offsets = Offsets(database)
-            files: list[InputPartition] = []
-            if options.archive:
-                start, shares = archive_parts(options)
-                files = list(map(Files, shares))
-            else:
-                start = Offset.load(options.start) if options.start else offsets.beginning()
+            start = Offset.load(options.start) if options.start else offsets.beginning()
             offsets.verify(start)
             end = Offset.load(options.end) if options.end else offsets.end(start)
             offsets.verify(end)
             parts = [] if start == end else offsets.parts(start, end, options.partitions)
             # An empty list would be taken for a partition that is None.
-            return [*files, *map(Rows, parts)] or [Rows([])]
+            return [Rows(each, int(options.lowest or 0)) for each in parts or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Files):
             return file_batches(partition.files, self.schema, self.options)
         assert isinstance(partition, Rows)
-        return batches(self.options, partition.conditions, self.schema, self.pushed)
+        found = batches(self.options, partition.conditions, self.schema, self.pushed)
+        return _guarded(found, self.options, partition.lowest)
 
 
 class FilteringReader(Reader):
@@ -221,6 +226,20 @@ def batches(
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
+
+
+def _guarded(
+    found: Iterator[pa.RecordBatch], options: Options, lowest: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield what was read. Raises ``ReadRefused`` where the log was pruned meanwhile."""
+    yield from found
+    if lowest:
+        with closing(connect(options)) as database:
+            if not database.has(lowest):
+                raise ReadRefused(
+                    f"Position {lowest} has gone from {options.log} while it was read: the archive "
+                    "has got on, and the log was pruned. Read both again."
+                )
 
 
 def _columns(options: Options) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 
 from outbox_app.exceptions import ArchiveRefused, Unreachable
 from outbox_app.models import Event
-from outbox_app.pipeline.archive_reader import archive_parts, file_batches
+from outbox_app.pipeline.archive_reader import file_batches, planned
 from outbox_app.pipeline.driver.archive_lookup import ArchiveLookup
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.table import Archive
@@ -86,13 +86,13 @@ def test_a_log_is_archived_into_a_bucket(alias, new_log, folder):
     assert archive(alias, folder) == 9
     publish_some(alias, 2)
     assert archive(alias, folder) == 2
-    end, parts = archive_parts(source(alias, archive=folder))
+    plan = planned(source(alias, archive=folder))
     schema = arrow_types(SCHEMA)
     batches = [
-        b for each in parts for b in file_batches(each, schema, source(alias, archive=folder))
+        b for each in plan.files for b in file_batches(each, schema, source(alias, archive=folder))
     ]
     assert rows_of([pa.Table.from_batches(batches)]) == logged(alias)
-    assert Archive.load(folder, LOG).end == end
+    assert Archive.load(folder, LOG).end == plan.archive.end
     rows = list(Event.objects.using(alias).order_by("pk").values_list("pk", "message_id"))
     assert ArchiveLookup(folder, LOG).first([*rows, (ids[-1] + 99, "x")]) == 11
 
@@ -156,7 +156,7 @@ def test_credentials_are_wrong(alias, new_log, folder, credentials):
         known.verify,
         known.vacuum,
         lambda: archive(alias, folder),
-        lambda: archive_parts(options),
+        lambda: planned(options),
         lambda: list(file_batches(known.files(), arrow_types(SCHEMA), options)),
         lambda: ArchiveLookup(folder, LOG),
         lambda: known.store.write("x", b"x"),

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from outbox_app import publish
 from outbox_app.exceptions import ArchiveRefused
-from outbox_app.pipeline.archive_reader import archive_parts, file_batches
+from outbox_app.pipeline.archive_reader import file_batches, planned
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
 from tests.eventlog.own_log.models import Visit
@@ -85,8 +85,9 @@ def read_with_archive(alias, folder):
     options = source(alias, Visit, archive=str(folder))
     with closing(connect(options)) as database:
         schema = arrow_types(database.schema())
-    _, parts = archive_parts(options)
-    batches = [batch for files in parts for batch in file_batches(files, schema, options)]
+    batches = [
+        batch for files in planned(options).files for batch in file_batches(files, schema, options)
+    ]
     return pa.Table.from_batches(batches).sort_by("id").to_pylist()
 
 

@@ -22,12 +22,12 @@ from django.utils import timezone
 from ...aliases import outbox_alias
 from ...entities.operations import entity_types
 from ...entities.verification import differences
-from ...exceptions import InvalidOption
+from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
 from ...models.statistic import label_of
 from ...models.upsert import upsert
 from ...text import Write
-from ..archive_reader import check_files
+from ..archive_reader import check_files, planned
 from ..audit import LIMIT, Archived, audit
 from ..audit_checks import EVENTS_SCHEMA
 from ..database import connect
@@ -48,10 +48,11 @@ from ..statistics import (
     statistics,
     write_statistics,
 )
-from ..table import Archive
 from .audit_gaps import accepted_gaps, record
 from .pipeline import Pipeline
 
+#: Audits that are made, one after the other, where the archive gets on and the log is pruned.
+PLANS = 3
 #: Defects that are written out, line by line.
 TOLD = 50
 #: Statistics of an INSERT.
@@ -65,34 +66,16 @@ def run_audit(
     folder = Path(report).absolute().parent
     if not folder.is_dir():
         raise InvalidOption(f"The report cannot be written: there is no folder {folder}.")
-    table = Archive.load(archive, run.options.log) if archive else None
-    if table:
-        check_files(run.session, table)
-    # What the heads say now must be there at the bound, which is taken after them.
-    heads = run.read(read="heads").persist()
-    heads.count()
-    with closing(connect(run.options)) as database:
-        offsets = Offsets(database)
-        archived_to = table.end if table else None
-        start = archived_to or offsets.beginning()
-        offsets.verify(start)
-        end = json.dumps(offsets.end(start).dump())
-        archived = None
-        if archived_to:
-            until = json.dumps(archived_to.dump())
-            archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
-        lowest = f"SELECT min(id) FROM {offsets.scan.source}"
-        result = audit(
-            run.read(EVENTS_SCHEMA, end=end),
-            log=run.options.log,
-            heads=heads,
-            look_again=lambda: run.read(read="heads"),
-            archived=archived,
-            lowest=(lambda: database.run(lowest, [])[0][0]) if archive or pruned else None,
-            whole=not pruned,
-            accepted=accepted_gaps(run.log, using=run.using),
+    for _ in range(PLANS):
+        result = _audited(run, archive=archive, pruned=pruned)
+        if result is not None:
+            break
+        write(f"auditing again log={run.options.log}: the log was pruned meanwhile")
+    else:
+        raise PipelineError(
+            f"{run.options.log} was archived and pruned {PLANS} times while it was audited. Let "
+            "the archiver catch up, or stop pruning until it is audited. Nothing was noted."
         )
-    heads.unpersist()
     # What the database has lost and the archive has is no missing version, and not there either.
     whole = bool(archive) and not pruned and result.sound
     for entity in entity_types():
@@ -113,6 +96,43 @@ def run_audit(
         rows = run.read(some("stream", "type", "recorded_at"), archive=archive)
         write_report(report, result, figures=figures(rows))
         write(f"report={report}")
+    return result
+
+
+def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
+    """Audit once; None: rows went from the log that the archive did not have when it was read."""
+    plan = planned(replace(run.options, archive=archive)) if archive else None
+    if plan:
+        check_files(run.session, plan.archive)
+    # What the heads say now must be there at the bound, which is taken after them.
+    heads = run.read(read="heads").persist()
+    heads.count()
+    with closing(connect(run.options)) as database:
+        offsets = Offsets(database)
+        archived_to = plan.archive.end if plan else None
+        start = archived_to or offsets.beginning()
+        offsets.verify(start)
+        end = json.dumps(offsets.end(start).dump())
+        archived = None
+        if archived_to:
+            until = json.dumps(archived_to.dump())
+            archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
+        lowest = f"SELECT min(id) FROM {offsets.scan.source}"
+        result = audit(
+            run.read(EVENTS_SCHEMA, end=end),
+            log=run.options.log,
+            heads=heads,
+            look_again=lambda: run.read(read="heads"),
+            archived=archived,
+            lowest=(lambda: database.run(lowest, [])[0][0]) if archive or pruned else None,
+            whole=not pruned,
+            accepted=accepted_gaps(run.log, using=run.using),
+        )
+        heads.unpersist()
+        if plan and not result.sound and plan.lowest and not database.has(plan.lowest):
+            plan.archive.refresh()
+            if plan.archive.end != archived_to:
+                return None
     return result
 
 

@@ -1,0 +1,152 @@
+"""The archive gets on, and old rows are pruned, while somebody reads both: no row is lost."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from django.core.management import call_command
+from pyspark.errors import PySparkException
+
+from outbox_app.eventlog.filter import EventFilter
+from outbox_app.exceptions import ReadRefused
+from outbox_app.models import DatabaseNow, Event, Gap
+from outbox_app.pipeline import archive_reader
+from outbox_app.pipeline.driver import run
+from outbox_app.pipeline.driver.pipeline import Pipeline
+from outbox_app.pipeline.folding import Plan
+from outbox_app.pipeline.offset import Offsets
+from outbox_app.pipeline.session import reason
+from outbox_app.pipeline.source import OutboxDataSource
+from tests.faults.tools import on
+
+from .harness import archive, publish_some, source
+from .test_source import struct
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def old(alias, new_log):
+    """``old(n)``: publish so many events, ten days old."""
+
+    def make(count: int) -> list[int]:
+        positions = publish_some(alias, count)
+        rows = Event.objects.using(alias).filter(pk__in=positions)
+        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
+        return positions
+
+    return make
+
+
+@pytest.fixture
+def sink(alias, tmp_path):
+    """``sink()``: archive what is there, and prune what is old of it."""
+
+    def make() -> None:
+        archive(alias, tmp_path)
+        call_command("outbox_prune", "--archived", str(tmp_path), "--older-than=3", verbosity=0)
+
+    return make
+
+
+@pytest.fixture
+def ids(alias, tmp_path, old):
+    """Positions of events, some in the archive and the others behind it."""
+    first = old(4)
+    archive(alias, tmp_path)
+    return first + old(8)
+
+
+@pytest.fixture
+def while_planned(monkeypatch, sink):
+    """``while_planned(times)``: so often it sinks before the lowest position is looked for."""
+    lowest, left = Offsets.lowest, []
+
+    def act(self, ranges):
+        if left:
+            left.pop()()
+        return lowest(self, ranges)
+
+    monkeypatch.setattr(Offsets, "lowest", act)
+    return lambda times, *before: left.extend([lambda: ([do() for do in before], sink())] * times)
+
+
+def read(reader):
+    parts = reader.partitions()
+    return sorted(row for part in parts for each in reader.read(part) for row in ids_of(each))
+
+
+def ids_of(batch: pa.RecordBatch) -> list[int]:
+    return batch["id"].to_pylist()
+
+
+@pytest.mark.parametrize("young", [0, 1])
+def test_a_plan_has_all_rows_or_is_known_to_be_pruned(
+    alias, tmp_path, ids, while_planned, sink, young
+):
+    ids += publish_some(alias, young) if young else []
+    while_planned(1)
+    plan = Plan.make(source(alias, archive=str(tmp_path)), EventFilter())
+    assert sorted(row[0] for part in plan.parts for row in part.rows()) == ids
+    assert not plan.pruned()
+
+
+def test_a_plan_is_not_made_for_ever(alias, tmp_path, ids, old, while_planned):
+    while_planned(archive_reader.PLANS, lambda: old(1))
+    with pytest.raises(ReadRefused, match="has got on 10 times while its reading was planned"):
+        Plan.make(source(alias, archive=str(tmp_path)), EventFilter())
+
+
+def test_a_read_fails_where_rows_went_after_it_was_planned(
+    alias, tmp_path, ids, while_planned, sink, source_options, old
+):
+    options = source_options(alias, archive=str(tmp_path))
+    reader = OutboxDataSource(options).reader(struct("id bigint, stream string"))
+    while_planned(1)
+    assert read(reader) == ids
+    ids += old(3)
+    parts = reader.partitions()
+    sink()
+    found = []
+    with pytest.raises(ReadRefused, match=f"Position {ids[-3]} has gone from outbox_event while"):
+        found += [row for part in parts for each in reader.read(part) for row in ids_of(each)]
+    assert read(reader) == ids
+
+
+def test_a_frame_fails_where_rows_went_after_it_was_made(
+    alias, tmp_path, ids, spark, sink, source_options
+):
+    def frame():
+        return archive_reader.read(
+            spark, log=source_options(alias), archive=str(tmp_path), schema="id bigint"
+        )
+
+    made = frame()
+    assert sorted(row.id for row in made.collect()) == ids
+    sink()
+    with pytest.raises(PySparkException) as failed:
+        made.collect()
+    assert reason(failed.value).startswith(f"ReadRefused: Position {ids[4]} has gone from")
+    assert sorted(row.id for row in frame().collect()) == ids
+
+
+@on("default")
+def test_an_audit_is_made_again_where_rows_went_meanwhile(
+    alias, tmp_path, ids, spark, sink, monkeypatch
+):
+    """Checking all files takes minutes."""
+    check, said = run.check_files, []
+
+    def checked(session, table):
+        monkeypatch.setattr(run, "check_files", check)
+        check(session, table)
+        sink()
+
+    monkeypatch.setattr(run, "check_files", checked)
+    pipeline = Pipeline(spark, source(alias), Event, alias)
+    audit = run.run_audit(pipeline, archive=str(tmp_path), write=said.append)
+    assert (audit.sound, audit.events) == (True, len(ids))
+    assert said[0] == "auditing again log=outbox_event: the log was pruned meanwhile"
+    assert not Gap.objects.using(alias).exists()
