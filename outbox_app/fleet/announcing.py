@@ -4,7 +4,8 @@ A server is ``announce``d and registers when its process starts, not with its fi
 would ever call it. A process that only calls registers as a client, with its first call. A daemon
 thread keeps the row, with a connection of its own; it waits for a registry that is away. SIGTERM
 takes the process off first, and then goes on to end it as before. A process that was stopped for
-longer than its lease registers anew, under another id. A fork announces nothing by itself.
+longer than its lease registers anew, under another id, and is drained if it was. A fork announces
+nothing by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from django.db import connections
@@ -64,27 +66,42 @@ class Announcement:
         self.member: Member | None = None
 
     def _run(self) -> None:
-        registry, backoff = new_registry(), Backoff("the registry", logger)
-        with registry.session(self.stop):
-            while not self.stop.is_set():
-                try:
-                    self._keep(registry)
-                    backoff.succeeded()
-                except Exception as error:  # each registry has errors of its own
-                    backoff.failed(error)
-                    connections.close_all()
-                self.stop.wait(pause())
+        backoff = Backoff("the registry", logger)
+        while not self.stop.is_set():
             try:
-                if self.member is not None:
-                    registry.leave(self.member)
-            except Exception as error:
-                logger.warning("Not taken off, so the lease has to run out error=%r", error)
+                registry = new_registry()
+                with registry.session(self.stop):
+                    self._stay(registry, backoff)
+            except Exception as error:  # no session: a thread of its own cannot be started
+                backoff.failed(error)
+                connections.close_all()
+                self.stop.wait(pause())
+
+    def _stay(self, registry: Registry, backoff: Backoff) -> None:
+        while not self.stop.is_set():
+            try:
+                self._keep(registry)
+                backoff.succeeded()
+            except Exception as error:  # each registry has errors of its own
+                backoff.failed(error)
+                connections.close_all()
+            self.stop.wait(pause())
+        try:
+            if self.member is not None:
+                registry.leave(self.member)
+        except Exception as error:
+            logger.warning("Not taken off, so the lease has to run out error=%r", error)
 
     def _keep(self, registry: Registry) -> None:
-        if self.member is None or not registry.beat(self.member):
-            self.member = new_member(self.kind)
-            registry.register(self.member)
-            logger.info("Registered kind=%s address=%s", self.kind, self.member.address)
+        before = self.member
+        if before is not None and registry.beat(before):
+            self.member = registry.current(before)
+            return
+        self.member = new_member(self.kind)
+        if before is not None:  # as it was drained, or weighed, from outside
+            self.member = replace(self.member, weight=before.weight, draining=before.draining)
+        registry.register(self.member)
+        logger.info("Registered kind=%s address=%s", self.kind, self.member.address)
 
 
 def pause() -> float:
@@ -117,8 +134,9 @@ def _begin(kind: str) -> None:
     with _lock:
         before = _announced
         if before is None or (before.kind, kind) == (CLIENT, SERVER):
-            _announced = Announcement(kind)
-            _announced.thread.start()
+            begun = Announcement(kind)
+            begun.thread.start()  # where it cannot be started, the next call tries again
+            _announced = begun
             if before is not None:
                 before.stop.set()
 

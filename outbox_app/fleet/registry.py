@@ -54,6 +54,10 @@ class Registry(ABC):
     def beat(self, member: Member) -> bool:
         """Say that a process lives. False: it is not there any more, and has to register anew."""
 
+    def current(self, member: Member) -> Member:
+        """Return a process as it is there now, where it can be changed from outside."""
+        return member
+
     @abstractmethod
     def leave(self, member: Member) -> None:
         """Take a process off."""

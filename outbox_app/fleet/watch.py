@@ -92,12 +92,19 @@ class Watch:
         return self._listing
 
     def _run(self) -> None:
-        registry, backoff = self._registry(), Backoff("the registry", logger)
-        with registry.session(self.stop) as waiter:
-            while not self.stop.is_set():
-                self._pull(registry, backoff)
+        backoff = Backoff("the registry", logger)
+        while not self.stop.is_set():
+            try:
+                registry = self._registry()
+                with registry.session(self.stop) as waiter:
+                    while not self.stop.is_set():
+                        self._pull(registry, backoff)
+                        self._pulled.set()
+                        waiter.wait(pause())
+            except Exception as error:  # no session: a thread of its own cannot be started
+                self._failed(error, backoff)
                 self._pulled.set()
-                waiter.wait(pause())
+                self.stop.wait(pause())
 
     def _pull(self, registry: Registry, backoff: Backoff) -> None:
         try:
@@ -105,7 +112,10 @@ class Watch:
             self._listing = self._listing.after(found, self.clock())
             backoff.succeeded()
         except Exception as error:  # each registry has errors of its own
-            backoff.failed(error)
-            connections.close_all()
-            # What is gone when it is back is kept from then on.
-            self._listing = replace(self._listing, trouble=backoff.text, kept_since=None)
+            self._failed(error, backoff)
+
+    def _failed(self, error: Exception, backoff: Backoff) -> None:
+        backoff.failed(error)
+        connections.close_all()
+        # What is gone when it is back is kept from then on.
+        self._listing = replace(self._listing, trouble=backoff.text, kept_since=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,3 +43,19 @@ def fleet(settings: Any) -> Callable[..., None]:
 
     change()
     return change
+
+
+@pytest.fixture
+def cannot_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of threads that the system refuses to start, each once."""
+    names: list[str] = []
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name in names:
+            names.remove(self.name)
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return names

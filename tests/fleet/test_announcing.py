@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.db import connections
 
 from outbox_app.fleet import announce, announcing, gunicorn, servers
+from outbox_app.fleet.registry import SERVER, new_registry
 from outbox_app.models import Server
 from tests.patience import eventually
 
@@ -101,6 +103,42 @@ def test_a_registry_that_is_away_is_waited_for(rows: Any, fleet: Any, monkeypatc
         eventually(lambda: len(failed) > 1)
         assert rows() == []
     eventually(lambda: rows() == [("server", URL)])
+
+
+def test_what_was_drained_comes_back_so(alias: str, rows: Any, fleet: Any) -> None:
+    fleet(ADDRESS=URL)
+    kept, registry = announcing.Announcement(SERVER), new_registry()
+    kept._keep(registry)
+    registry.change(URL, weight=7, draining=True)
+    kept._keep(registry)
+    Server.objects.using(alias).all().delete()  # its lease has run out
+    kept._keep(registry)
+    [row] = Server.objects.using(alias)
+    assert (row.weight, row.draining) == (7, True)
+
+
+@pytest.mark.parametrize("name", ["outbox-fleet", "outbox-watchdog"])
+def test_a_thread_that_could_not_be_started(
+    rows: Any, fleet: Any, cannot_start: list[str], name: str
+) -> None:
+    fleet(ADDRESS=URL)
+    cannot_start.append(name)
+    for _ in range(2):
+        with suppress(RuntimeError):
+            announcing.join()
+    eventually(lambda: rows() == [("server", URL)])
+    assert cannot_start == []
+
+
+def test_a_list_whose_thread_could_not_be_started(
+    alias: str, fleet: Any, cannot_start: list[str]
+) -> None:
+    fleet(SERVICE="")
+    row = {"service": "bank", "address": URL, "node": "x", "version": "1", "lease_seconds": 600}
+    Server.objects.using(alias).create(**row)
+    cannot_start.append("outbox-watchdog")
+    assert servers("bank") == []
+    eventually(lambda: [each.member.address for each in servers("bank")] == [URL])
 
 
 def in_a_child(run: Callable[[], None]) -> int:

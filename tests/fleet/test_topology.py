@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from outbox_app.aliases import log_alias
+from outbox_app.entities import Command
+from outbox_app.entities.passing import leader_of
+from outbox_app.entities.request import Call
 from outbox_app.fleet import topology
 from outbox_app.fleet.registry import CLIENT, Member
 from outbox_app.fleet.topology import allocation, leader_elsewhere
+from tests.entities.models import Account
+from tests.patience import eventually
 
 URLS = [f"http://127.0.0.1:{port}/outbox/" for port in (1, 2, 3, 4)]
 STATIC = "outbox_app.fleet.registries.StaticRegistry"
@@ -79,6 +85,22 @@ def test_servers_are_avoided_by_several_threads(fleet: Any, monkeypatch: Any) ->
     monkeypatch.setattr(topology, "_avoided", {URLS[2]: 0.0})
     topology.avoid(URLS[1], 3, "no answer")
     assert list(topology._avoided) == [URLS[1]]
+
+
+def test_a_command_stays_here_where_no_list_can_be_pulled(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, cannot_start: list[str]
+) -> None:
+    fleet(TOPOLOGY="elected", REGISTRY=STATIC, SERVERS={"shop": URLS[1:2]})
+    monkeypatch.setattr(Account, "routed", True)
+    cannot_start.append("outbox-watch-shop")
+
+    def leader() -> str:
+        call = Call(Command("a", "open", command_id="x"))
+        return leader_of(call, Account, using=log_alias(Account.versions))
+
+    assert leader() == ""
+    assert cannot_start == []
+    eventually(lambda: leader() == URLS[1])
 
 
 def test_a_list_that_is_not_known_yet(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

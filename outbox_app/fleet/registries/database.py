@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -53,6 +53,10 @@ class DatabaseRegistry(Registry):
 
     def beat(self, member: Member) -> bool:
         return bool(self._rows().filter(id=member.id).update(heartbeat_at=DatabaseNow()))
+
+    def current(self, member: Member) -> Member:
+        row = self._rows().filter(id=member.id).values("weight", "draining").first()
+        return replace(member, **row) if row else member
 
     def leave(self, member: Member) -> None:
         self._rows().filter(id=member.id).delete()
