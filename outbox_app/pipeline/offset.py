@@ -74,15 +74,17 @@ class Offsets(LogScan[Offset]):
         self.scan = database.log()
 
     def beginning(self) -> Offset:
-        return self._of(self.scan.beginning())
+        return self._of(self.scan.beginning(), (0, ""))  # it has read nothing that could be gone
 
     def latest(self) -> Offset:
-        return self._of(self.scan.latest())
+        return self._of(self.scan.latest(), self._newest())
 
     def end(self, state: Offset, limit: int | None = None, bound: Offset | None = None) -> Offset:
         start = self.state(state)
+        # Before the end, which brings to the server's disk what was committed by then.
+        newest = self._newest()
         end = self.scan.end(start, limit, self.state(bound) if bound else None)
-        return state if end == start else self._of(end)
+        return state if end == start else self._of(end, newest)
 
     def parts(self, start: Offset, end: Offset, count: int) -> list[list[str]]:
         parts: list[list[str]] = self.scan.parts(self.state(start), self.state(end), count)
@@ -130,13 +132,15 @@ class Offsets(LogScan[Offset]):
         state: WindowState = self.scan.state.load(offset.state)
         return state
 
-    def _of(self, state: WindowState) -> Offset:
-        options = self.database.options
+    def _newest(self) -> tuple[int, str]:
         named = self.database.column("message_id")
         newest = f"SELECT id, {named} FROM {self.scan.source} ORDER BY id DESC LIMIT 1"
         [(position, message_id)] = self.database.run(newest, []) or [(0, "")]
-        place = int(position), str(message_id)
-        return Offset(options.log, self.database.identity(), *place, state.dump())
+        return int(position), str(message_id)
+
+    def _of(self, state: WindowState, newest: tuple[int, str]) -> Offset:
+        log, identity = self.database.options.log, self.database.identity()
+        return Offset(log, identity, *newest, state.dump())
 
 
 def _hex(message_id: Any) -> str:

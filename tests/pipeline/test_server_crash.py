@@ -7,6 +7,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from outbox_app import publish
+from outbox_app.eventlog.scans.postgres import PostgresScan
 from outbox_app.models import Event
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
@@ -87,3 +88,63 @@ def test_ids_that_are_given_out_again(alias, server, limit):
     assert first + found == written
     # What was kept was on disk, so nothing of it was given out again.
     assert not used & set(forgotten)
+
+
+def commit_without_waiting(alias: str, *streams: str) -> None:
+    with transaction.atomic(using=alias):
+        for stream in streams:
+            publish(stream, "order.paid", {})
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET LOCAL synchronous_commit = off")
+
+
+def crash(alias: str, server: PostgreSQL) -> None:
+    server.kill()
+    server.start()
+    connections[alias].close()
+
+
+def assert_belongs(alias: str, *offsets) -> None:
+    """An offset is taken after the crash, and when positions were given out again."""
+    for _ in range(2):
+        database = connect(source(alias))
+        try:
+            for offset in offsets:
+                Offsets(database).verify(offset)
+        finally:
+            database.close()
+        commit_without_waiting(alias, *"bcd")
+
+
+def test_what_comes_while_an_offset_is_made_is_not_named_by_it(alias, server, monkeypatch):
+    flush = PostgresScan._outlast_a_crash
+
+    def flush_and_commit(self):
+        flush(self)
+        commit_without_waiting(alias, "late")
+
+    commit_without_waiting(alias, "a")
+    monkeypatch.setattr(PostgresScan, "_outlast_a_crash", flush_and_commit)
+    end, ids = events(alias, None)
+    monkeypatch.undo()
+    crash(alias, server)
+    assert list(Event.objects.using(alias).values_list("id", flat=True)) == ids
+    assert_belongs(alias, end)
+
+
+def test_nor_what_is_not_on_disk_by_the_next_offset_in_a_window(alias, server):
+    commit_without_waiting(alias, "a", "b", "c")
+    first, _ = events(alias, None, 1)
+    commit_without_waiting(alias, "late")
+    second, _ = events(alias, first, 1)
+    crash(alias, server)
+    assert_belongs(alias, first, second)
+
+
+def test_nor_by_that_of_the_beginning(alias, server):
+    database = connect(source(alias))
+    commit_without_waiting(alias, "late")
+    beginning = Offsets(database).beginning()
+    database.close()
+    crash(alias, server)
+    assert_belongs(alias, beginning)

@@ -46,7 +46,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         now, cluster = self._snapshot()
         self._require_own(state, now, cluster)
         reached = self._reach(state, Snapshot.parse(bound.lo) if bound else now, limit)
-        if {reached.lo, reached.hi} - {state.lo, state.hi}:
+        if reached != state:
             self._outlast_a_crash()
         return reached
 
