@@ -331,6 +331,17 @@ def test_the_first_difference_is_found(seed):
         assert first_difference(table, shuffled) == at + 1
 
 
+def test_what_is_no_number_is_no_difference():
+    def table(*values):
+        return pyarrow.table({"id": [*range(1, len(values) + 1)], "share": pyarrow.array(values)})
+
+    nan = float("nan")
+    assert first_difference(table(1.5, nan, None), table(1.5, nan, None)) is None
+    assert first_difference(table(nan, nan, 1.5), table(nan, nan, 2.5)) == 3
+    assert first_difference(table(1.5, nan), table(1.5, None)) == 2
+    assert first_difference(table(1.5, nan), table(1.5, 0.5)) == 2
+
+
 def _rows(count, *, days):
     start = datetime(2020, 1, 1, tzinfo=UTC)
     rows = [

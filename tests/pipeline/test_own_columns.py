@@ -18,6 +18,7 @@ from outbox_app.pipeline.archive_reader import file_batches, planned
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
 from tests.eventlog.own_log.models import Visit
+from tests.faults.tools import on
 
 from .harness import archive, named, source
 
@@ -119,6 +120,15 @@ def test_every_type_is_archived_as_it_is(alias, new_log, run, tmp_path):
     assert {empty[name] for name in [*wanted, "extra"]} == {None}
     assert "doubled" not in full
     assert read_with_archive(alias, tmp_path) == [full, empty]
+
+
+@on("postgres")
+def test_no_number_is_archived_as_it_is(alias, new_log, run, tmp_path):
+    share = run.add("share", "double precision")
+    publish_visits(alias, 2)
+    run(f"UPDATE {TABLE} SET {share} = 'NaN' WHERE version = 1")
+    assert archive(alias, tmp_path, log=Visit) == 2
+    assert [repr(row["share"]) for row in archived(tmp_path)] == ["nan", "None"]
 
 
 def test_a_column_that_comes_later(alias, new_log, run, tmp_path):
