@@ -97,7 +97,7 @@ class Database(ABC):
         return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
 
     def has(self, position: int) -> bool:
-        """Say whether the log has a position. It is pruned from its front: it has all above, too"""
+        """Say whether the log has a position: pruned from its front, it then has all above."""
         sql = f"SELECT 1 FROM {self.quoted(self.options.log)} WHERE id = {position}"
         return bool(self.run(sql, []))
 
