@@ -125,7 +125,7 @@ def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
 def _each(
     rows: Iterable[Any], act: Callable[[Any], str | None], words: str, *, between: str = ", "
 ) -> str:
-    """Act on one row after the other: what is done of one stays, whatever is refused of another."""
+    """Act on one row after the other. A row that is refused undoes nothing of the others."""
     done, refused = [], []
     for row in rows:
         try:

@@ -124,12 +124,9 @@ class Parking:
         if not self.parked:
             return []
         rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
-        if streams:  # these first: however many were released, each that is there is found
-            is_released = Case(When(stream__in=streams, then=0), default=1)
-            rows = rows.order_by(is_released, "id")
-        else:
-            rows = rows.order_by("id")
-        return list(rows[: len(streams) + MAX_RELEASED])
+        # However many were released: each of these streams that is there is found.
+        first = [Case(When(stream__in=streams, then=0), default=1)] if streams else []
+        return list(rows.order_by(*first, "id")[: len(streams) + MAX_RELEASED])
 
     def missed(
         self, parked: ParkedStream, reader: LogReader, state: WindowState, limit: int

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import QuerySet
 
 from ..eventlog.newevent import slice_of
 from ..eventlog.reader import LogReader
@@ -41,7 +40,8 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     try:
         # In autocommit: a window may not be opened inside a transaction that has written.
         known = Cursor.objects.using(using).filter(subscription=name)
-        ends = {table: _end(reader, known) for table, reader in readers.items()}
+        states = {table: states_of(readers[table], known.filter(log=table)) for table in readers}
+        ends = {table: readers[table].window.move(None, states[table]).dump() for table in readers}
         failpoint("ends_read")
         with transaction.atomic(using=using):
             row = rows.select_for_update().get()
@@ -66,11 +66,6 @@ def adopt_partitions(subscriber: Subscriber, *, using: str, merge: bool = False)
     finally:
         for reader in readers.values():
             reader.close()
-
-
-def _end(reader: LogReader, cursors: QuerySet[Cursor]) -> str:
-    end: str = reader.window.move(None, states_of(reader, cursors.filter(log=reader.table))).dump()
-    return end
 
 
 def states_of(reader: LogReader, cursors: Iterable[Cursor]) -> list[Any]:

@@ -225,9 +225,8 @@ def _take_back(row: Row) -> None:
     with transaction.atomic(using=outbox_alias()):
         unfinished = _rows().select_for_update().filter(pk=row.pk, finished_at=None)
         for workers in map(json.loads, unfinished.values_list("worker_ids", flat=True)):
-            workers.reverse()
             workers.remove(json.loads(row.worker_ids)[-1])
-            unfinished.update(worker_ids=json.dumps(workers[::-1]))
+            unfinished.update(worker_ids=json.dumps(workers))
 
 
 def _finish(row: Row, task: Task[..., Any] | None) -> None:

@@ -32,6 +32,15 @@ def waiting(fresh, count):
     eventually(lambda: fresh.waiting == count)
 
 
+def in_turn(pool, fresh, *calls):
+    """Queue calls, the next one when the one before waits."""
+    found = []
+    for call in calls:
+        found.append(pool.submit(call))
+        waiting(fresh, len(found))
+    return found
+
+
 def test_those_that_gather_while_a_batch_is_written_are_the_next_one(
     account, withdraw, held, fresh, batches, rows
 ):
@@ -171,10 +180,7 @@ def test_a_handler_that_ends_the_thread_is_its_callers_alone(
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(withdraw, "first")
         held.wait()
-        calls = []
-        for each in (lambda: withdraw("x"), ask_end, lambda: withdraw("y")):
-            calls.append(pool.submit(each))
-            waiting(fresh, len(calls))
+        calls = in_turn(pool, fresh, lambda: withdraw("x"), ask_end, lambda: withdraw("y"))
         held.go.set()
         first.result()
         assert type(calls[1].exception()) is error
@@ -204,11 +210,14 @@ def test_an_error_about_what_was_rolled_back_is_not_said(
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(withdraw, "first")
         held.wait()
-        calls = []
-        for name, version in (("withdraw", 2), ("withdraw", 2), ("end", None)):
-            options = {} if version is None else {"expected_version": version}
-            calls.append(pool.submit(ask, name, f"c{len(calls)}", **options))
-            waiting(fresh, len(calls))
+        at = {"expected_version": 2}
+        calls = in_turn(
+            pool,
+            fresh,
+            lambda: ask("withdraw", "c0", **at),
+            lambda: ask("withdraw", "c1", **at),
+            lambda: ask("end", "c2"),
+        )
         held.go.set()
         first.result()
         assert type(calls[0].exception()) is SystemExit

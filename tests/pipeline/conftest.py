@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ import pytest
 from django.db import connections
 
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Event
+from outbox_app.models import DatabaseNow, Event
 from outbox_app.pipeline.driver.pipeline import log_options
+
+from .harness import publish_some
 
 if TYPE_CHECKING:
     pass
@@ -55,5 +58,18 @@ def source_options(tmp_path: Path) -> Callable[..., dict[str, str]]:
         options = log_options(model, using=alias, **texts)
         values = {each.name: getattr(options, each.name) for each in fields(options)}
         return {name: str(value) for name, value in values.items() if value != ""}
+
+    return make
+
+
+@pytest.fixture
+def old(alias: str) -> Callable[[int], list[int]]:
+    """``old(n)``: publish so many events, ten days old. Returns their positions."""
+
+    def make(count: int) -> list[int]:
+        positions = publish_some(alias, count)
+        rows = Event.objects.using(alias).filter(pk__in=positions)
+        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
+        return positions
 
     return make

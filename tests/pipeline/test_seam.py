@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pyarrow as pa
 import pytest
 from django.core.management import call_command
@@ -11,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import ReadRefused
-from outbox_app.models import DatabaseNow, Event, Gap
+from outbox_app.models import Event, Gap
 from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.driver import run
 from outbox_app.pipeline.driver.pipeline import Pipeline
@@ -24,20 +22,7 @@ from tests.faults.tools import on
 from .harness import archive, publish_some, source
 from .test_source import struct
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def old(alias, new_log):
-    """``old(n)``: publish so many events, ten days old."""
-
-    def make(count: int) -> list[int]:
-        positions = publish_some(alias, count)
-        rows = Event.objects.using(alias).filter(pk__in=positions)
-        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
-        return positions
-
-    return make
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
 
 @pytest.fixture

@@ -41,19 +41,6 @@ def folder(tmp_path, settings, monkeypatch, new_log):
 
 
 @pytest.fixture
-def old(alias):
-    """``old(n)``: publish so many events, ten days old."""
-
-    def make(count: int) -> list[int]:
-        positions = publish_some(alias, count)
-        rows = Event.objects.using(alias).filter(pk__in=positions)
-        rows.update(recorded_at=DatabaseNow() - timedelta(days=10))
-        return positions
-
-    return make
-
-
-@pytest.fixture
 def left(alias):
     """``left()``: positions that are in the database."""
     return lambda: list(Event.objects.using(alias).order_by("pk").values_list("pk", flat=True))

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
+from django.db import connections
 from django.utils.timezone import now
 
 from outbox_app import reschedule
@@ -67,3 +68,19 @@ def test_what_was_requeued_or_put_off_is_kept_as_if_it_had_been_called_then(
     StagedJob.objects.using(alias).all().delete()  # they have left
     call_command("outbox_prune", "--results")
     assert left(alias) == {requeued, put_off}
+
+
+def test_what_begins_while_a_batch_is_removed_stays(alias: str, results: Any) -> None:
+    id = results(40, "RUNNING")
+
+    def begin(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("DELETE"):
+            wrappers.remove(begin)
+            TaskResult.objects.using(alias).update(kept_from=now())
+        return execute(sql, *rest)
+
+    wrappers = connections[alias].execute_wrappers
+    wrappers.append(begin)
+    call_command("outbox_prune", "--results")
+    assert begin not in wrappers
+    assert left(alias) == {id}
