@@ -487,3 +487,22 @@ def test_what_is_done_of_one_is_said_where_another_is_refused(alias, shop, super
     assert words.startswith("Moved: shop ")
     assert "'behind' would pass over 1 event" in words
     assert words[:60] in LogEntry.objects.get().get_change_message()
+
+
+def test_those_gaps_are_skipped_that_the_question_lists(alias, shop, superuser):
+    gap = {"kind": "version", "subscription": "shop", "log": "outbox_event", "first": 1, "last": 2}
+    gaps = [Gap(stream=f"stream-{number:03}", **gap) for number in range(60)]
+    Gap.objects.using(alias).bulk_create(gaps)
+    ParkedStream.objects.using(alias).bulk_create(
+        ParkedStream(
+            subscription="shop", partition=slice_of(each.stream) % 2, log="outbox_event",
+            stream=each.stream, version=1, position=1, error="",
+        )
+        for each in gaps
+    )  # fmt: skip
+    rows = Gap.objects.using(alias).filter(stream__startswith="stream-")
+    question = superuser.post(GAPS, selection("skip_selected", *rows))
+    listed = set(re.findall(r"stream-\d{3}", text(question)))
+    assert len(listed) == 50
+    superuser.post(GAPS, {**hidden(question), "confirmed": "yes", "reason": "why"})
+    assert set(rows.filter(state="skipped").values_list("stream", flat=True)) == listed
