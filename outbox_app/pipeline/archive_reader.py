@@ -5,6 +5,7 @@ much of the log was pruned; what is pruned between the plan and its reading is a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,10 +17,11 @@ import pyarrow as pa
 from ..eventlog.filter import EventFilter
 from ..exceptions import ReadRefused
 from ..text import get_logger
-from .database import conformed, connect
+from .database import columns_of, conformed, connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, read_batches, read_checked
+from .schema import arrow_schema
 from .store import Store
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ def read(
     """Return the events of an archive, and those that the log has behind its end, in no order.
 
     Spark reads the files itself, as fast as any Parquet files. Where it has no file system for the
-    address, Python does, as with ``format("outbox").option("archive", …)``. What the frame is made
-    of is fixed now: make another one to see what was archived since, within a week.
+    address, Python does, as with ``format("outbox").option("archive", …)``. The frame has what was
+    committed when it was made, whenever it is read, within a week: make another one to see more.
 
     Args:
         session: Where it is read.
@@ -59,8 +61,6 @@ def read(
         InvalidSchema: There is no such column, or it is of another type.
         ReadRefused: The archive ends where the log cannot be read from.
     """
-    from .table import Archive
-
     options = log if isinstance(log, Options) else Options.of(log)
     whole = replace(options, archive=archive)
     whole.check()
@@ -73,17 +73,16 @@ def read(
     if not _has_file_system(session, archive):
         logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
         return source(archive=archive)
-    end = Offset.load(options.end) if options.end else None
-    plan = None if end else planned(whole)
-    table = plan.archive if plan else Archive.load(archive, options.log, end)
-    lowest = str(plan.lowest) if plan else ""
-    rest = source(archive="", start=table.mark.end, end="", lowest=lowest)
+    plan = planned(whole)
+    table, end = plan.archive, json.dumps(plan.end.dump())
+    rest = source(archive="", start=table.mark.end, end=end, lowest=str(plan.lowest or ""))
+    arrow_schema(rest.schema, columns_of(options))  # Spark would read nulls
     # Spark's own S3 is called s3a; and a path alone would lie where the cluster keeps its files.
     place = f"file://{table.store.folder}" if table.store.is_local else archive
     place = place.replace("s3://", "s3a://", 1)
     names = [f"{place}/{file.name}" for file in table.files()]
     if not names:
-        return rest.limit(0) if end else rest
+        return rest
     only, params = options.only.sql()
     columns = type(rest.schema)(list(rest.schema))
     for name in ("topic", "type") if only else ():
@@ -93,7 +92,7 @@ def read(
     if only:
         files = files.where(only % tuple(map(_literal, params)))
     files = files.select(rest.columns)
-    return files if end else files.unionByName(rest)
+    return files.unionByName(rest) if plan.lowest else files
 
 
 class Planned(NamedTuple):

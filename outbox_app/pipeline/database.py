@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
@@ -19,8 +20,8 @@ import pyarrow.compute as pc
 from ..eventlog.scan import LogScan
 from ..eventlog.window import Window
 from ..exceptions import Unreachable
-from .options import Options
-from .schema import COLUMNS, SCHEMA, kind_of, kinds
+from .options import EVENTS, Options
+from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 
 T = TypeVar("T")
 
@@ -37,6 +38,14 @@ _CLASSES = {
 def connect(options: Options) -> Database:
     database: Database = resolve_name(_CLASSES[options.vendor])(options)
     return database
+
+
+def columns_of(options: Options) -> dict[str, str]:
+    """Return the types of what is read. Asks the database, but for the log of every project."""
+    if options.read != "events" or options.log == EVENTS:
+        return kinds(SCHEMAS[options.read])
+    with closing(connect(options)) as database:
+        return database.schema()
 
 
 class Database(ABC):

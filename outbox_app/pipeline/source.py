@@ -29,12 +29,12 @@ from pyspark.sql.streaming.datasource import (
 
 from ..exceptions import InvalidOption, ReadRefused
 from .archive_reader import file_batches, planned
-from .database import Database, connect
+from .database import Database, columns_of, connect
 from .offset import Offset, Offsets
-from .options import EVENTS, Options
+from .options import Options
 from .parquet import File
 from .pushdown import condition
-from .schema import SCHEMAS, arrow_schema, ddl, kinds
+from .schema import arrow_schema, ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ class OutboxDataSource(DataSource):
         return "outbox"
 
     def schema(self) -> str:
-        return ddl(_columns(Options.of(self.options)))
+        return ddl(columns_of(Options.of(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options.of(self.options)
@@ -102,7 +102,7 @@ class Reader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, _columns(options), options.read)
+        self.schema = arrow_schema(schema, columns_of(options), options.read)
         self.pushed = ""
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -150,7 +150,7 @@ class FilteringReader(Reader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.schema = arrow_schema(schema, _columns(options), options.read)
+        self.schema = arrow_schema(schema, columns_of(options), options.read)
         self._database: Database | None = None
         self._offsets: Offsets | None = None
         self._verified = False
@@ -240,14 +240,6 @@ def _guarded(
                     f"Position {lowest} has gone from {options.log} while it was read: the archive "
                     "has got on, and the log was pruned. Read both again."
                 )
-
-
-def _columns(options: Options) -> dict[str, str]:
-    """Return the types of what is read. Asks the database, but for the log of every project."""
-    if options.read != "events" or options.log == EVENTS:
-        return kinds(SCHEMAS[options.read])
-    with closing(connect(options)) as database:
-        return database.schema()
 
 
 def _whole(options: Options, database: Database) -> str:

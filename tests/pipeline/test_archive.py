@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import LongType, StructField, StructType
 
 from outbox_app.eventlog.window import TOMBSTONE
-from outbox_app.exceptions import ArchiveRefused, InvalidOption
+from outbox_app.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
 from outbox_app.models import Event
 from outbox_app.pipeline import parquet as writing
 from outbox_app.pipeline import read
@@ -270,6 +270,24 @@ def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
     assert _has_file_system(spark, "file:///srv/archive")
     with pytest.raises(InvalidOption, match="leave out start"):
         read(spark, log=replace(log, start=end), archive=str(odd))
+
+
+@database
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("behind", [0, 2])
+def test_a_frame_has_what_was_committed_when_it_was_made(alias, new_log, folder, spark, behind):
+    """Read twice, it has the same rows; where nothing is behind the files, no Python reads."""
+    ids = publish_some(alias, 5)
+    archive(alias, folder, rows=10)
+    ids += [id for _ in range(behind) for id in publish_some(alias, 1)]
+    frame = read(spark, log=source(alias), archive=str(folder), schema="id bigint")
+    for _ in range(2):
+        publish_some(alias, 3)
+        assert sorted(row.id for row in frame.collect()) == ids
+    assert ("BatchScan outbox" in frame._jdf.queryExecution().toString()) == bool(behind)
+    for given, says in (("id bigint, price int", "no column 'price'"), ("id int", "is bigint")):
+        with pytest.raises(InvalidSchema, match=says):
+            read(spark, log=source(alias), archive=str(folder), schema=given)
 
 
 @database
