@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 from celery import Task
 from celery._state import get_current_task
@@ -147,8 +147,18 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
         if noted or task.request.is_eager or not _is_race(error):
             raise
         # Another delivery is in progress. Failing would report a failure of a job that may succeed.
-        attempts = task.request.retries + 1
+        retry_later(task, error)
+
+
+def retry_later(task: Any, error: Exception) -> NoReturn:
+    """Let a worker deliver its message again, whatever ``max_retries`` says."""
+    attempts = task.request.retries + 1
+    try:
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error
+    finally:
+        # Celery keeps it for ``autoretry_for``, as the limit of all jobs of this task in this
+        # process.
+        vars(task).pop("override_max_retries", None)
 
 
 def _note(job_id: str, task: str, *, using: str) -> bool:

@@ -29,7 +29,7 @@ from django.utils.module_loading import import_string
 
 from ..aliases import outbox_alias
 from ..failpoints import failpoint
-from ..jobs.idempotent import RETRY_SECONDS
+from ..jobs.idempotent import retry_later
 from ..jobs.staging.insert import chunk_bytes
 from ..jobs.staging.sending import alias_outside
 from ..jobs.staging.stage import stage
@@ -164,10 +164,7 @@ def execute(task_id: str, celery_task: Any) -> None:
         if request.is_eager:
             raise
         # Celery takes a task that raises for done: its message would be gone.
-        attempts = request.retries + 1
-        raise celery_task.retry(
-            exc=unavailable, countdown=RETRY_SECONDS, max_retries=attempts
-        ) from unavailable
+        retry_later(celery_task, unavailable)
     if error:
         raise error
 

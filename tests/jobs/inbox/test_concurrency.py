@@ -196,6 +196,21 @@ def test_who_waits_for_too_long_is_retried_and_does_not_fail(
     assert effects() == ["slow"]
 
 
+def test_who_waits_for_too_long_leaves_other_jobs_their_retries(alias, task, slow, start):
+    @task(max_retries=3, autoretry_for=[ZeroDivisionError])
+    @idempotent
+    def work(fails=False):
+        return 1 / 0 if fails else slow.body()
+
+    first = start(work, "job")
+    assert slow.inside.wait(patience())
+    assert start(work, "job", IMPATIENCE).result().state == "RETRY"
+    slow.go.set()
+    assert first.result().state == "SUCCESS"
+    states = [deliver(work, "other", True, retries=n).state for n in range(4)]
+    assert states == ["RETRY"] * 3 + ["FAILURE"]
+
+
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
 def test_every_kind_of_busy_is_a_race(code):
     cause = sqlite3.OperationalError("database is locked")
