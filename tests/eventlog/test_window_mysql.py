@@ -387,3 +387,21 @@ def test_what_cursors_wait_for_is_looked_for_however_far_below(alias, monkeypatc
         gone.rollback()
         found, _ = reader.read(moved, 100)
         assert [event.stream for event in found] == ["late"]
+
+
+@pytest.mark.parametrize("back", [100, 11, 10, 9, 3])
+def test_what_cursors_wait_for_is_kept_though_nothing_is_seen_of_it(alias, monkeypatch, back):
+    """A session stays between three positions and their rows; the log goes on."""
+    monkeypatch.setattr(mysql, "LOOK_NEAR", 2)
+    monkeypatch.setattr(mysql, "LOOK_BACK", back)
+    with reading(alias) as reader:
+        state = reader.window.start(None)
+        gap = rolled_back(alias, 3)
+        commit(alias, *"aaaaaaaaa")
+        state = reader.read(state, 100).page.state
+        assert runs(state) == [gap]
+        assert runs(reader.window.start(None)) == []
+        moved = reader.window.move(None, [state, MysqlState(gap[0], [(gap[0], gap[0], None)])])
+        assert runs(moved) == [gap]
+        Event.objects.using(alias).create(id=gap[0], stream="late", version=1, type="x", slice=0)
+        assert names(reader.read(moved, 100).events) == ["late1"]

@@ -52,32 +52,25 @@ class MysqlWindow(Window[MysqlState]):
         return self.move(after, [])
 
     def move(self, after: int | None, states: Sequence[MysqlState]) -> MysqlState:
-        """As ``start()``; what these wait for is looked for however far below it lies."""
+        """As ``start()``; what these wait for is kept, however far below it lies."""
         top = self.top()
         high = top if after is None else after
         end = min(top, high)
         floor = max(0, end - LOOK_BACK)
-        known = self._missing_below(floor, states)
-        ids = f"SELECT id FROM {self.source} WHERE id > {floor} AND id <= {end} ORDER BY id"
-        runs = list(between(floor, [*(id for (id,) in self.run(ids, [])), end + 1]))
-        seen, now = self._look(known + runs)
-        state, _ = self._settle(high, known + runs, seen, now)
-        near = end - LOOK_NEAR
-        kept = [run for run in state.missing if run[2] is None or run[1] <= floor or run[1] > near]
-        return MysqlState(high, kept)
-
-    def _missing_below(self, floor: int, states: Sequence[MysqlState]) -> Runs:
-        """Return the runs that are missing of any of the states, and are not committed by now."""
-        runs: Runs = []
-        for first, last, _ in sorted((*run[:2], None) for s in states for run in s.missing):
-            if runs and first <= runs[-1][1] + 1:
-                runs[-1] = (runs[-1][0], max(runs[-1][1], last), None)
-            else:
-                runs.append((first, last, None))
-        runs = [(first, min(last, floor), None) for first, last, _ in runs if first <= floor]
+        waited = _joined((run for state in states for run in state.missing), end)
+        runs = _joined([*waited, (floor + 1, end, None)], end)
         select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
         ids = [id for chunk in chunks(runs) for (id,) in self.run(f"{select} {within(chunk)}", [])]
-        return left(runs, sorted(ids))
+        runs = left(runs, sorted(ids))
+        seen, now = self._look(runs)
+        state, _ = self._settle(high, runs, seen, now)
+        near = end - LOOK_NEAR
+        kept = [
+            (first, last, since)
+            for first, last, since in state.missing
+            if since is None or last > near or _meets(waited, first, last)
+        ]
+        return MysqlState(high, kept)
 
     def read(
         self, state: MysqlState, *, columns: Sequence[str], limit: int, only: EventFilter
@@ -288,6 +281,22 @@ def between(before: int, present: Iterable[int]) -> Iterator[tuple[int, int, Non
         if position > before + 1:
             yield before + 1, position - 1, None
         before = position
+
+
+def _joined(runs: Iterable[tuple[int, int, Any]], end: int) -> Runs:
+    """Return runs up to a position, in order; those that meet or follow one another are one."""
+    found: Runs = []
+    for first, last in sorted((first, min(last, end)) for first, last, _ in runs if first <= end):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last), None)
+        else:
+            found.append((first, last, None))
+    return found
+
+
+def _meets(runs: Runs, first: int, last: int) -> bool:
+    at = bisect_left(runs, first, key=itemgetter(1))
+    return at < len(runs) and runs[at][0] <= last
 
 
 def any_between(positions: Sequence[int], first: int, last: int) -> bool:
