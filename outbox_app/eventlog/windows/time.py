@@ -22,7 +22,7 @@ from ..window import Page, Window
 #: Above every position.
 TOP = 2**63 - 1
 
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?)?", re.ASCII)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?(\+00)?)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class TimeWindow(Window[TimeState]):
         """``after`` stands for the time of that position."""
         run = uuid4().hex
         if after is None:
-            at, id = self._now(), TOP
+            [(at,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
+            id = TOP
         else:
             times = f"SELECT {self.text.format('recorded_at')} FROM {self.source}"
             rows = self.run(f"{times} WHERE id <= {after} ORDER BY id DESC LIMIT 1", [])
@@ -86,9 +87,10 @@ class TimeWindow(Window[TimeState]):
         of one time, as one transaction writes them, are read to their end before later ones.
         """
         condition, params = only.sql()
-        # With a condition the time is passed as well, or what it leaves out would be read for ever.
-        now = self._now() if condition and not state.until else ""
-        until = state.until or now
+        # With a condition what it leaves out is passed as well, or it would be read for ever: up to
+        # the last row that is there. A replica may be behind, where a time would pass what is not.
+        newest = self._newest() if condition and not state.until else ("", 0)
+        until = state.until or newest[0]
         bound = f"'{until}'" if until else self._bound()
         rows = self.run(
             f"SELECT {self.text.format('recorded_at')} AS at_text, id AS position, "
@@ -99,8 +101,8 @@ class TimeWindow(Window[TimeState]):
         )
         full = len(rows) == limit
         at, id = (rows[-1][0], rows[-1][1]) if rows else (state.at, state.id)
-        if now > at and not full:
-            at, id = now, TOP
+        if not full:
+            at, id = max((at, id), newest)
         after = replace(state, at=at, id=id, until=at if full else "")
         return Page(
             [row[2:] for row in rows],
@@ -116,18 +118,24 @@ class TimeWindow(Window[TimeState]):
     def verify(self, state: TimeState) -> None:
         """A time of this database looks like one of any other."""
 
-    def _now(self) -> str:
-        [(text,)] = self.run(f"SELECT {self.text.format(self._bound())}", [])
-        return str(text)
+    def _newest(self) -> tuple[str, int]:
+        """Return time and position of the last row that may be read, or of none."""
+        rows = self.run(
+            f"SELECT {self.text.format('recorded_at')}, id FROM {self.source} "
+            f"WHERE recorded_at <= {self._bound()} ORDER BY recorded_at DESC, id DESC LIMIT 1",
+            [],
+        )
+        return (rows[0][0], rows[0][1]) if rows else ("", 0)
 
     def _bound(self) -> str:
         return self.bound.format(self.behind)
 
 
 class PostgresTimeWindow(TimeWindow):
-    """On PostgreSQL, a standby included. Texts are in the time zone of Django's sessions."""
+    """On PostgreSQL, a standby included. Texts are in UTC, and say so: a session may be in a zone
+    in which an hour comes twice, and the next one in another."""
 
-    text = "to_char({}, 'YYYY-MM-DD HH24:MI:SS.US')"
+    text = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"')"""
     bound = "(statement_timestamp() - interval '{} seconds')"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from datetime import UTC, datetime
+from itertools import cycle
 
 import pytest
 from django.db import connections, transaction
 
 from outbox_app import publish, publish_many, subscriber
 from outbox_app.eventlog.filter import EventFilter
-from outbox_app.eventlog.newevent import NewEvent
+from outbox_app.eventlog.newevent import NewEvent, slice_of
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeState, TimeWindow
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
@@ -21,6 +23,7 @@ from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests.eventlog.sessions import Session
+from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -284,3 +287,42 @@ def test_what_was_skipped_is_not_handled_after_others_that_commit_late(reading, 
         log.age(stream, 1, seconds=20)
     reader.broken = set()
     assert reader.start().later(60).handled == ["c:1", "d:1", "e:1"]
+
+
+def test_a_replica_that_is_behind(alias, reading, log):
+    """What was written before a page was read comes to the replica after that, in order."""
+    reading(by_time=True)
+    only = EventFilter(parts=2, part=slice_of("late") % 2)
+    with closing(LogReader(Event, using=alias, only=only, by_time=True)) as reader:
+        log.add("early", 1)
+        log.age("early", 1, seconds=60)
+        state = reader.read(reader.window.start(0), 10).page.state
+        log.add("late", 1)
+        log.age("late", 1, seconds=30)
+        events, page = reader.read(state, 10)
+        assert [event.stream for event in events] == ["late"]
+        assert reader.read(page.state, 10).events == []
+
+
+@on("postgres")
+def test_an_hour_that_comes_twice(alias, reading, log):
+    """In the zone of a session; that of the next process is another one."""
+    reading(by_time=True)
+    moments = [datetime(2025, 10, 26, 0, 30), datetime(2025, 10, 26, 0, 45)]
+    moments += [datetime(2025, 10, 26, 1, 10), datetime(2025, 10, 26, 12)]
+    for n, moment in enumerate(moments):
+        log.add(f"s{n}", 1)
+        rows = Event.objects.using(alias).filter(stream=f"s{n}")
+        rows.update(recorded_at=moment.replace(tzinfo=UTC))
+    zones = cycle(["Europe/Vienna", "Europe/Vienna", "America/New_York", "Asia/Tokyo"])
+    try:
+        with closing(LogReader(Event, using=alias, by_time=True)) as reader:
+            found, state, more = [], reader.window.start(0), True
+            while more:
+                reader.run(f"SET TIME ZONE '{next(zones)}'", [])
+                events, page = reader.read(reader.load(state.dump()), 1)
+                state, more = page.state, page.more
+                found += [event.stream for event in events]
+    finally:
+        connections[alias].close()
+    assert found == ["s0", "s1", "s2", "s3"]
