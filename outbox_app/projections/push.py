@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import OuterRef, Subquery
 
 from ..eventlog.filter import EventFilter
@@ -70,6 +70,9 @@ def pending_events(
     if condition:
         # The very SQL of the pull: what "order.*" means must not differ by a letter.
         earlier = earlier.extra(where=[condition], params=params)
+    connection = connections[subscriber.using]
+    if connection.vendor == "mysql" and connection.in_atomic_block:
+        earlier = earlier.select_for_update()  # at REPEATABLE READ only this sees what is new
     previous = Subquery(earlier.order_by("-version").values("version")[:1])
     for start in range(0, len(ids), CHUNK):
         chunk = rows.filter(message_id__in=ids[start : start + CHUNK])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import InvalidSubscriber
 from outbox_app.models import Cursor, Event
+from outbox_app.projections.push import connect
+from outbox_app.signals import events_published
+from tests.faults.tools import on
+from tests.patience import patience
 from tests.projections.declared import StatusOf, declare
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
@@ -91,3 +97,34 @@ def test_the_pull_touches_no_row_that_is_applied(alias, published, run, status):
     run("status")
     assert applied == [1, 2]
     assert Cursor.objects.using(alias).get().handled == 2
+
+
+@on("mariadb")
+def test_an_event_that_is_newer_than_the_snapshot_of_the_writer(
+    alias, published, run, status, in_thread, monkeypatch
+):
+    """It was published by a process whose code has no projection yet."""
+    declare(StatusOf, "status", types=["made"], inline=True)
+    published("a")
+    monkeypatch.setitem(
+        connections.settings[alias]["OPTIONS"], "isolation_level", "repeatable read"
+    )
+    looked, written = threading.Event(), threading.Event()
+
+    def write():
+        with transaction.atomic(using=alias):
+            assert Event.objects.using(alias).count() == 1
+            looked.set()
+            written.wait(patience())
+            published("a")
+
+    thread = in_thread(write)
+    assert looked.wait(patience())
+    events_published.disconnect(dispatch_uid="outbox_app.projections.push")
+    published("a")
+    connect()
+    written.set()
+    thread.join(patience())
+    assert status() == {"a": ("1", 1)}
+    run("status")
+    assert status() == {"a": ("1 2 3", 3)}
