@@ -18,7 +18,7 @@ from django.db import connections, transaction
 
 from .aliases import outbox_alias
 from .conf import require_celery
-from .jobs.staging.modes import mode_of
+from .jobs.staging.modes import is_by_hand, mode_of
 from .jobs.staging.sending import StagingMixin, celery_app
 from .jobs.staging.shadow import expecting
 from .transactions import is_atomic, is_in_test
@@ -42,15 +42,15 @@ class OutboxTask(_DjangoTask):
     """Task class of ``OutboxCelery``: its ``…_on_commit`` calls stage what Celery would forget.
 
     They call the task's own ``delay`` and ``apply_async``: at once inside a transaction of the
-    outbox's alias, or at its commit where ``task_always_eager`` runs the task; elsewhere as Celery
-    does.
+    outbox's alias, or at its commit where ``task_always_eager`` runs the task, or a ``connection=``
+    sends it; elsewhere as Celery does.
     """
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         self._stage_or_wait(partial(self.delay, *args, **kwargs))
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        self._stage_or_wait(partial(self.apply_async, *args, **kwargs))
+        self._stage_or_wait(partial(self.apply_async, *args, **kwargs), is_by_hand(kwargs))
 
     if TYPE_CHECKING:
 
@@ -65,7 +65,7 @@ class OutboxTask(_DjangoTask):
             **options: Any,
         ) -> AsyncResult[Any]: ...
 
-    def _stage_or_wait(self, call: Callable[[], Any]) -> None:
+    def _stage_or_wait(self, call: Callable[[], Any], by_hand: bool = False) -> None:
         alias = outbox_alias() if apps.models_ready else None
         mode = mode_of(self.app, self.name) if apps.models_ready else "send"
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
@@ -73,7 +73,7 @@ class OutboxTask(_DjangoTask):
             if alias and is_recorded and is_atomic(alias) and not is_in_test(alias):
                 call = expecting(call, self.name, using=alias)
             transaction.on_commit(call)
-        elif self.app.conf.task_always_eager:
+        elif by_hand or self.app.conf.task_always_eager:
             transaction.on_commit(call, using=alias)
         else:
             call()

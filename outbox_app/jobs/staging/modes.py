@@ -8,6 +8,7 @@ that is compared with what was committed: see ``shadow``. What Celery calls for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -33,6 +34,11 @@ def mode_of(app: Any, name: str, args: Any = None, kwargs: Any = None) -> Mode:
             "OUTBOX['TASK_MODES']."
         )
     return mode
+
+
+def is_by_hand(options: Mapping[str, Any]) -> bool:
+    """Say whether a call asks for a producer or a connection, and so to be sent in any mode."""
+    return any(options.get(key) for key in ("producer", "publisher", "connection"))
 
 
 def own_mode(app: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ from ...conf import outbox_settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from . import validation
-from .modes import Mode, mode_of
+from .modes import Mode, is_by_hand, mode_of
 from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 from .shadow import Call, recording
@@ -144,7 +144,9 @@ class StagingMixin:
         ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
         if isinstance(options.get("producer"), LazyProducer):
             del options["producer"]
-        by_hand = any(options.get(key) for key in ("producer", "publisher", "connection"))
+        if getattr(self._tasks.get(name), "immediate", None):  # type: ignore[attr-defined]
+            options.setdefault("immediate", False)  # or Celery's would take it for AMQP's
+        by_hand = is_by_hand(options)
         task_args = args[0] if args else options.get("args")
         task_kwargs = args[1] if len(args) > 1 else options.get("kwargs")
         using = ours.get("using")
@@ -154,14 +156,13 @@ class StagingMixin:
             self._check_order(name, task_args, alias if mode == "stage" else None, options)
         if alias is None:
             send = partial(super().send_task, name, *args, **options)  # type: ignore[misc]
-            if by_hand or mode == "stage":
-                return send()
             decide = partial(self._alias_to_stage, name, task_args, using, options, "stage")
             call = Call(self, name, ours, decide, partial(self._check, name, options))
+            is_recorded = mode == "shadow" and not by_hand
             before = _staging_now.get()
             _staging_now.set(False)
             try:
-                with recording(call) if mode == "shadow" else nullcontext() as producer:
+                with recording(call) if is_recorded else nullcontext() as producer:
                     return send(producer=producer) if producer else send()
             finally:
                 _staging_now.set(before)

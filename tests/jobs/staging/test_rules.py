@@ -11,6 +11,7 @@ from django.db import transaction
 
 from outbox_app.exceptions import InvalidJob, NotAtomic
 from outbox_app.models import StagedJob
+from tests.jobs.staging import tasks
 from tests.jobs.staging.transactions import rolled_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -196,6 +197,28 @@ def test_with_a_connection_it_is_sent(alias, app, add, staged, sent):
 
 
 @on_sqlite
+def test_with_a_connection_the_reply_queue_is_made_before(alias, make_app, rabbitmq_url):
+    """Or an early result would be dropped, as Celery's ``rpc://`` knows no other time for it."""
+    app = make_app(rabbitmq_url, result_backend="rpc://")
+    add = app.task(name="add", shared=False)(tasks.add)
+    with transaction.atomic(using=alias), app.connection_for_write() as connection:
+        add.apply_async((1, 1), connection=connection)
+        app.backend.binding(connection.default_channel).queue_declare(passive=True)
+
+
+@on_sqlite
+def test_by_name_a_task_is_sent_without_amqps_option_immediate(
+    alias, make_app, rabbitmq_url, sent_by
+):
+    """RabbitMQ closes the connection for it, and the message is lost."""
+    app = make_app(rabbitmq_url, broker_transport_options={"confirm_publish": True})
+    app.task(name="add", immediate=True, shared=False, lazy=False)(tasks.add)
+    app.send_task("add", (1, 1))
+
+    assert sent_by(app) == [[1, 1]]
+
+
+@on_sqlite
 def test_a_producer_taken_by_hand_publishes_at_once(alias, app, add, staged, sent):
     with transaction.atomic(using=alias), app.producer_or_acquire() as producer:
         body = ((7, 7), {}, {})
@@ -253,6 +276,19 @@ def test_on_commit_calls_stage(alias, add, staged, sent):
 
     assert staged() == [[1], [2, 2]]
     assert sent() == [[3, 3]]
+
+
+@on_sqlite
+def test_on_commit_calls_that_are_sent_by_hand_wait_for_the_commit(alias, add, staged, sent):
+    with add.app.connection_for_write() as connection:
+        with rolled_back(alias):
+            add.apply_async_on_commit((1, 1), connection=connection)
+        with transaction.atomic(using=alias):
+            add.apply_async_on_commit((2, 2), connection=connection)
+            assert not sent()
+
+    assert sent() == [[2, 2]]
+    assert not staged()
 
 
 @beside_postgres
