@@ -58,7 +58,10 @@ class ProjectionTable:
         self.rows = (table or self.model)._base_manager.using(using)
         self.columns = [field.attname for field in meta.concrete_fields]
         self.written = [
-            field.name for field in meta.concrete_fields if not field.generated and field != self.pk
+            field.name
+            for field in meta.concrete_fields
+            # What an INSERT fills in (auto_now_add) belongs to the first one.
+            if not (field.generated or field == self.pk or getattr(field, "auto_now_add", False))
         ]
         self.keeps_deleted = projection.versioned and "deleted" in self.columns
 

@@ -53,3 +53,12 @@ class Pointing(models.Model):
     """Points at a view."""
 
     view = models.ForeignKey(Pointed, on_delete=models.CASCADE)
+
+
+class Stamped(models.Model):
+    """Knows when its rows were made, and when they changed."""
+
+    stream = models.CharField(max_length=255, primary_key=True)
+    count = models.IntegerField(default=0)
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)

@@ -16,7 +16,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.projections.rows import PendingEvent, ProjectionTable
 from tests.projections.declared import SoldOf, StatusOf, declare
-from tests.projections.models import Bare, Numbered, Sold, Status
+from tests.projections.models import Bare, Numbered, Sold, Stamped, Status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -202,3 +202,22 @@ def test_a_deletion_needs_a_field_where_rows_have_versions(alias, published, run
     assert "deleted = BooleanField" in Cursor.objects.using(alias).get().error
     assert "deleted = BooleanField" in caplog.text
     assert Bare.objects.using(alias).get().version == 1
+
+
+def test_the_time_of_the_first_insert_stays(alias, published, run):
+    def apply(self, event, row):
+        if event.type == "gone":
+            return None
+        row = row or Stamped()
+        row.count += 1
+        return row
+
+    declare(StatusOf, "stamped", model=Stamped, apply=apply)
+    published("a")
+    run("stamped")
+    first = Stamped.objects.using(alias).get()
+    published("a")
+    run("stamped")
+    second = Stamped.objects.using(alias).get()
+    assert (second.count, second.created_at) == (2, first.created_at)
+    assert second.changed_at > first.changed_at
