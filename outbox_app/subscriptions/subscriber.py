@@ -177,11 +177,8 @@ def subscriber(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_handler(name, function)
-        if task is None:
-            register(replace(declared, handle=function))
-        else:
-            handle = staging(task, function, using=lambda: declared.using)
-            _subscribers[name] = replace(declared, handle=handle)
+        handle = staging(task, function, using=lambda: declared.using) if task else function
+        register(replace(declared, handle=handle))
         return function
 
     return decorate
@@ -199,6 +196,7 @@ def staging(
         jobs = (task.signature(tuple(arguments(e)), ordering_key=e.stream) for e in events)
         stage_many(jobs, using=using())
 
+    stage_tasks.__qualname__ = f"staging({task.name})"  # two tasks are two subscriptions
     return stage_tasks
 
 

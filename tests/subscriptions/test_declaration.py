@@ -124,6 +124,15 @@ def test_two_subscriptions_with_one_name():
         subscriber("x")(with_default)
 
 
+def test_two_tasks_with_one_name(make_app):
+    app = make_app()
+    one, other = (app.task(handle, name=name) for name in ("one", "other"))
+    subscriber("x", task=one)
+    subscriber("x", task=one)(handle)
+    with pytest.raises(InvalidSubscriber, match=r"staging\(one\) and .*staging\(other\)"):
+        subscriber("x", task=other)
+
+
 def test_a_log_that_is_not_there():
     subscriber("x", logs=["shop.Nothing"])(handle)
     with pytest.raises(UnknownLog, match=r"Subscription 'x' .*shop\.Nothing.*outbox_event"):
