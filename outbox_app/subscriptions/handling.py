@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -61,7 +62,8 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
             with inside(
                 start_span("outbox handle", carriers, kind="CONSUMER", attributes=attributes)
             ):
-                subscriber.handle(list(events))  # it may take them out
+                result = subscriber.handle(list(events))  # it may take them out
+            _require_run(name, result)
         except BaseException as error:
             if len(connection.savepoint_ids) > savepoints:
                 # The error holds a generator inside atomic(), which would leave it later: in the
@@ -88,6 +90,17 @@ def call_handler(subscriber: Subscriber, events: list[RecordedEvent]) -> None:
                 "transaction. Put the statement that may fail into atomic()."
             )
         failpoint("handled")
+
+
+def _require_run(name: str, result: Any) -> None:
+    """Refuse what a wrapper of a coroutine or a generator returns: its body has not run."""
+    if isawaitable(result) or isgenerator(result) or isasyncgen(result):
+        if iscoroutine(result):
+            result.close()
+        raise SwallowedError(
+            f"The handler of {name!r} has returned {result!r:.200}, of which nothing has run. "
+            "Write a plain function, or run it there."
+        )
 
 
 def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:

@@ -438,3 +438,26 @@ def test_a_cursor_that_somebody_has_taken_away(alias, published, run):
     runner = Runner([subscriber_named("cut"), subscriber_named("works")])
     assert runner.run(once=True) == 1
     assert "cut: " in runner.trouble
+
+
+async def coroutine(events):
+    raise AssertionError
+
+
+def generator(events):
+    yield
+
+
+async def asynchronous_generator(events):
+    yield
+
+
+@pytest.mark.parametrize("body", [coroutine, generator, asynchronous_generator])
+def test_one_whose_body_would_never_run(alias, published, run, body):
+    """A decorator hides from the declaration what it is."""
+    subscriber("hidden")(lambda events: body(events))
+    published("a")
+    assert run("hidden") == 0
+    cursor = Cursor.objects.using(alias).get()
+    assert "of which nothing has run" in cursor.error
+    assert (cursor.handled, cursor.position) == (0, 0)
