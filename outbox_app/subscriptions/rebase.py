@@ -34,6 +34,7 @@ from ..exceptions import DamagedCursor, InvalidArgument, ReadRefused, ReplayRefu
 from ..models import Cursor, EventLog
 from ..process.preflight import require_alias, require_migrated
 from ..text import get_logger
+from .cursors import is_stopped
 
 logger = get_logger("outbox_app.rebase")
 
@@ -159,10 +160,14 @@ def _apply(
         if not upgraded:
             for reached in renumber(plan.reader, plan.last):
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
-        for pk, state in plan.states.items():
-            Cursor.objects.using(using).filter(pk=pk).move(
-                state=state, position=Least("position", Value(plan.last)), counted=None
-            )
+        for cursor in plan.cursors:
+            if (state := plan.states.get(cursor.pk)) is not None:
+                Cursor.objects.using(using).filter(pk=cursor.pk).move(
+                    state=state,
+                    position=Least("position", Value(plan.last)),
+                    counted=None,
+                    error=cursor.error if is_stopped(cursor) else "",
+                )
     write(f"rebased log={table} last_id={plan.last} cursors={len(plan.states)}")
 
 

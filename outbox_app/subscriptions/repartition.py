@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from math import gcd
 from typing import Any
 
 from django.db import connections, transaction
@@ -21,7 +22,7 @@ from ..eventlog.reader import LogReader
 from ..exceptions import ReadRefused
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream, Subscription
-from .cursors import PartitionsDiffer
+from .cursors import PartitionsDiffer, is_stopped
 from .subscriber import Subscriber
 
 
@@ -112,11 +113,14 @@ def _places(
 def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
     """Write the cursors of one log; the first has the count of all that were handled.
 
-    What a person has decided of an event that fails goes with the event.
+    What a person has decided of an event that fails goes with the event. Those that get streams of
+    one that waits for a person wait, too.
     """
     cursors = Cursor.objects.using(old[0]._state.db)
     failed = [each.failed_event for each in old if each.failed_event]
     by_part = {slice_of(each["stream"]) % len(places): each for each in failed if "skip" in each}
+    stopped = [each for each in old if is_stopped(each)]
+    shared = gcd(len(old), len(places))  # partitions that differ by a multiple have common streams
     cursors.filter(pk__in=[cursor.pk for cursor in old]).delete()
     cursors.bulk_create(
         Cursor(
@@ -128,6 +132,7 @@ def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
             position=position,
             handled=0 if n else sum(cursor.handled for cursor in old),
             failed_event=by_part.get(n),
+            error=next((each.error for each in stopped if (n - each.partition) % shared == 0), ""),
         )
         for n, (state, position) in enumerate(places)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -9,7 +10,8 @@ from django.db import connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.models import Cursor, Incident, ParkedStream
-from outbox_app.subscriptions import control
+from outbox_app.subscriptions import control, rebase_outbox
+from outbox_app.subscriptions import subscriber as module
 from tests.faults.tools import on
 from tests.patience import patience
 from tests.subscriptions.test_handlers import note, noted
@@ -255,3 +257,35 @@ def test_one_that_was_ended_while_a_parked_stream_is_handled(alias, published, r
     run("ends")
     assert not ParkedStream.objects.using(alias).exists()
     assert Cursor.objects.using(alias).get().error == ""
+
+
+@pytest.mark.parametrize("how", ["more partitions", "rebase"])
+def test_one_that_stopped_stays_so_until_a_person_decides(alias, published, run, how):
+    calls = []
+
+    def declare(partitions):
+        module._subscribers.pop("ends", None)
+
+        @subscriber("ends", partitions=partitions)
+        def handle(events):
+            calls.append(len(events))
+            if len(calls) == 1:
+                by_driver(alias)
+
+    declare(1)
+    published(*"abcdefgh")
+    run("ends")
+    if how == "more partitions":
+        declare(2)
+    elif alias == "postgres":
+        cursor = Cursor.objects.using(alias).get()
+        state = {**json.loads(cursor.state), "cluster": "1"}
+        Cursor.objects.using(alias).update(state=json.dumps(state))
+        rebase_outbox(using=alias, log="outbox_event", last_id=10**6)
+    run("ends")
+    assert calls == [8]
+    errors = Cursor.objects.using(alias).values_list("error", flat=True)
+    assert all(error.startswith("TransactionEnded: ") for error in errors)
+    control.resume("ends")
+    run("ends")
+    assert sum(calls[1:]) == 8
