@@ -57,9 +57,13 @@ def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | 
     if place == "beginning":
         return 0
     if isinstance(place, datetime):
-        if timezone.is_naive(place) and settings.USE_TZ:
-            place = timezone.make_aware(place)
-        return position_before(log, place, using=using)
+        as_read = timezone.make_aware if settings.USE_TZ else timezone.make_naive
+        try:
+            if timezone.is_naive(place) == settings.USE_TZ:
+                place = as_read(place)
+            return position_before(log, place, using=using)
+        except OverflowError as error:
+            raise ReplayRefused(f"{place} is too early, or too late: {error}.") from error
     last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0
     if type(place) is not int or not 0 <= place <= last:
         raise ReplayRefused(

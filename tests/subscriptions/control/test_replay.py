@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections, transaction
@@ -13,7 +13,7 @@ from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, ParkedStream
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.skips import skip_event
-from outbox_app.subscriptions.start_point import parse_start_point
+from outbox_app.subscriptions.start_point import parse_start_point, position_of
 from tests.eventlog.sessions import Session
 from tests.faults.tools import eventually, on
 
@@ -344,3 +344,20 @@ def test_what_was_skipped_is_not_handled_by_a_new_partition(alias, published, ru
     run("all")
     run("all")
     assert seen == [("a", 1)]
+
+
+def test_times_of_a_project_without_time_zones(alias, published, settings):
+    published("a")
+    settings.USE_TZ = False
+    connections[alias].close()
+    for place in (datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)):
+        assert position_of(Event, place, using=alias) == Event.objects.using(alias).get().pk - 1
+    connections[alias].close()
+
+
+@pytest.mark.parametrize("place", [datetime.min, datetime.min.replace(tzinfo=UTC)])
+def test_times_that_no_log_can_have(alias, published, settings, place):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    published("a")
+    with pytest.raises(ReplayRefused, match="too early, or too late"):
+        position_of(Event, place, using=alias)
