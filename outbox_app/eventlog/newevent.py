@@ -25,6 +25,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from ..conf import SLICES, outbox_settings
 from ..exceptions import InvalidEvent
 from ..models import EventLog
+from .window import TOMBSTONE
 
 #: Characters of a name: the columns' width.
 MAX_NAME = 255
@@ -81,6 +82,8 @@ def checked(event: NewEvent, log: type[EventLog]) -> CheckedEvent:
         raise InvalidEvent(f"publish_many() takes NewEvent(stream, type, data); got {event!r}.")
     topic = checked_name("topic", event.topic, empty=True)
     stream, type = checked_name("stream", event.stream), checked_name("type", event.type)
+    if type == TOMBSTONE:
+        raise InvalidEvent(f"type must not be {TOMBSTONE!r}: no reader is given such rows.")
     data, data_text = canonical("data", event.data)
     metadata, metadata_text = canonical("metadata", event.metadata)
     repeatable = event.message_id is not None

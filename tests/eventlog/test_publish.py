@@ -169,6 +169,7 @@ def circle():
         ({"stream": "a\x00"}, "NUL"),
         ({"stream": "\udcff"}, "not valid Unicode"),
         ({"type": ""}, "type must not be empty"),
+        ({"type": "$tombstone"}, "type must not be"),
         ({"topic": None}, "topic must be a string"),
         ({"message_id": "abc"}, "message_id must be a UUID"),
         ({"message_id": 5}, "message_id must be a UUID"),
