@@ -89,6 +89,7 @@ def outcomes(
     known: Collection[UUID] = (),
     keeper: str = "",
     using: str,
+    seconds: float | None = None,
 ) -> dict[UUID, str]:
     """Say what became of the transactions of events, so that it cannot change any more.
 
@@ -96,11 +97,12 @@ def outcomes(
         events: When each was prepared, by its id.
         known: Those that have committed, as business rows show. A fence may say otherwise.
         keeper: Who keeps the events, as ``Fence.keeper``.
+        seconds: After which no other transaction is waited for; ``ANSWER_SECONDS`` at most.
     """
     events = {id: at for id, at in events.items() if id != Fence.MARK}
     if is_in_test(using) and is_atomic(using):
         return dict.fromkeys(events, IN_PROGRESS)
-    until = time.monotonic() + ANSWER_SECONDS
+    until = time.monotonic() + min(seconds or ANSWER_SECONDS, ANSWER_SECONDS)
     # A session whose transactions commit, even where the caller's does not.
     with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
         answers = recorded(events, using=using)

@@ -52,7 +52,9 @@ def check_back(pattern: str) -> Callable[[Function], Function]:
     return register
 
 
-def answers(questions: Iterable[Question], *, keeper: str = "", using: str) -> dict[UUID, str]:
+def answers(
+    questions: Iterable[Question], *, keeper: str = "", using: str, seconds: float | None = None
+) -> dict[UUID, str]:
     """Answer questions about the transactions of an alias: see ``fences.outcomes``."""
     asked = {each.event_id: each for each in questions}
     own: dict[UUID, str] = {}
@@ -63,7 +65,7 @@ def answers(questions: Iterable[Question], *, keeper: str = "", using: str) -> d
                 own[id] = answer
     known = {id for id, answer in own.items() if answer == COMMITTED}
     left = {id: each.prepared_at for id, each in asked.items() if own.get(id) != IN_PROGRESS}
-    return own | fences.outcomes(left, known=known, keeper=keeper, using=using)
+    return own | fences.outcomes(left, known=known, keeper=keeper, using=using, seconds=seconds)
 
 
 def _own_answer(question: Question) -> str:

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from ..aliases import outbox_alias
 from ..door import messages, peers
 from ..door.messages import MessageRefused
-from ..door.serving import KEEPER, SENDER, Said, door
+from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..exceptions import InvalidPrepared
 from ..models import Fence, Peer, PreparedEvent
 from ..text import get_logger
@@ -174,5 +174,7 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
     committed = fences.filter(outcome=Fence.Outcome.COMMITTED)
     others = set(committed.exclude(keeper=peer.name).values_list("pk", flat=True))
     asked = [each for each in asked if each.event_id not in others]
-    answers = questions.answers(asked, keeper=peer.name, using=peer.database)
+    # Half of the caller's time: the last of the transactions that are waited for begins within it.
+    seconds = (seconds_left(request) or 0) / 2 or None
+    answers = questions.answers(asked, keeper=peer.name, using=peer.database, seconds=seconds)
     return 200, [{"id": str(id), "outcome": outcome} for id, outcome in answers.items()]

@@ -265,6 +265,27 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
     assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
 
 
+@one
+def test_an_answer_comes_in_the_time_of_who_asks(alias: str, sender: str) -> None:
+    """However many transactions are open: what is known of the others is said."""
+    new = [NewPrepared(f"order-{n}", "order.paid", immune=0) for n in range(12)]
+    done, *others = prepare_many(new, using=sender, to="shop")
+    with transaction.atomic(using=sender):
+        fence(done)
+    asked = [
+        {"id": str(each.event_id), "prepared_at": timezone.now().isoformat()}
+        for each in (done, *others)
+    ]
+    with transaction.atomic(using=sender):
+        for each in others:
+            fence(each)
+        status, said = call(peer_named("billing", "sender"), "POST", "check", asked, seconds=4)
+    outcomes = {each["id"]: each["outcome"] for each in said}
+    assert status == 200
+    assert outcomes.pop(str(done.event_id)) == "committed"
+    assert list(outcomes.values()) == ["in_progress"] * len(others)
+
+
 def test_nobody_asks_about_the_mark_of_fences(alias: str, sender: str) -> None:
     with pytest.raises(Exception, match="422"):
         HttpSender("billing").check([Question(Fence.MARK, timezone.now())])
