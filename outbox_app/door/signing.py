@@ -58,22 +58,28 @@ class NotBelieved(OutboxError):
 
 
 def sign(message: Any, body: bytes, key: Key) -> None:
-    """Write digest and signature into the headers of a request, or of an answer."""
+    """Write digest and signature into the headers of a request, or of an answer.
+
+    Raises ``InvalidPeer`` where the key is none.
+    """
     signer = HTTPMessageSigner(
         signature_algorithm=ALGORITHMS[key.algorithm],
         key_resolver=MappingKeyResolver(public_keys={}, private_keys={key.id: key.read()}),
     )
     now = datetime.now(UTC)
-    signer.sign(
-        message,
-        key_id=key.id,
-        created=now,
-        expires=now + timedelta(seconds=VALID),
-        label="outbox",
-        tag=TAG,
-        covered_component_ids=_components(message),
-        body=body,
-    )
+    try:
+        signer.sign(
+            message,
+            key_id=key.id,
+            created=now,
+            expires=now + timedelta(seconds=VALID),
+            label="outbox",
+            tag=TAG,
+            covered_component_ids=_components(message),
+            body=body,
+        )
+    except (HTTPMessageSignaturesException, ValueError, TypeError) as error:
+        raise InvalidPeer(f"Nothing can be signed with the key {key.id!r}: {error}") from error
 
 
 def verify(message: Any, body: bytes, peer_of: PeerOf) -> Peer:

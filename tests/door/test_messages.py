@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from uuid import UUID
@@ -342,6 +343,21 @@ def test_no_key_is_valid(alias: str, sender: str, served: Any, settings: Any) ->
     settings.OUTBOX = {**settings.OUTBOX, "PEERS": known | {"shop": theirs}}
     with pytest.raises(KeeperUnavailable, match="No key that signs"):
         prepare("a", "order.paid", using=sender, to="shop")
+
+
+@one
+@pytest.mark.parametrize("whose", ["billing", "shop"])
+def test_a_key_that_is_none(
+    alias: str, sender: str, peers: Any, whose: str, states: Any, caplog: Any
+) -> None:
+    """As where its file is being written, or is another one: said of the key, on both sides."""
+    [key, _] = peers[whose][{"billing": "shop", "shop": "billing"}[whose]]["keys"]
+    Path(key["private"].removeprefix("file:")).write_text("-----BEGIN PRIVATE KEY-----\nMC4C")
+    with pytest.raises(KeeperUnavailable) as raised:
+        prepare("a", "order.paid", using=sender, to="shop")
+    said = str(raised.value) if whose == "billing" else caplog.text
+    assert f"Nothing can be signed with the key '{whose}-1'" in said
+    assert ("503" in str(raised.value)) == (whose == "shop")
 
 
 @one
