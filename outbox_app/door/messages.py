@@ -14,6 +14,7 @@ from uuid import UUID
 
 from ..exceptions import OutboxError
 from ..process.tracing import TRACE
+from ..text import storable
 
 JSON, PROBLEM = "application/json", "application/problem+json"
 EVENT, EVENTS = "application/cloudevents+json", "application/cloudevents-batch+json"
@@ -120,8 +121,9 @@ def prepared_fields(event: Any) -> dict[str, Any]:
     event = fields(event, ("specversion", "id", "source", "type"), MEANT | IGNORED)
     texts = {"specversion", "source", "type", "subject", "log", "topic", "metadata", "policy"}
     texts |= {*TRACE}
-    if any(not isinstance(event[name], str) or not event[name] for name in texts if name in event):
-        raise MessageRefused(422, "An attribute is no text, or an empty one.")
+    for given in (event[name] for name in texts if name in event):
+        if not isinstance(given, str) or not given or given != storable(given):
+            raise MessageRefused(422, "An attribute is no text of valid Unicode, or an empty one.")
     if event["specversion"] != "1.0" or event.get("job") not in (None, True, False):
         raise MessageRefused(422, "The event is none of CloudEvents 1.0.")
     if any(type(event[name]) is not int for name in ("decideby", "immune") if name in event):

@@ -7,7 +7,6 @@ arguments. So a confirm cannot fail on the content of an event.
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -158,10 +157,11 @@ def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
 
 def _seconds(name: str, value: float | None, default: float, least: float, most: float) -> float:
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidPrepared(f"{name} must be a number of seconds; got {value!r:.100}.")
-    if not least <= value <= most:
-        raise InvalidPrepared(f"{name} must be from {least:g} to {most:g} seconds; got {value:g}.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise InvalidPrepared(
+            f"{name} must be a number of seconds from {least:g} to {most:g}; got {value!r:.100}."
+        )
     return float(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import timedelta
@@ -17,6 +18,7 @@ from django.db import connections
 from django.test import Client
 from django.utils import timezone
 
+from outbox_app.door.messages import MessageRefused, prepared_fields
 from outbox_app.models import Event, Peer, PreparedEvent, StagedJob
 from outbox_app.prepared import keeper
 
@@ -325,9 +327,11 @@ MALFORMED = {
     "unknown policy": (422, body_of(EVENT | {"policy": "guess"})),
     "times of nothing": (422, body_of(EVENT | {"decideby": -1})),
     "longer than may be": (422, body_of(EVENT | {"decideby": 10**9})),
+    "longer than a float": (422, body_of(EVENT | {"decideby": 10**400})),
     "a time as text": (422, body_of(EVENT | {"immune": "10"})),
     "metadata that is no object": (422, body_of(EVENT | {"metadata": "[]"})),
     "a surrogate": (422, body_of(EVENT | {"subject": "\ud800"})),
+    "a surrogate in metadata": (422, body_of(EVENT | {"metadata": '{"a": "\ud800"}'})),
     "type not granted": (403, body_of(EVENT | {"type": "user.deleted"})),
     "topic not granted": (403, body_of(EVENT | {"topic": "secret"})),
     "job not granted": (403, body_of(EVENT | {"job": True, "type": "os.system"} | {"data": {}})),
@@ -382,6 +386,21 @@ def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
     few["billing"]["limits"] = {"events": 1}
     assert send(body_of([EVENT, EVENT]), content_type=BATCH).status_code == 413
     assert nothing_is_there()
+
+
+def test_a_trace_that_no_database_stores() -> None:
+    """Of a job it is stored as it comes, and one in a batch would keep all of it away."""
+    job = {name: EVENT[name] for name in ("specversion", "id", "source", "type")} | {"job": True}
+    for state in ("a=\0", "a=\ud800"):
+        with pytest.raises(MessageRefused, match="no text"):
+            prepared_fields(job | {"tracestate": state})
+    assert prepared_fields(job | {"tracestate": "a=b"})["metadata"] == {"tracestate": "a=b"}
+
+
+def test_the_event_of_the_page(alias: str, send: Any) -> None:
+    page = Path(__file__).parents[2].joinpath("docs/reference/door.md").read_text()
+    [event] = re.findall(r"### Prepare\n.*?```json\n(.*?)```", page, re.DOTALL)
+    assert send(event.encode()).status_code == 201
 
 
 def test_a_batch_with_bad_elements(alias: str, send: Any) -> None:

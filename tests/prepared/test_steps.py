@@ -355,6 +355,7 @@ BAD: dict[str, dict[str, Any]] = {
     "decide_by beyond the fences": {"decide_by": 15 * 86400},
     "decide_by is a text": {"decide_by": "1"},
     "decide_by is NaN": {"decide_by": float("nan")},
+    "decide_by is no float": {"decide_by": 10**400},
     "decide_by is True": {"decide_by": True},
     "immune before": {"immune": -0.1},
     "immune after decide_by": {"immune": 11, "decide_by": 10},
