@@ -55,17 +55,21 @@ def call(
     loop, client = _running()
     body = b"" if payload is None else written(payload)
     given = {"Content-Type": content_type, "Outbox-Seconds-Left": f"{seconds:.3f}"}
-    request = client.build_request(
-        method, base_url(peer, address) + path, content=body, headers=given | dict(headers or {})
-    )
-    sign(adapt_message(request), body, signing_key(peer))
+    url = base_url(peer, address) + path
+    # A call has one time in all. Connecting takes less: what cannot be connected to was not sent.
+    timeout = httpx2.Timeout(None, connect=min(CONNECT, 0.8 * seconds))
+    not_sent = httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout
     try:
+        request = client.build_request(
+            *(method, url), content=body, headers=given | dict(headers or {}), timeout=timeout
+        )
+        sign(adapt_message(request), body, signing_key(peer))
         future = asyncio.run_coroutine_threadsafe(_exchange(client, request, seconds, most), loop)
         response, answer = future.result()
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+    except (httpx2.HTTPError, httpx2.StreamError, OSError, *not_sent) as error:
         raise PeerUnavailable(
             f"The peer {peer.name!r} gave no answer: {error!r}",
-            sent=not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout),
+            sent=not isinstance(error, not_sent),
         ) from error
 
     def peer_of(id: Any) -> tuple[Peer, Key] | None:
@@ -113,7 +117,6 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
             loop = asyncio.new_event_loop()
             client = httpx2.AsyncClient(
                 headers={"Accept": JSON, "Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(None, connect=CONNECT),  # a call has one in all
                 # Servers close idle connections after two seconds and more.
                 limits=httpx2.Limits(keepalive_expiry=1.0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),

@@ -202,7 +202,7 @@ def address_fault(address: Any) -> str:
     """Say why an address is not one to call: https, or http to this machine."""
     try:
         parts = urlsplit(address) if isinstance(address, str) else None
-        host = parts.hostname if parts else ""
+        host = parts.hostname if parts and parts.port != 0 else ""
     except ValueError:
         parts, host = None, ""
     if not parts or not host or parts.query or parts.fragment or parts.username is not None:

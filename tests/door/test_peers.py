@@ -40,6 +40,7 @@ def test_a_peer_that_can_work(settings: Any) -> None:
         ("billing", {"adress": ""}, "has no field 'adress'; there are direction, address"),
         ("billing", {"address": "http://billing.example/"}, "has an address that is not https"),
         ("billing", {"address": "billing.example"}, "is not of the form https://host/path/"),
+        ("billing", {"address": "https://billing.example:84433/"}, "is not of the form https://"),
         ("billing", {"database": "nowhere"}, "has a database that is no alias"),
         ("billing", {"types": "order.*"}, "has types that are no list of patterns"),
         ("billing", {"jobs": [1]}, "has jobs that are no list of patterns"),

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -92,6 +93,28 @@ def test_an_answer_is_waited_for_until_the_deadline(alias: str, monkeypatch: Any
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/outbox/"
         with pytest.raises(PeerUnavailable, match="TimeoutError"):
             call(peer_named("shop", "keeper"), "GET", "open", address=address, seconds=0.5)
+
+
+@pytest.mark.usefixtures("new_client")
+def test_what_cannot_be_connected_to_was_not_sent(alias: str) -> None:
+    """Also where the call has less time than a connection may take: another server is tried."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        for _ in range(8):  # more than wait to be accepted: for others nothing is heard
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        address = f"http://127.0.0.1:{full.getsockname()[1]}/outbox/"
+        with pytest.raises(PeerUnavailable, match="ConnectTimeout") as raised:
+            call(peer_named("shop", "keeper"), "GET", "open", address=address, seconds=0.5)
+    assert not raised.value.sent
+
+
+@pytest.mark.usefixtures("new_client")
+def test_an_address_that_no_host_has(alias: str) -> None:
+    """One server of a service may have registered it by mistake: the others are tried."""
+    with pytest.raises(PeerUnavailable, match="Invalid IPv4 address") as raised:
+        call(peer_named("shop", "keeper"), "GET", "open", address="https://10.0.0.256/outbox/")
+    assert not raised.value.sent
 
 
 @pytest.fixture
