@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
@@ -81,21 +82,28 @@ class SenderWorker:
         self.backoff = Backoff(f"sender {name}", logger)
         self.decided = 0
         self._counting = threading.Lock()
-        #: Results: why there was no answer, if there was none.
-        self.under_way: set[Future[Exception | None]] = set()
+        #: About what, and when, each is. Results: why there was no answer, if there was none.
+        self.under_way: dict[Future[Exception | None], tuple[Sequence[PreparedEvent], float]] = {}
 
     def turn(self) -> bool:
         """See what has come of questions, and ask about what is due. Says whether it did."""
-        ended = {future for future in self.under_way if future.done()}
-        self.under_way -= ended
-        for future in ended:
-            if error := future.result():  # the keeper's own errors are raised
+        busy = False
+        for future, (rows, asked_at) in list(self.under_way.items()):
+            done = future.done()
+            if not done and time.monotonic() - asked_at <= CLAIM_SECONDS:
+                continue
+            del self.under_way[future]
+            busy = True
+            hangs = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
+            error = future.result() if done else hangs  # the keeper's own errors are raised
+            if not done:  # as where its database was cut off, of which its thread hears nothing
+                self._put_off(rows, "unreachable", described(hangs))
+            if error:
                 self.backoff.failed(error)
             else:
                 self.backoff.succeeded()
         # Of a sender that is away one question at a time finds out when it is back.
         limit = 1 if self.backoff.failures else QUESTIONS
-        busy = bool(ended)
         while (
             not self.backoff.remaining and len(self.under_way) < limit and (rows := self._claim())
         ):
@@ -126,9 +134,9 @@ class SenderWorker:
             finally:
                 connections.close_all()  # of this thread
 
-        self.under_way.add(future)
         # A daemon: a question that hangs does not keep the process from ending.
         threading.Thread(target=run, name=f"outbox-ask-{self.name}", daemon=True).start()
+        self.under_way[future] = rows, time.monotonic()
 
     def _ask(self, rows: Sequence[PreparedEvent]) -> Exception | None:
         questions = [Question(r.event_id, r.prepared_at, r.stream, r.type) for r in rows]

@@ -278,6 +278,33 @@ def test_a_sender_that_hangs_holds_up_itself(
     go.set()
 
 
+def test_questions_that_never_end_are_asked_again(
+    alias: str, make: Any, pay: Any, answering: Any, settings: Any, monkeypatch: Any
+) -> None:
+    """As where the sender's database was cut off: nothing ever tells their threads so."""
+    settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
+    monkeypatch.setattr(asking, "BATCH", 1)
+    monkeypatch.setattr(asking, "CLAIM_SECONDS", 0.3)
+    ends = threading.Event()
+
+    def hang(given: Any) -> Any:
+        ends.wait(60)
+        return {}
+
+    seen = answering(hang)
+    events = [make(f"order-{n}") for n in range(asking.QUESTIONS)]
+    pay(*events)
+    rows = PreparedEvent.objects.using(alias)
+    try:
+        with running(alias) as loop:
+            eventually(lambda: len(seen.asked) >= asking.QUESTIONS)
+            eventually(lambda: "no answer in 0.3 s" in loop.trouble)
+            seen.answer = COMMITTED
+            eventually(lambda: not rows.open().exists())
+    finally:
+        ends.set()
+
+
 @pytest.mark.timeout(1200 if FULL else 120)
 def test_a_sender_that_comes_back_is_not_stormed(
     alias: str, sender: str, answering: Any, settings: Any, monkeypatch: Any
