@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
-from django.db import models, transaction
+from django.db import models
 
 from ..failpoints import failpoint
 from .table_copy import MysqlCopy, PostgresCopy, TableCopy
@@ -65,7 +65,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
         return [text for (text,) in self.run(sql.format(t=f"'{self.t}'::regclass"))]
 
     def create(self) -> None:
-        with transaction.atomic(using=self.connection.alias):
+        with self.bounded():
             self.run(
                 f"CREATE TABLE {self.n} (LIKE {self.t} INCLUDING ALL EXCLUDING INDEXES) "
                 f"PARTITION BY HASH ({self.quote(self.by)})"

@@ -12,17 +12,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from zlib import crc32
 
 import django.db
-from django.db import transaction
+from django.db import connections
 from django.db.models.constants import OnConflict
 
 from ..exceptions import OutboxError
 from ..failpoints import failpoint
-from ..process.lock_wait import is_conflict
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 
 #: Rows that one statement copies; keys of the journal that are left to the lock.
 BATCH, FEW = 2000, 200
@@ -30,12 +30,16 @@ BATCH, FEW = 2000, 200
 LOCK_WAIT, ATTEMPTS = 2, 60
 #: Seconds in which the session of a run that was killed ends.
 ENDS = 5
-#: How a session takes the lock of a table's runs, and gives it back.
+#: What a session is told that is idle while tables are copied, and how it takes the lock of a
+#: table's runs. On PostgreSQL in a transaction, for which a pooler, too, keeps a session.
 ONE_RUN = {
-    "postgresql": ("SELECT pg_try_advisory_lock(%s)", "SELECT pg_advisory_unlock(%s)"),
+    "postgresql": (
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 0",
+        "SELECT pg_try_advisory_xact_lock(%s)",
+    ),
     "mysql": (
+        "SET SESSION wait_timeout = 31536000",
         "SELECT GET_LOCK(CONCAT('outbox_table_', %s), 0)",
-        "SELECT RELEASE_LOCK(CONCAT('outbox_table_', %s))",
     ),
 }
 
@@ -44,34 +48,34 @@ ONE_RUN = {
 def only_run(connection: Any, table: str) -> Iterator[None]:
     """Let no other run change this table: it would remove what this one has made.
 
-    Raises ``OutboxError``. The lock ends with its session at the latest.
+    Raises ``OutboxError``. The lock ends with its session.
     """
     number = [crc32(f"{connection.settings_dict['NAME']}.{table}".encode())]
-    take, release = ONE_RUN[connection.vendor]
+    keeps, take = ONE_RUN[connection.vendor]
     until = time.monotonic() + ENDS
-    with connection.cursor() as cursor:
-        while True:
-            cursor.execute(take, number)
-            if cursor.fetchone()[0]:
-                break
-            if time.monotonic() > until:
-                raise OutboxError(
-                    f"{table} is being split, or gets an index, in another session. Wait until "
-                    "that has ended, and migrate again."
-                )
-            time.sleep(0.1)
+    own = connections.create_connection(connection.alias)
     try:
+        with own.cursor() as cursor:
+            cursor.execute(keeps)
+            while True:
+                cursor.execute(take, number)
+                if cursor.fetchone()[0]:
+                    break
+                if time.monotonic() > until:
+                    raise OutboxError(
+                        f"{table} is being split, or gets an index, in another session. Wait until "
+                        "that has ended, and migrate again."
+                    )
+                time.sleep(0.1)
         yield
     finally:
-        with suppress(django.db.Error), connection.cursor() as cursor:  # it may be gone
-            cursor.execute(release, number)
+        own.close()
 
 
 class TableCopy:
     """A table, the one that it is copied into, and the journal."""
 
     #: When ``watch`` returns, changes are recorded and older transactions have ended.
-    begin: Callable[[], None]
     create: Callable[[], None]
     watch: Callable[[], None]
     unwatch: Callable[[], None]
@@ -99,6 +103,9 @@ class TableCopy:
             found = connection.introspection.get_table_description(cursor, self.table)
         self.columns = [column.name for column in found if column.name not in generated]
         self.begin()
+
+    def begin(self) -> None:
+        """Tell the session what it needs."""
 
     def run(self, sql: str, params: Any = None) -> list[Any]:
         with self.connection.cursor() as cursor:
@@ -224,8 +231,15 @@ class PostgresCopy(TableCopy):
     #: Put the new table to its use, under the lock.
     take_over: Callable[[], None]
 
-    def begin(self) -> None:
-        self.run(f"SET lock_timeout = '{LOCK_WAIT}s'")
+    def run(self, sql: str, params: Any = None) -> list[Any]:
+        if self.connection.in_atomic_block:
+            return super().run(sql, params)
+        with self.bounded():
+            return super().run(sql, params)
+
+    def bounded(self) -> AbstractContextManager[None]:
+        """Bound waits for locks in a transaction: behind a pooler the next one is elsewhere."""
+        return atomic_with_lock_wait(LOCK_WAIT, using=self.connection.alias)
 
     def watch(self) -> None:
         body = (
@@ -275,7 +289,7 @@ class PostgresCopy(TableCopy):
         self.retry(self.under_lock, self.check_watched, self.catch_up, self.take_over)
 
     def under_lock(self, *steps: Callable[[], None]) -> None:
-        with transaction.atomic(using=self.connection.alias):
+        with self.bounded():
             self.run(f"LOCK TABLE {self.t} IN ACCESS EXCLUSIVE MODE")
             for step in steps:
                 step()

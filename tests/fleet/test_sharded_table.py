@@ -15,7 +15,9 @@ from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
 from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
 from tests import forking
+from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
+from tests.prepared.test_faults import behind
 from tests.splitting import partitions_read, run_operation
 
 from .splitter import SHARDS, order_model
@@ -314,6 +316,43 @@ def test_one_run_at_once(alias, order, operation, monkeypatch):
     assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
     if operation is OPERATIONS[1]:
         assert find_by_key(order, number="x", using=alias).place == 2
+
+
+@commits
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@each_operation
+def test_behind_a_pooler(alias, order, operation, pooler, monkeypatch):
+    """Which gives each transaction any session: none keeps a lock, nor what a run has set."""
+    real, others = TableCopy.copy, []
+    rows = order._default_manager.using(alias)
+    rows.create(shop="a", number="x", place=1)
+
+    def busy(self):
+        """Others take the sessions that the run has had, one of three."""
+        others.append(connections.create_connection(alias))
+        others[-1].set_autocommit(False)
+        with others[-1].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "copy", busy)
+    monkeypatch.setattr(table_copy, "ENDS", 0.5)
+    with behind(alias, pooler):
+        try:
+            run_operation(operation, order, alias)
+            monkeypatch.setattr(TableCopy, "copy", real)
+            run_operation(operation, order, alias)
+            for _ in range(2):
+                others.append(connections.create_connection(alias))
+                others[-1].set_autocommit(False)
+            for each in others:
+                with each.cursor() as cursor:
+                    cursor.execute("SHOW lock_timeout")
+                    assert cursor.fetchone() == ("0",)
+        finally:
+            for each in others:
+                each.close()
+    assert rows.get().number == "x"
 
 
 @servers
