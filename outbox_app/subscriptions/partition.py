@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import django.db
-from django.db import close_old_connections, transaction
+from django.db import close_old_connections, connections, transaction
 from django.dispatch import Signal
 
 from ..conf import outbox_settings
@@ -80,6 +80,8 @@ class Partition:
         self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
         self._cursors: list[LogCursor] = []
+        #: That they were read on.
+        self._connection: Any = None
         self._readers = subscriber.readers(using=self.using, only=subscriber.read(part))
         self._rest_until = float("-inf")
 
@@ -131,6 +133,10 @@ class Partition:
 
     def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
+        if self._connection is not connections[self.using].connection:
+            # The server may have crashed. One that has not flushed its last commits has forgotten
+            # the state that was stored when this partition moved there in memory (``catch_up``).
+            self._cursors = []
         self.prepare()
         if self.resting:
             return False
@@ -183,6 +189,7 @@ class Partition:
         self.gaps.load()
         self._id_gaps.load(rows.gaps)
         self._cursors = found
+        self._connection = connections[self.using].connection
         # An error from before it had its cursors is over; what is on their rows is not.
         self.error = next((each.cursor.error for each in found if each.cursor.error), "")
 

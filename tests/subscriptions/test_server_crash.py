@@ -1,0 +1,76 @@
+"""PostgreSQL gives ids of transactions out again after a crash; no partition skips their events."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+
+from outbox_app import publish, subscriber
+from outbox_app.eventlog.newevent import slice_of
+from outbox_app.models import Cursor
+from outbox_app.subscriptions.runner import Runner
+from outbox_app.subscriptions.subscriber import subscriber_named
+from tests.faults.tools import alias_for
+from tests.servers import PostgreSQL
+
+pytestmark = pytest.mark.django_db(databases=[])
+
+
+@pytest.fixture
+def server():
+    """One whose commits are on disk late."""
+    slow = ["-c", "wal_writer_delay=10s", "-c", "synchronous_commit=off"]
+    with PostgreSQL(extra_arguments=slow) as server:
+        yield server
+
+
+@pytest.fixture
+def alias(server, django_db_blocker, settings):
+    if "postgres" not in connections:
+        pytest.skip("no PostgreSQL")
+    with django_db_blocker.unblock(), alias_for(server.url) as alias:
+        call_command("migrate", database=alias, verbosity=0)
+        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+        yield alias
+
+
+def commit(alias: str, stream: str, count: int = 1) -> None:
+    for _ in range(count):
+        with transaction.atomic(using=alias):
+            publish(stream, "made")
+
+
+def test_a_partition_that_followed_another_one_in_memory(alias, server):
+    seen: list[tuple[str, int]] = []
+    subscriber("two", partitions=2)(
+        lambda events: seen.extend((e.stream, e.version) for e in events)
+    )
+    busy, idle = (next(s for s in "abcdefgh" if slice_of(s) % 2 == part) for part in (0, 1))
+    runner = Runner([subscriber_named("two")], lease_seconds=600)
+    commit(alias, busy)
+    commit(alias, idle)
+    while runner.run_once():
+        pass
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET synchronous_commit = on")
+        commit(alias, busy)  # all before it is on disk
+        cursor.execute("SET synchronous_commit = off")
+    commit(alias, busy, 3)
+    for _ in range(3):
+        runner.run_once()
+    stored = Cursor.objects.using(alias).get(partition=1).state
+    [idle_state] = [each.state for each in runner.workers[0].partitions[1]._cursors]
+    assert idle_state.dump() != stored  # it has followed the other partition
+    seen.clear()
+    server.kill()
+    server.start()
+    connections[alias].close()
+    commit(alias, idle, 30)
+    for _ in range(50):
+        for partition in runner.workers[0].partitions.values():
+            partition._rest_until = float("-inf")
+        runner.workers[0].backoff.succeeded()
+        runner.run_once()
+    runner._leave()
+    assert [event for event in seen if event[0] == idle] == [(idle, v) for v in range(2, 32)]
