@@ -82,7 +82,11 @@ def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
         if found is None:
             raise model.DoesNotExist(f"There is no {model._meta.label} with {name} = {value!r}.")
         split_by = next(f for f in model._meta.concrete_fields if f.column == names[1])
-        rows = rows.filter(**{split_by.attname: found[1]})
+        where, column = found[1], split_by.get_col(table)
+        converters = connection.ops.get_db_converters(column)
+        for convert in [*converters, *split_by.get_db_converters(connection)]:
+            where = convert(where, column, connection)
+        rows = rows.filter(**{split_by.attname: where})
     return rows.get(**key)
 
 

@@ -9,6 +9,7 @@ from threading import Event, Thread
 import pytest
 from django.apps.registry import Apps
 from django.db import IntegrityError, OperationalError, connections, models, transaction
+from django.utils import timezone
 
 from outbox_app.exceptions import InvalidArgument, OutboxError
 from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
@@ -259,6 +260,34 @@ def test_columns_are_named_as_those_of_the_journal(alias, monkeypatch):
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE split_number")
+
+
+@servers
+@commits
+def test_an_index_of_a_table_that_is_split_by_a_time(alias):
+    """MySQL gives times without their zone, which is not that of the settings."""
+
+    class Visit(models.Model):  # noqa: DJ008
+        number = models.CharField(max_length=20)
+        at = models.DateTimeField()
+
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = "split_visit"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Visit)
+    try:
+        made = Visit._default_manager.using(alias).create(number="x", at=timezone.now())
+        run_operation(ShardedTable("Visit", by="at", shards=2), Visit, alias)
+        index = KeyIndex("Visit", key="number", by="at")
+        run_operation(index, Visit, alias)
+        assert find_by_key(Visit, number="x", using=alias) == made
+        run_operation(index, Visit, alias, back=True)
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("DROP TABLE split_visit")
 
 
 OPERATIONS = [
