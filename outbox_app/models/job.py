@@ -75,6 +75,8 @@ class StagedJob(JobMessage):
     staged_at = models.DateTimeField(_("staged at"), db_default=DatabaseNow(), editable=False)
     #: Held because the process that staged it publishes it right after the commit. Null: it is not.
     is_immediate = models.BooleanField(_("immediate"), null=True, editable=False)
+    #: The mode of its call, not stored: only a test stages one of another mode.
+    mode = "stage"
 
     objects = StagedJobQuerySet.as_manager()
 

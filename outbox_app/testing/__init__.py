@@ -22,7 +22,7 @@ from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..jobs.drain.drain import Drain, DrainStats
 from ..jobs.staging.results import forget_staged
-from ..jobs.staging.sending import celery_app, force_staging
+from ..jobs.staging.sending import force_staging
 from ..models import StagedJob
 from ..signals import jobs_staged
 from ..transactions import is_atomic
@@ -214,12 +214,7 @@ def drain_inline(*, using: str | None = None) -> DrainStats:
 def _note_outside(jobs: list[StagedJob], using: str, **kwargs: Any) -> None:
     is_outside = outbox_settings().OUTSIDE == "send" and not is_atomic(using)
     _outside.difference_update(job.task_id for job in jobs)
-    _outside.update(job.task_id for job in jobs if is_outside or _is_sent(job))
-
-
-def _is_sent(job: StagedJob) -> bool:
-    app: Any = celery_app(job.app)
-    return app is not None and app.outbox_mode(job.task) != "stage"
+    _outside.update(job.task_id for job in jobs if is_outside or job.mode != "stage")
 
 
 def _name(task: TaskOrName) -> str:

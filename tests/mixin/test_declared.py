@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from outbox_app.exceptions import InvalidJob
 from outbox_app.models import StagedJob
-from outbox_app.testing import staged_jobs
+from outbox_app.testing import assert_staged, staged_jobs
 from tests.mixin.models import Diner, Letter, Line, Order, Place, Quiet, Restaurant, Venue, Wrong
 
 
@@ -93,6 +93,12 @@ def test_queryset_delete_and_cascade(alias, staged):
     line_pk = line.pk
     orders[0].delete()
     assert sorted(staged()) == sorted([("mixin.deleted", [line_pk]), ("mixin.deleted", [pks[0]])])
+
+
+def test_what_is_declared_is_staged_in_any_mode(alias, app, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": {"*": "send"}}
+    order = Order.objects.using(alias).create()
+    assert_staged("mixin.created", args=[order.pk])
 
 
 def test_fixtures_stage_nothing(alias, staged):

@@ -7,7 +7,7 @@ from celery import chord, group
 from django.db import transaction
 from django.test import TestCase
 
-from outbox_app import publish, stage
+from outbox_app import publish, stage, stage_many
 from outbox_app.celery import OutboxCelery
 from outbox_app.exceptions import NotAtomic
 from outbox_app.models import StagedJob
@@ -147,3 +147,6 @@ def test_a_task_that_is_sent_in_any_transaction_is_called_outside(alias, app, se
     with transaction.atomic(using=alias):
         stage(ping, (1, 1), using=alias)
     assert_staged(ping)
+    with transaction.atomic(using=alias):
+        stage_many([ping.s(2, 2)], using=alias)
+    assert_staged(ping, count=2)

@@ -34,7 +34,14 @@ class StagingProducer(Producer):
     auto_declare = False
 
     def __init__(
-        self, app: Celery, *, using: str, ordering_key: str, hold: float, immediate: bool
+        self,
+        app: Celery,
+        *,
+        using: str,
+        ordering_key: str,
+        hold: float,
+        immediate: bool,
+        mode: str = "stage",
     ) -> None:
         super().__init__(None)  # type: ignore[arg-type]
         self.app = app
@@ -42,6 +49,7 @@ class StagingProducer(Producer):
         self.ordering_key = ordering_key
         self.hold = hold
         self.immediate = immediate
+        self.mode = mode
         self.task = ""
         self.sent_event: dict[str, Any] | None = None
         #: Queues that the drain declares beside the job's own.
@@ -131,6 +139,7 @@ class StagingProducer(Producer):
             job.is_immediate = True
         validation.check_job(job, message, self.app)
         job.shard = insert.shard_of(self.ordering_key, task_id)
+        job.mode = self.mode
         self.write(job)
 
 

@@ -175,6 +175,7 @@ class StagingMixin:
             ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
             hold=self._hold_horizon() if options.get("eta") or options.get("countdown") else 0,
             immediate=self._is_immediate(name, ours.get("immediate")),
+            mode=mode,
         )
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
@@ -250,9 +251,8 @@ class StagingMixin:
     def _is_immediate(self, name: str, asked: bool | None) -> bool:
         explicit = _forced.get()
         task = self._tasks.get(name)  # type: ignore[attr-defined]
-        said = (asked, explicit and explicit.immediate, getattr(task, "immediate", None))
-        default = outbox_settings().IMMEDIATE
-        return next((each for each in said if each is not None), default)
+        said = [asked, explicit and explicit.immediate, getattr(task, "immediate", None)]
+        return next(each for each in [*said, outbox_settings().IMMEDIATE] if each is not None)
 
     def _follows_a_task(self, options: dict[str, Any]) -> bool:
         worker = self.current_worker_task  # type: ignore[attr-defined]
