@@ -67,6 +67,9 @@ def session_faults(using: str) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT @@sql_mode, @@{', @@'.join(VARIABLES)}")
         modes, *values = cursor.fetchone()
+        names = "('transaction_isolation', 'tx_isolation')"  # MySQL, MariaDB
+        cursor.execute(f"SHOW VARIABLES WHERE variable_name IN {names}")
+        levels = {level for _, level in cursor.fetchall()}
     wrong = [
         f"{name} is {value}, not {wanted}: {effect}"
         for value, (name, (wanted, effect)) in zip(values, VARIABLES.items(), strict=True)
@@ -74,6 +77,11 @@ def session_faults(using: str) -> list[str]:
     ]
     set_modes = set(modes.split(","))
     wrong += [f"sql_mode has {m}: {effect}" for m, effect in MODES.items() if m in set_modes]
+    if "READ-UNCOMMITTED" in levels:
+        wrong.append(
+            "the isolation level is READ-UNCOMMITTED: jobs and events leave before their commit, "
+            "and those that are rolled back; let OPTIONS['isolation_level'] be 'read committed'"
+        )
     return wrong
 
 

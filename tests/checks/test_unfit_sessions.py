@@ -12,6 +12,7 @@ from outbox_app import publish, subscriber
 from outbox_app.checks.databases import check_databases, check_sqlite_settings
 from outbox_app.models import StagedJob
 from outbox_app.process import preflight
+from outbox_app.transactions import own_connection
 from tests import tasks
 from tests.faults.tools import on
 
@@ -60,6 +61,25 @@ class TestMySQL:
             with pytest.raises(CommandError, match=words.split()[0]) as refused:
                 call_command(command, "--once", database=alias, skip_checks=True)
             assert refused.value.returncode == 2
+
+    def test_dirty_reads(self, alias, session, make_app):
+        """A job would leave before its commit, and one that is rolled back, too."""
+        subscriber("one")(lambda events: None)
+        note = make_app().task(name="note")(tasks.note)
+        connections.settings[alias]["OPTIONS"]["isolation_level"] = "read uncommitted"
+        session("wait_timeout = 1000")
+        with transaction.atomic(using=alias):
+            note.delay("", 1)
+            with own_connection(alias, seconds=1):
+                [message] = [m for m in check_databases(databases=[alias]) if m.id == "outbox.E031"]
+                for command in ("drain_outbox", "run_subscriptions", "run_prepared", "run_outbox"):
+                    with pytest.raises(CommandError, match="READ-UNCOMMITTED") as refused:
+                        call_command(command, "--once", database=alias, skip_checks=True)
+                    assert refused.value.returncode == 2
+                connections[alias].close()
+            assert StagedJob.objects.using(alias).exists()
+            transaction.set_rollback(True, using=alias)
+        assert "isolation_level" in message.msg
 
     def test_a_server_that_is_away_stops_no_start(self, alias, monkeypatch, caplog):
         connections[alias].close()
