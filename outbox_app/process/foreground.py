@@ -150,12 +150,17 @@ def run_workers(
 
 
 def set_timeouts(using: str) -> None:
-    """Bound connecting, and answers where the driver can: its default is to wait for ever."""
+    """Bound connecting, and answers where the driver can: its default is to wait for ever.
+
+    Django's pool is left out. Each loop keeps two connections for life, so a pool would be too
+    small for some of them, and workers that are forked would share what is open in it.
+    """
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))
     bounds = {
         "postgresql": ["connect_timeout"],
         "mysql": ["connect_timeout", "read_timeout", "write_timeout"],
     }
     options = connections[using].settings_dict.setdefault("OPTIONS", {})
+    options.pop("pool", None)
     for name in bounds.get(connections[using].vendor, []):
         options.setdefault(name, timeout)

@@ -14,7 +14,7 @@ from typing import Any
 from outbox_app.celery import OutboxCelery
 from tests import tasks
 from tests.settings import *  # noqa: F403
-from tests.settings import OUTBOX
+from tests.settings import DATABASES, OUTBOX
 
 
 def make(name: str, broker: str) -> OutboxCelery:
@@ -35,6 +35,8 @@ def variables(brokers: Mapping[str, str], **outbox: Any) -> dict[str, str]:
 
 
 OUTBOX.update(json.loads(os.environ.get("FAULTS_OUTBOX", "{}")))
+if "FAULTS_POOL" in os.environ:
+    DATABASES["postgres"]["OPTIONS"] = {"pool": True}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

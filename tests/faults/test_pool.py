@@ -1,0 +1,55 @@
+"""Django's pool in the settings: processes and parts have connections of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connections
+
+from outbox_app.models import Process, StagedJob
+
+from .tools import assert_handed_back, eventually, on
+
+pytestmark = [pytest.mark.django_db(transaction=True), on("postgres")]
+pytest.importorskip("psycopg_pool")
+
+
+def test_processes_share_no_connection(alias, redis_url, make_named_app, start_drainer, book):
+    """Forked with an open pool, two drainers would talk through one socket."""
+    app, jobs = make_named_app(redis_url), book(alias)
+    drainer = start_drainer(alias, app, "--processes", "2", FAULTS_POOL="1")
+    eventually(lambda: Process.objects.using(alias).count() == 2, "both run")
+    for i in range(20):
+        jobs.stage(app, 50, key=f"{i}")
+    eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+    assert drainer.stop() == 0
+    jobs.receive(app)
+    jobs.assert_exact()
+    assert_handed_back(alias)
+    assert "Unavailable" not in drainer.output
+
+
+def listeners(alias):
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE 'LISTEN%'"
+        )
+        return cursor.fetchone()[0]
+
+
+def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drainer, book):
+    """Each has two connections: a pool has four."""
+    app, jobs = make_named_app(redis_url), book(alias)
+    jobs.stage(app, 10)
+    variables = {"OUTBOX_TEST_SUBSCRIBER": json.dumps({"name": "noted"}), "FAULTS_POOL": "1"}
+    process = start_drainer(alias, app, command="run_outbox", **variables)
+    rows = Process.objects.using(alias)
+    resources = {"jobs", "prepared", "retention", "subscription:noted"}
+    eventually(lambda: {row.resource for row in rows.all()} == resources, "all parts run")
+    eventually(lambda: not StagedJob.objects.using(alias).exists(), "drained")
+    eventually(lambda: listeners(alias) == 3, "all that can be woken listen")
+    assert process.stop() == 0
+    assert_handed_back(alias)
+    assert "Unavailable" not in process.output
