@@ -1,8 +1,8 @@
 """Where jobs are staged, where the business is written, and how those connections are kept.
 
-Only settings, routers and models are looked at, no database; but for ``is_standby``, which asks. A
-router that decides by the instance, or by a setting of the thread, is not seen through: silence
-what it makes untrue.
+Only settings, routers and models are looked at, no database; but for ``is_standby`` and
+``is_migrated``, which ask. A router that decides by the instance, or by a setting of the thread, is
+not seen through: silence what it makes untrue.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
+from django.db.models import Model
 
 from ..aliases import inbox_alias, log_alias, outbox_alias
 from ..eventlog.registry import all_logs
@@ -41,6 +42,16 @@ def is_standby(alias: str) -> bool:
     with connections[alias].cursor() as cursor:
         cursor.execute(STANDBY[vendor])
         return str(cursor.fetchone()[0]) in ("True", "1", "ON")
+
+
+def is_migrated(model: type[Model], alias: str) -> bool:
+    """Say whether a table is there with all its columns: ``migrate`` checks before it adds them."""
+    connection, table = connections[alias], model._meta.db_table
+    if table not in connection.introspection.table_names():
+        return False
+    with connection.cursor() as cursor:
+        columns = connection.introspection.get_table_description(cursor, table)
+    return {each.column for each in model._meta.concrete_fields} <= {each.name for each in columns}
 
 
 def check_aliases(

@@ -22,7 +22,7 @@ from ..eventlog.requirements import violations
 from ..exceptions import DamagedCursor, ForeignCursor, UnsafeLog
 from ..models import Cursor, EventLog, StagedJob
 from ..subscriptions.subscriber import Subscriber, all_subscribers
-from .aliases import written_aliases
+from .aliases import is_migrated, written_aliases
 from .messages import LISTED
 
 #: What a reader by time sorts by.
@@ -120,7 +120,7 @@ def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> l
                     continue
                 text = f"On {alias!r}: {each.text}"
                 found.append(Error(text, hint=each.hint, obj=log, id=each.id))
-            if Cursor._meta.db_table in tables:
+            if is_migrated(Cursor, alias):
                 found += _check_cursors(log, alias)
     return found
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections
 
 from ..aliases import outbox_alias
 from ..conf import outbox_settings
 from ..door.clocks import wrong_clocks
 from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 from ..models import Peer
+from .aliases import is_migrated
 
 HINT = "docs/reference/door.md lists the fields of a peer."
 
@@ -34,9 +34,7 @@ def check_peer_table(
 ) -> Iterator[CheckMessage]:
     """Check the peers of the table."""
     using = outbox_alias()
-    if using not in (databases or ()):
-        return
-    if Peer._meta.db_table not in connections[using].introspection.table_names():
+    if using not in (databases or ()) or not is_migrated(Peer, using):
         return
     for peer in Peer.objects.using(using):
         faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})

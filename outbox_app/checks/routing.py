@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import connections
 
 from ..aliases import outbox_alias
 from ..conf import FleetSettings, fleet_settings, outbox_settings
@@ -20,6 +19,7 @@ from ..door.peers import is_this_host, peer_named
 from ..entities.operations import entity_types
 from ..exceptions import InvalidPeer
 from ..models import Peer
+from .aliases import is_migrated
 from .fleet import check_fleet
 from .messages import listed
 
@@ -51,7 +51,7 @@ def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
         return
     if not conf.SERVICE or conf.TOPOLOGY is None or not (names := _routed()):
         return
-    if Peer._meta.db_table not in connections[using].introspection.table_names():
+    if not is_migrated(Peer, using):
         return
     try:
         peer_named(conf.SERVICE, Peer.Direction.BOTH)

@@ -13,6 +13,7 @@ SETTINGS = """
 from tests.settings import *
 INSTALLED_APPS = [{apps} "outbox_app"]
 DATABASES = {{"default": DATABASES["default"]}}
+ROOT_URLCONF = ""
 SILENCED_SYSTEM_CHECKS = ["fields", "outbox.W001", "outbox.E023"]
 """
 AUTH = '"django.contrib.contenttypes", "django.contrib.auth",'
@@ -91,6 +92,12 @@ def test_rows_and_permissions_stay(python):
     migrate(python, "outbox_app", "0005")
     shown = python("-c", SHOWN.format(column="published", table="outbox_drainer"))
     assert shown == ["4711", str(OLD)]
+
+
+def test_an_older_schema_is_checked(python):
+    """``migrate`` checks before it adds columns."""
+    migrate(python, "outbox_app", "0003")
+    python("-m", "django", "migrate")
 
 
 def test_a_project_without_users(python):
