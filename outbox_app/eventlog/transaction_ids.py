@@ -50,15 +50,20 @@ def require_unwritten(reader: LogReader, last: int) -> None:
     """Check that no row up to a position was written in this cluster.
 
     Rows that came by a restore have the transaction of the restore in their system column ``xmin``.
-    A transaction of this cluster has its own id there, in each of its rows but those that it wrote
-    under a savepoint. Raises ``ReadRefused``.
+    A transaction of this cluster has its own id there; or, of what it wrote under a savepoint, a
+    higher one, and its own is from after the primary key, which a restore makes behind the rows.
+    Raises ``ReadRefused``.
     """
     if connections[reader.using].vendor != "postgresql":
         return
+    full = f"({XMAX} - (({XMAX} - xmin::text::bigint) & 4294967295))"
+    key = f"indrelid = '{reader.window.source}'::regclass AND indisprimary"
     [(own,)] = reader.run(
         "SELECT min(first) FROM (SELECT min(id) AS first "
         f"FROM {reader.window.source} WHERE id <= {last} AND txid > 0 "
-        "GROUP BY xmin HAVING bool_and(xmin::text::bigint = txid & 4294967295)) here",
+        "GROUP BY xmin HAVING bool_and(xmin::text::bigint = txid & 4294967295) "
+        "OR min(txid) = max(txid) AND min(txid) BETWEEN "
+        f"(SELECT {full} FROM pg_index WHERE {key}) AND {full}) here",
         [],
     )
     if own is not None:

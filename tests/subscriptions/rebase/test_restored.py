@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.checks.logs import check_log_tables
@@ -157,6 +157,28 @@ def test_restored_in_another_cluster(databases, servers, readers, publish_now, b
     rebase()
     readers.run()
     publish_now("y", "a")
+    readers.run()
+    readers.assert_exact(alias)
+
+
+def test_events_that_were_published_under_savepoints_are_not_taken_for_old_ones(
+    databases, servers, readers, publish_now
+):
+    """As under ATOMIC_REQUESTS: the row has the id of a subtransaction in its system column."""
+    old, new = servers
+    databases.make(old)
+    readers.declare("all")
+    publish_now("a")
+    publish_now("b", "a")
+    readers.page("all", 1)
+    alias = databases.move(new)
+    last = Event.objects.using(alias).latest("id").pk
+    for _ in range(3):
+        with transaction.atomic(using=alias):
+            publish_now("a", "c")
+    with pytest.raises(CommandError, match=f"--last-id {last} if it is so"):
+        rebase()
+    assert "rebased" in rebase("--log", "outbox_event", "--last-id", str(last))
     readers.run()
     readers.assert_exact(alias)
 
