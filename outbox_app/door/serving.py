@@ -69,6 +69,8 @@ def _answered(
     body = request.read(peers.LIMITS["bytes"] + 1)
     if len(body) > peers.LIMITS["bytes"]:
         return _response(413, {})
+    if not body and "wsgi.input" in request.META and "Transfer-Encoding" in request.headers:
+        return _response(411, {"detail": "By WSGI a body arrives only if Content-Length is sent."})
     try:
         query = request.META.get("QUERY_STRING", "")
         url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"

@@ -375,6 +375,16 @@ def test_compressed(alias: str, send: Any) -> None:
     assert nothing_is_there()
 
 
+def test_a_body_without_its_length(alias: str, signer: Any) -> None:
+    """Django reads none of it under WSGI, and its digest would be said to be wrong."""
+    body = body_of(EVENT)
+    headers = rfc9421.request("POST", PREPARE, body, signer, keyid="billing-1", content_type=TYPE)
+    headers |= {"Transfer-Encoding": "chunked"}
+    response = Client().generic("POST", PREPARE, body, headers=headers, CONTENT_LENGTH="")
+    assert (response.status_code, response.json()["title"]) == (411, "Length Required")
+    assert "Content-Length" in response.json()["detail"]
+
+
 def test_too_large(alias: str, settings: Any, peers: Any, send: Any) -> None:
     """Before anything else is looked at; a peer may have less."""
     large = b" " * (4 * 1024 * 1024 + 1)
