@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+import django.db
 from django.db import connections
 from django.db.models import Count, QuerySet
+from django.utils.connection import ConnectionDoesNotExist
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
@@ -209,20 +211,26 @@ def _measure(
             log = log_named(table)
         except UnknownLog:  # the project has it no more
             continue
-        reader = LogReader(log, using=alias, by_time=by_time)
-        readable: list[tuple[CursorLag, tuple[Any, EventFilter]]] = []
-        for each in group:
-            try:
-                state = reader.load(each.cursor.state)
-            except DamagedCursor as error:
-                each.cursor.error = each.cursor.error or str(error)
-                continue
-            readable.append((each, (state, _filter(each.cursor, reads))))
-        found = count_unread(reader, [pair for _, pair in readable], bound=bound)
-        ages = _ages(log, {each.first for each in found if each.first}, alias)
-        for (each, _), measured in zip(readable, found, strict=True):
-            each.behind = measured
-            each.seconds = ages.get(measured.first, 0.0)
+        try:
+            reader = LogReader(log, using=alias, by_time=by_time)
+            readable: list[tuple[CursorLag, tuple[Any, EventFilter]]] = []
+            for each in group:
+                try:
+                    state = reader.load(each.cursor.state)
+                except DamagedCursor as error:
+                    each.cursor.error = each.cursor.error or str(error)
+                    continue
+                readable.append((each, (state, _filter(each.cursor, reads))))
+            found = count_unread(reader, [pair for _, pair in readable], bound=bound)
+            ages = _ages(log, {each.first for each in found if each.first}, alias)
+            for (each, _), measured in zip(readable, found, strict=True):
+                each.behind = measured
+                each.seconds = ages.get(measured.first, 0.0)
+        except (django.db.Error, ConnectionDoesNotExist) as error:
+            if alias == using:
+                raise
+            for each in group:  # a replica is away: that is no trouble of the others
+                each.cursor.error = each.cursor.error or f"{alias} cannot be read: {error!r}"
 
 
 def _filter(cursor: Cursor, reads: dict[str, Any]) -> EventFilter:

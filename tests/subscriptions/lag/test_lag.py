@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.unread import count_unread
+from outbox_app.eventlog.windows.time import TimeWindow
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
@@ -192,3 +193,26 @@ def test_subscriptions_of_another_alias_are_not_shown(alias, seen_by):
     Subscription.objects.using(alias).create(name="old")
     assert [each.name for each in lag.lags(using=alias)] == ["all", "old"]
     assert not Subscription.objects.using(alias).filter(created_at__gt=F("created_at")).exists()
+
+
+@on("postgres", "mariadb")
+def test_a_replica_that_is_away(alias, published, run, seen_by, monkeypatch):
+    """What reads from it cannot be measured; the others can."""
+    monkeypatch.setattr(TimeWindow, "behind", 0)
+    connections.settings["replica"] = connections.settings[alias]
+    replica = connections["replica"] = connections.create_connection(alias)
+    try:
+        seen_by("copy", by_time=True, on_gap="park", read_from="replica")
+        seen_by("all")
+        published("a")
+        run("copy", "all")
+        replica.close()
+        replica.settings_dict = {**replica.settings_dict, "HOST": "127.0.0.1", "PORT": "1"}
+        published("b")
+        found = {each.name: each for each in lag.lags(using=alias)}
+        assert (found["all"].behind, found["all"].error) == (1, "")
+        assert found["copy"].cursors[0].behind is None
+        assert found["copy"].error.startswith("replica cannot be read: OperationalError")
+    finally:
+        replica.close()
+        del connections["replica"], connections.settings["replica"]
