@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from celery import Task
 from celery._state import get_current_task
 from celery.backends.base import DisabledBackend
@@ -70,8 +71,9 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
             else the alias of the outbox.
 
     Returns:
-        The function. A second delivery gets what the first returned; None where no caller could
-        ask for it (``ignore_result``, or no result backend) and no later task of a chain takes it.
+        The function; a coroutine function is called without ``await`` from then on. A second
+        delivery gets what the first returned; None where no caller could ask for it
+        (``ignore_result``, or no result backend) and no later task of a chain takes it.
 
     Raises:
         TypeError: Not the function of a task; ``@idempotent`` stands above ``@shared_task``, say.
@@ -88,6 +90,8 @@ def _idempotent(function: Any, using: str | None) -> Any:
         raise TypeError("@idempotent stands above the task decorator. Write it directly below.")
     if not callable(function):
         raise TypeError(f"@idempotent takes a function; got {function!r}. An alias goes to using=.")
+    # The queries of a coroutine of django.tasks come back to this thread, and its transaction.
+    body = async_to_sync(function) if iscoroutinefunction(function) else function
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -97,14 +101,14 @@ def _idempotent(function: Any, using: str | None) -> Any:
         # In progress: the task calls itself, or an eager replace() stands in for it.
         if not job_id or job_id in _in_progress.get():
             with transaction.atomic(using=alias):
-                return function(*args, **kwargs)
+                return body(*args, **kwargs)
         if not _is_body(run, task):
             raise InboxError(
                 f"The idempotent function {function.__qualname__} was called inside {task.name}"
                 f"[{job_id}], of which it is not the body, so that id is not its own. Call a task "
                 "itself, not its run(); let decorators in between use functools.wraps."
             )
-        return _once(task, job_id, lambda: function(*args, **kwargs), using=alias)
+        return _once(task, job_id, lambda: body(*args, **kwargs), using=alias)
 
     # Celery checks the arguments of delay() by the signature, and does not look through wrappers.
     run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import django
+from asgiref.sync import sync_to_async
 
 from outbox_app import idempotent
 from outbox_app.aliases import outbox_alias
@@ -73,6 +74,12 @@ def effect(label: str) -> str:
 @idempotent
 def effect_once(label: str) -> str:
     return effect.func(label)
+
+
+@task()
+@idempotent
+async def effect_once_async(label: str) -> str:
+    return await sync_to_async(effect.func)(label)
 
 
 @task()

@@ -200,6 +200,16 @@ def test_a_queue_that_is_gone_from_the_settings(
     assert add.get_result(result.id).return_value == 3
 
 
+def test_a_backend_that_is_gone_from_the_settings(
+    alias: str, enqueue: Any, run: Any, settings: Any
+) -> None:
+    settings.TASKS = {**settings.TASKS, "mail": settings.TASKS["default"]}
+    result = enqueue(add.using(backend="mail"), 1, 2)
+    settings.TASKS = {"default": settings.TASKS["default"]}
+    assert run(result).state == "SUCCESS"
+    assert add.get_result(result.id).return_value == 3
+
+
 @pytest.mark.parametrize("when", ["begins", "ends"])
 def test_a_database_that_is_away_puts_it_off(
     alias: str, enqueue: Any, run: Any, when: str, app: Any
@@ -251,9 +261,14 @@ def test_a_connection_that_died_while_the_task_ran(alias: str, enqueue: Any, run
     assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
 
 
-def test_an_idempotent_task_has_its_effect_once(alias: str, enqueue: Any, run: Any) -> None:
+@pytest.mark.parametrize(
+    "task", [declared.effect_once, declared.effect_once_async], ids=["function", "coroutine"]
+)
+def test_an_idempotent_task_has_its_effect_once(
+    alias: str, enqueue: Any, run: Any, task: Any
+) -> None:
     """The worker dies between the effect and the result, and is given the message again."""
-    result = enqueue(declared.effect_once, "once")
+    result = enqueue(task, "once")
 
     def die() -> None:
         set_failpoint("task_ran", None)
@@ -262,7 +277,7 @@ def test_an_idempotent_task_has_its_effect_once(alias: str, enqueue: Any, run: A
     set_failpoint("task_ran", die)
     with pytest.raises(KeyboardInterrupt):
         run(result)
-    assert declared.effect_once.get_result(result.id).status == "RUNNING"
+    assert task.get_result(result.id).status == "RUNNING"
     run(result)
     result.refresh()
     assert result.attempts == 2
