@@ -23,6 +23,7 @@ import django.db
 from celery import current_app
 from celery.exceptions import Retry, WorkerLostError
 from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -270,7 +271,8 @@ def _task_of(row: Row) -> Task[..., Any]:
     task, call = _load(row.task), json.loads(row.call)
     names = ("backend", "queue_name", "priority")
     due = call["run_after"] and datetime.fromisoformat(call["run_after"])
-    with suppress(InvalidTask):  # the settings have changed since: it runs all the same
+    # The settings have changed since: it runs all the same.
+    with suppress(InvalidTask, ImproperlyConfigured):  # no such queue, or backend
         task = replace(task, run_after=due, **{name: call[name] for name in names})
     return task
 
