@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import connections, transaction
 from pyarrow import parquet
 
 from outbox_app import publish
@@ -163,6 +163,14 @@ def test_statistics_have_to_go_somewhere(call: Call) -> None:
         call("statistics")
     with pytest.raises(CommandError, match="a folder of this machine"):
         call("statistics", "--to", "s3://bucket/figures")
+
+
+@on("default", "postgres", "mariadb")
+def test_the_transaction_around_it_stands(alias: str, call: Call) -> None:
+    with transaction.atomic(using=alias):
+        InboxEntry.objects.using(alias).create(job_id="a", task="t")
+        call("audit")
+    assert InboxEntry.objects.using(alias).filter(job_id="a").exists()
 
 
 @on("mariadb")
