@@ -21,7 +21,7 @@ from .database import columns_of, conformed, connect
 from .offset import Offset, Offsets
 from .options import Options
 from .parquet import File, read_batches, read_checked
-from .schema import arrow_schema
+from .schema import arrow_schema, quoted
 from .store import Store
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ logger = get_logger("outbox_app.pipeline")
 
 #: Plans that are made, one after the other, where the archive gets on meanwhile.
 PLANS = 10
+#: A file that has rotted or gone is an error, whatever the session says.
+_STRICT = {
+    "parquet.page.verify-checksum.enabled": True,
+    "ignoreCorruptFiles": False,
+    "ignoreMissingFiles": False,
+}
 
 
 def read(
@@ -87,11 +93,11 @@ def read(
     columns = type(rest.schema)(list(rest.schema))
     for name in ("topic", "type") if only else ():
         columns = columns if name in columns.names else columns.add(name, "string")
-    reader = session.read.schema(columns).option("parquet.page.verify-checksum.enabled", True)
-    files = reader.parquet(*names)
+    files = session.read.schema(columns).options(**_STRICT).parquet(*names)
     if only:
-        files = files.where(only % tuple(map(_literal, params)))
-    files = files.select(rest.columns)
+        wanted = only.replace("%s", "?")
+        files = session.sql(f"SELECT * FROM {{files}} WHERE {wanted}", params, files=files)
+    files = files.select(*map(quoted, rest.columns))
     return files.unionByName(rest) if plan.lowest else files
 
 
@@ -169,10 +175,6 @@ def _has_file_system(session: SparkSession, folder: str) -> bool:
     except Exception:
         return False
     return True
-
-
-def _literal(text: str) -> str:
-    return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def _all(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -52,7 +52,10 @@ _ARROW = {
     "binary": pa.binary(),
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
 }
+#: Types as Spark's SQL writes them: ``timestamp`` has no zone where a session says so.
+_SPELLED = {"timestamp": "timestamp_ltz"}
 #: What databases call a type of a log's own column, and ours. All others are text.
 _DECLARED = {
     r"bool(ean)?|tinyint\(1\)": "boolean",
@@ -75,14 +78,17 @@ def kind_of(declared: str) -> str:
 
 def ddl(columns: Mapping[str, str]) -> str:
     """Return columns as Spark's SQL writes them."""
-    plain = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
-    names = {n: n if plain.fullmatch(n) else "`{}`".format(n.replace("`", "``")) for n in columns}
-    return ", ".join(f"{names[name]} {kind}" for name, kind in columns.items())
+    return ", ".join(f"{quoted(name)} {_SPELLED.get(k, k)}" for name, k in columns.items())
+
+
+def quoted(name: str) -> str:
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name, re.ASCII)
+    return name if plain else "`{}`".format(name.replace("`", "``"))
 
 
 def some(*names: str) -> str:
     known = kinds(f"{SCHEMA}, {ANSWERS}")
-    return ", ".join(f"{name} {known[name]}" for name in names)
+    return ddl({name: known[name] for name in names})
 
 
 def arrow_types(columns: str | Mapping[str, str]) -> pa.Schema:
@@ -101,8 +107,9 @@ def arrow_schema(schema: StructType, columns: Mapping[str, str], read: str = "ev
                 "the schema out to read all of them."
             )
         if kind != columns[field.name]:
+            expected = _SPELLED.get(columns[field.name], columns[field.name])
             raise InvalidSchema(
-                f"Column {field.name} is {columns[field.name]}, not {kind}. Read it as that, and "
+                f"Column {field.name} is {expected}, not {kind}. Read it as that, and "
                 f'cast: .withColumn("{field.name}", col("{field.name}").cast("{kind}")).'
             )
         fields.append(pa.field(field.name, _arrow(kind), nullable=field.nullable))

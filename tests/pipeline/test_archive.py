@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyspark.errors import PySparkException
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.exceptions import ArchiveRefused, InvalidOption, InvalidSchema
@@ -26,7 +26,7 @@ from outbox_app.pipeline import read
 from outbox_app.pipeline.archive_reader import _has_file_system
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.parquet import first_difference, write_days
-from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types
+from outbox_app.pipeline.schema import COLUMNS, SCHEMA, arrow_types, some
 from outbox_app.pipeline.source import Reader
 from outbox_app.pipeline.store import Store
 from outbox_app.pipeline.table import Archive
@@ -232,7 +232,8 @@ def test_archive_and_log_are_one(alias, new_log, folder, spark):
 @on("postgres", "mariadb")
 def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
     """The same rows as from the log alone: pruned ones, late ones, and chosen ones."""
-    ids = publish_some(alias, 20, topic="eu's \\") + publish_some(alias, 10, topic="us")
+    odd = "eu's \\ ${spark.app.name}"
+    ids = publish_some(alias, 20, topic=odd) + publish_some(alias, 10, topic="us")
     with Session(alias) as late:
         late.begin().publish("late", 5)
         archive(alias, folder, rows=9)
@@ -248,7 +249,7 @@ def test_spark_reads_the_files_itself(alias, new_log, folder, spark, caplog):
     assert "Location: InMemoryFileIndex" in frame._jdf.queryExecution().toString()
     for given, wanted in (
         ({"topics": "us"}, [row for row in expected if row[2] == "us"]),
-        ({"topics": "eu's \\", "types": "plac*"}, [r for r in expected if r[2] == "eu's \\"]),
+        ({"topics": odd, "types": "plac*"}, [row for row in expected if row[2] == odd]),
     ):
         some = read(
             spark, log=replace(log, **given), archive=str(folder), schema="stream string, id bigint"
@@ -290,9 +291,41 @@ def test_a_frame_has_what_was_committed_when_it_was_made(alias, new_log, folder,
             read(spark, log=source(alias), archive=str(folder), schema=given)
 
 
+@pytest.fixture
+def lenient(spark):
+    """A session that passes over files, and in which ``timestamp`` has no zone."""
+    said = {
+        "spark.sql.files.ignoreCorruptFiles": "true",
+        "spark.sql.files.ignoreMissingFiles": "true",
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    }
+    for each in said.items():
+        spark.conf.set(*each)
+    yield
+    for name in said:
+        spark.conf.unset(name)
+
+
 @database
 @on("default")
-def test_spark_finds_what_has_rotted(alias, new_log, folder, spark):
+def test_times_have_a_zone_whatever_the_session_says(alias, new_log, folder, spark, lenient):
+    publish_some(alias, 2)
+    archive(alias, folder)
+    publish_some(alias, 1)
+
+    def frame(schema):
+        return read(spark, log=source(alias), archive=str(folder), schema=schema)
+
+    for schema in (None, some("stream", "recorded_at")):
+        assert frame(schema).schema["recorded_at"].dataType == TimestampType()
+        assert frame(schema).count() == 3
+    with pytest.raises(InvalidSchema, match="recorded_at is timestamp_ltz, not timestamp_ntz"):
+        frame("recorded_at timestamp")
+
+
+@database
+@on("default")
+def test_spark_finds_what_has_rotted(alias, new_log, folder, spark, lenient):
     publish_some(alias, 20)
     archive(alias, folder, rows=100)
     path = next(folder.glob("recorded*/*.parquet"))
@@ -304,6 +337,9 @@ def test_spark_finds_what_has_rotted(alias, new_log, folder, spark):
     with pytest.raises((PySparkException, Py4JError)) as raised:
         frame.collect()
     assert "CRC checksum verification failed" in str(raised.value)
+    path.unlink()
+    with pytest.raises((PySparkException, Py4JError), match=r"does not exist|NOT_EXIST"):
+        frame.collect()
 
 
 def test_a_log_of_years_is_archived_a_file_a_day(tmp_path):

@@ -85,6 +85,7 @@ TYPES = {
     "boolean": BooleanType(),
     "string": StringType(),
     "timestamp": TimestampType(),
+    "timestamp_ltz": TimestampType(),
     "timestamp_ntz": TimestampNTZType(),
 }
 
@@ -278,7 +279,7 @@ class TestReader:
         [
             ("id bigint, price int", "no column 'price'.*Known: id"),
             ("id int", r"id is bigint, not int.*cast\(\"int\"\)"),
-            ("recorded_at timestamp_ntz", "recorded_at is timestamp, not timestamp_ntz"),
+            ("recorded_at timestamp_ntz", "recorded_at is timestamp_ltz, not timestamp_ntz"),
             ("data timestamp", "data is string"),
             ("", "no column"),
         ],
