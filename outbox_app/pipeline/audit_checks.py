@@ -31,6 +31,8 @@ _BLOCK = "id & -64"
 
 #: ``txid`` is another one after ``outbox_rebase``.
 _COMPARED = tuple(name for name in COLUMNS if name != "txid")
+#: How the metadata of a version begin that was erased. Its data are empty.
+_ERASED = '{"erased": '
 
 
 def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool = True) -> DataFrame:
@@ -119,12 +121,15 @@ def compare(database: DataFrame, archive: DataFrame, *, lowest: int) -> DataFram
     """Return what the two stores of a log do not have in common, within the bound of the archive.
 
     Content is compared by 64 bits of hash over all columns but ``txid``. What is below ``lowest``,
-    the lowest position in the database, was pruned, and is in the archive alone.
+    the lowest position in the database, was pruned, and is in the archive alone. What was erased
+    from the database differs from nothing: the archive has it as it was.
     """
     columns = [F.col(name) for name in _COMPARED]
     # A hash passes over NULL as if the column were not there.
     content = F.xxhash64(*columns, *(column.isNull() for column in columns))
-    rows = _of_store(database, content, 1, 0).unionByName(_of_store(archive, content, 0, 1))
+    erased = (F.col("data") == "{}") & F.col("metadata").startswith(_ERASED)
+    kept = F.when(erased, None).otherwise(content)
+    rows = _of_store(database, kept, 1, 0).unionByName(_of_store(archive, content, 0, 1))
     # Sorted by position once, for all that is computed: a hash aggregate holds no strings.
     sums = [F.sum(name).alias(name) for name in ("here", "there")]
     names = [F.min(name).alias(name) for name in ("stream", "version")]

@@ -10,11 +10,14 @@ import pyarrow as pa
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.db.models import QuerySet
 
+from outbox_app.entities.operations import erase
 from outbox_app.exceptions import InvalidSchema
 from outbox_app.pipeline import folding
-from outbox_app.pipeline.driver.pipeline import log_options
+from outbox_app.pipeline.driver.pipeline import Pipeline, log_options
 from outbox_app.pipeline.driver.rebuild import rebuild_on_spark
+from outbox_app.pipeline.driver.run import run_audit
 from outbox_app.pipeline.schema import COLUMNS, SCHEMA
 from outbox_app.pipeline.source import OutboxDataSource
 from outbox_app.projections.rebuild import rebuild
@@ -26,7 +29,7 @@ from tests.projections.declared import declare
 from tests.projections.models import Status
 from tests.splitting import split
 
-from .harness import archive
+from .harness import archive, source
 from .here import Here
 from .test_source import struct
 
@@ -165,6 +168,23 @@ def test_an_audit_compares_rows_heads_and_versions(alias, accounts, spark, tmp_p
     assert "row: there is no row, and version 1 has a state" in text
     assert "head: the row is at version 7, the versions end at 1" in text
     assert "state: the row has another state than version 1" in text
+
+
+@pytest.mark.timeout(300)
+@on("postgres", "mariadb")
+def test_what_was_erased_is_no_defect(alias, accounts, spark, tmp_path):
+    """The archive has it as it was."""
+    archive(alias, tmp_path, log=AccountVersion)
+    erase(Account, "a", reason="Request 88", using=alias)
+    said = []
+
+    def audit():
+        run = Pipeline(spark, source(alias, AccountVersion), AccountVersion, alias)
+        return run_audit(run, archive=str(tmp_path), write=said.append)
+
+    assert audit().sound, said
+    QuerySet(AccountVersion, using=alias).filter(stream="b").update(data={}, metadata={"by": "x"})
+    assert audit().counts == {"content_differs": 1}
 
 
 def damage(alias):
