@@ -12,7 +12,6 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import Model
 
@@ -29,10 +28,7 @@ STANDBY = {"postgresql": "SELECT pg_is_in_recovery()", "mysql": "SELECT @@read_o
 
 def written_aliases() -> set[str]:
     """Return the aliases that the outbox and the inbox are written to, as far as they exist."""
-    try:
-        return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
-    except (ImproperlyConfigured, TypeError):  # said by the check of the settings
-        return set()
+    return {outbox_alias(), inbox_alias()}.intersection(connections.settings)
 
 
 def is_standby(alias: str) -> bool:
@@ -63,10 +59,7 @@ def check_aliases(
 
 
 def _check_alias(model: type[OutboxMixin]) -> Iterator[CheckMessage]:
-    try:
-        own, outbox = router.db_for_write(model), outbox_alias()
-    except ImproperlyConfigured:  # said by the check of the settings
-        return
+    own, outbox = router.db_for_write(model), outbox_alias()
     if not router.allow_migrate_model(own, StagedJob):
         yield Error(
             f"The model is written to {own!r}, but the routers keep the outbox tables from there: "
@@ -90,11 +83,7 @@ def check_business(**kwargs: Any) -> list[CheckMessage]:
     """Say that nothing is written where jobs are staged: no job would be atomic with anything."""
     models = [each for each in apps.get_models() if each._meta.managed]
     own = [each for each in models if not _is_foreign(each._meta.app_config)]
-    written = sorted(set(map(router.db_for_write, own)))
-    try:
-        outbox = outbox_alias()
-    except ImproperlyConfigured:  # said by the check of the settings
-        return []
+    written, outbox = sorted(set(map(router.db_for_write, own))), outbox_alias()
     if not written or outbox in written:
         return []
     return [

@@ -113,11 +113,8 @@ def _check_modes(staging: list[Celery]) -> Iterator[CheckMessage]:
                         hint='Write @app.task(outbox="send"), or leave it out.',
                         id="outbox.E048",
                     )
-    idle: list[str] = []
-    with suppress(TypeError):  # they are no patterns: said by check_settings
-        deciding = set(map(deciding_pattern, names))
-        idle = [each for each in outbox_settings().TASK_MODES if each not in deciding]
-    if idle:
+    deciding = set(map(deciding_pattern, names))
+    if idle := [each for each in outbox_settings().TASK_MODES if each not in deciding]:
         yield Warning(
             f"Patterns of OUTBOX['TASK_MODES'] that decide for no task: {listed(idle)}.",
             hint="The first pattern that matches decides, so put those of single tasks before "

@@ -13,7 +13,6 @@ from typing import Any
 
 from celery import Celery
 from django.core.checks import CheckMessage, Error, Warning
-from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
 
 from ..conf import outbox_settings
@@ -136,11 +135,7 @@ def _is_classic(queue: Queue) -> bool:
 def _check_visibility(app: Celery, transport: Any) -> Iterator[CheckMessage]:
     if transport.driver_type not in VISIBILITY:
         return
-    try:
-        horizon = outbox_settings().HOLD_HORIZON
-    except ImproperlyConfigured:  # said by the check of the settings
-        return
-    conf = app.conf
+    horizon, conf = outbox_settings().HOLD_HORIZON, app.conf
     any_limit = conf.task_time_limit or conf.task_soft_time_limit or 0
     limits = {"a task": any_limit if conf.task_acks_late else 0}
     for name, task in _own_tasks(app).items():

@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..conf import FleetSettings, fleet_settings, outbox_settings
+from ..conf import FleetSettings, fleet_settings
 from ..door.peers import address_fault, is_name
 from ..fleet.cluster import CHOICES
 from ..fleet.registry import Registry
@@ -25,8 +25,6 @@ HINT = "docs/reference/settings.md has the keys of FLEET."
 
 
 def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
-    if not isinstance(outbox_settings().FLEET, dict):
-        return
     try:
         conf = fleet_settings()
     except ImproperlyConfigured as error:
@@ -36,16 +34,17 @@ def check_fleet(**kwargs: Any) -> Iterator[CheckMessage]:
     for name, fault in faults:
         text = f"OUTBOX['FLEET'][{name!r}] is {getattr(conf, name)!r}, which {fault}."
         yield Error(text, hint=HINT, id="outbox.E046")
-    leads = not isinstance(conf.TOPOLOGY, list | tuple) or conf.ADDRESS in conf.TOPOLOGY
-    if conf.ADDRESS and not faults and not leads:
+    if faults or not conf.ADDRESS:
+        return
+    if isinstance(conf.TOPOLOGY, list | tuple) and conf.ADDRESS not in conf.TOPOLOGY:
         yield Warning(
             f"OUTBOX['FLEET']['TOPOLOGY'] does not list {conf.ADDRESS!r}, this server's own: it "
             "leads no entity, and passes all commands of routed types on.",
             hint="Add it, unless that is meant.",
             id="outbox.W037",
         )
-    is_listed = conf.ADDRESS in conf.SERVERS.get(conf.SERVICE, ()) if not faults else True
-    if conf.ADDRESS and conf.REGISTRY.endswith("StaticRegistry") and not is_listed:
+    is_listed = conf.ADDRESS in conf.SERVERS.get(conf.SERVICE, ())
+    if conf.REGISTRY.endswith("StaticRegistry") and not is_listed:
         yield Warning(
             f"OUTBOX['FLEET']['SERVERS'] does not list {conf.ADDRESS!r}, this server's own ADDRESS:"
             " no client that has this list calls it.",
@@ -84,7 +83,7 @@ def _faults(conf: FleetSettings) -> Iterator[tuple[str, str]]:
     try:
         if not issubclass(import_string(conf.REGISTRY), Registry):
             yield "REGISTRY", "is no registry"
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         yield "REGISTRY", f"cannot be imported: {error}"
     if not isinstance(conf.REGISTRY_URL, str):
         yield "REGISTRY_URL", "is no text"

@@ -14,6 +14,7 @@ from django.core.checks import CheckMessage
 
 from .. import URLS
 from ..text import escaped
+from .values import check_settings
 
 #: How many names a message lists.
 LISTED = 5
@@ -36,6 +37,8 @@ PAGES = {
     "docs/howto/poolers.md": ("W022",),
     "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
 }
+#: Said of settings alone; what else is wrong is found when they are right.
+UNREADABLE = {"outbox.E001", "outbox.E002", "outbox.E003"}
 #: Where every id is listed.
 EVERYWHERE = "docs/reference/checks.md"
 
@@ -56,10 +59,16 @@ def page_of(id: str) -> str:
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
     @wraps(check)
     def with_pages(**kwargs: Any) -> list[CheckMessage]:
-        messages = list(check(**kwargs))
+        messages = list(check(**kwargs)) if check is check_settings or _are_readable() else []
         for message in messages:
             message.msg = escaped(message.msg)
             message.hint = f"{escaped(message.hint)}\n\tSee {page_of(str(message.id))}."
         return messages
 
     return with_pages
+
+
+def _are_readable() -> bool:
+    """Say whether the settings are of their types: else the other checks would fail on them."""
+    wrong = (each for each in check_settings() if not each.is_silenced())
+    return UNREADABLE.isdisjoint(each.id for each in wrong)

@@ -23,8 +23,7 @@ HINT = "docs/reference/door.md lists the fields of a peer."
 
 def check_peers(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check the peers of the setting."""
-    given = outbox_settings().PEERS
-    for name, fields in given.items() if isinstance(given, dict) else ():
+    for name, fields in outbox_settings().PEERS.items():
         if not peer_faults(name, fields):
             yield from _check_keys(Peer(name=name, **fields))
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..aliases import outbox_alias
-from ..conf import FleetSettings, fleet_settings, outbox_settings
+from ..conf import FleetSettings, fleet_settings
 from ..door.peers import is_this_host, peer_named
 from ..entities.operations import entity_types
 from ..exceptions import InvalidPeer
@@ -69,7 +69,7 @@ def _sound() -> FleetSettings | None:
     """Return the settings, if there is nothing wrong with them."""
     if any(isinstance(each, Error) for each in check_fleet()):
         return None
-    return fleet_settings() if isinstance(outbox_settings().FLEET, dict) else None
+    return fleet_settings()
 
 
 def _routed() -> list[str]:

@@ -43,19 +43,6 @@ def test_one_database():
     assert check_aliases(app_configs=[apps.get_app_config("auth")]) == []
 
 
-@pytest.mark.parametrize("outbox", [{"DATABSE": "default"}, {"DATABASE": ["default"]}], ids=repr)
-def test_broken_settings_are_said_elsewhere(settings, outbox):
-    settings.OUTBOX = outbox
-    assert written_aliases() == set()
-    assert check_connections() == []
-
-
-def test_unknown_keys_are_said_elsewhere(settings):
-    settings.OUTBOX = {"DATABSE": "default"}
-    assert check_aliases() == []
-    assert check_business() == []
-
-
 def test_model_that_is_written_elsewhere(settings):
     settings.DATABASE_ROUTERS = [Router()]
     [message] = check_aliases()

@@ -114,9 +114,6 @@ def test_patterns_that_decide_for_no_task(make_app, settings):
     [message] = [each for each in check_apps() if each.id == "outbox.W039"]
     assert message.msg.endswith(": shop.ping, shopp.*.")
 
-    settings.OUTBOX = {**settings.OUTBOX, "TASK_MODES": [1]}
-    assert not [each for each in check_apps() if each.id == "outbox.W039"]
-
 
 def test_apps_of_one_name():
     name = f"twice-{uuid4().hex}"

@@ -222,10 +222,6 @@ class TestVisibility:
         assert message.id == "outbox.W020"
         assert "may take" not in message.msg
 
-    def test_broken_settings_are_said_elsewhere(self, make, settings):
-        settings.OUTBOX = {"HOLDHORIZON": 1}
-        assert ids(make("redis://h", task_time_limit=9999)) == []
-
 
 class TestAcknowledgement:
     def test_off(self, make, define):

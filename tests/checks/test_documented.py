@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from django.core.checks import Tags, Warning, run_checks
 
 from outbox_app.checks.messages import EVERYWHERE, LISTED, PAGES, linked, listed, page_of
@@ -52,6 +53,38 @@ def test_every_check_is_registered_with_links(settings):
     [message] = [m for m in run_checks(tags=["outbox"], databases=[]) if m.id == "outbox.E003"]
     assert message.hint.endswith("See docs/reference/settings.md.")
     assert not [m for m in run_checks(tags=[Tags.database], databases=[]) if m.id == "outbox.E003"]
+
+
+@pytest.mark.parametrize(
+    ("outbox", "id"),
+    [
+        (["DATABASE"], "E001"),
+        ({"DATABSE": "default"}, "E001"),
+        ({"DATABASE": "nowhere"}, "E002"),
+        ({"DATABASE": ["default"]}, "E002"),
+        ({"INBOX_DATABASE": "nowhere"}, "E002"),
+        ({"FLEET": ["shop"]}, "E003"),
+        ({"PEERS": ["shop"]}, "E003"),
+        ({"TASK_MODES": [1]}, "E003"),
+        ({"HOLD_HORIZON": "300"}, "E003"),
+        ({"WINDOWS": 1}, "E003"),
+        ({"SETTLE_SECONDS": "1"}, "E003"),
+    ],
+    ids=repr,
+)
+@pytest.mark.django_db
+def test_what_is_wrong_with_the_settings_is_said_alone(settings, outbox, id, alias, make_app):
+    """The other checks, which read the settings, do not end with an exception."""
+    make_app(broker_url="redis://localhost:1").conf.task_time_limit = 9999
+    settings.OUTBOX = outbox
+    found = run_checks(tags=["outbox"], databases=[alias], include_deployment_checks=True)
+    assert [message.id for message in found] == [f"outbox.{id}"]
+
+
+def test_a_fault_that_is_silenced_hides_nothing(settings):
+    settings.OUTBOX = {"MAX_ETA": -1, "BATCH_SIZE": 1, "DATABASE": "default", "FLEET": {"X": 1}}
+    settings.SILENCED_SYSTEM_CHECKS = ["outbox.E003"]
+    assert "outbox.E046" in [message.id for message in run_checks(tags=["outbox"], databases=[])]
 
 
 def test_long_lists_are_cut():

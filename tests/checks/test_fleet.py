@@ -9,6 +9,7 @@ import pytest
 from outbox_app.checks.fleet import check_fleet
 from outbox_app.checks.routing import check_reach, check_routed
 from outbox_app.checks.values import check_settings
+from outbox_app.fleet.registries import StaticRegistry
 from outbox_app.models import Peer
 from tests.entities.models import Account
 
@@ -97,10 +98,10 @@ def test_a_static_list_without_this_server(settings: Any) -> None:
     assert (id, repr(URL) in text) == ("outbox.W037", True)
 
 
-def test_no_dictionary(settings: Any) -> None:
-    settings.OUTBOX = {"FLEET": ["shop"]}
-    assert [each.id for each in check_settings()] == ["outbox.E003"]
-    assert list(check_fleet()) == []
+@pytest.mark.parametrize("registry", [StaticRegistry, ".StaticRegistry", None], ids=repr)
+def test_a_registry_that_is_no_path(settings: Any, registry: Any) -> None:
+    [(id, text)] = found(settings, SERVICE="shop", ADDRESS=URL, REGISTRY=registry)
+    assert (id, "cannot be imported" in text) == ("outbox.E046", True)
 
 
 def test_a_server_that_leads_nothing(settings: Any) -> None:
