@@ -16,13 +16,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from ..conf import OutboxSettings, outbox_settings
+from ..conf import MAX_DAYS, OutboxSettings, outbox_settings
 from ..door.peers import peer_faults
 from ..eventlog.registry import all_logs
 from ..jobs.staging.modes import MODES
 from ..process.lease import BEATS, TRUST
 
-#: Settings whose least value is not "more than 0" (for integers: 1).
+#: The largest integers, by the unit that the name ends with. Others have no limit.
+MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}
+#: Numbers whose least value is not "more than 0".
 LEAST = {
     **{"HOLD_HORIZON": 0, "PROGRESS_INTERVAL": 0, "PREPARED_IMMUNE": 0},
     **{"INTERVAL": 0.01, "SUBSCRIPTION_INTERVAL": 0.01},
@@ -84,9 +86,10 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
     if hint is bool:
         return None if isinstance(value, bool) else "True or False"
     if hint is int:
-        least = LEAST.get(name, 1)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if fits else f"an integer of at least {least}"
+        most = MOST.get(name.rpartition("_")[2], math.inf)
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+            return None
+        return "an integer of at least 1" + (f" and at most {most}" if most < math.inf else "")
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in LEAST:
@@ -112,7 +115,7 @@ def _expected(name: str, value: Any, hint: Any) -> str | None:
     if name == "FLEET":
         return None if isinstance(value, dict) else "a dictionary of its own keys"
     if get_origin(hint) is Mapping:
-        fits = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        fits = isinstance(value, dict) and all(map(_is_function, value.values()))
         return None if fits else "a dictionary of database vendors and dotted paths of classes"
     if get_origin(hint) is tuple:
         texts = isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
@@ -127,13 +130,14 @@ def _is_sink(item: Any) -> bool:
     if log not in names or not isinstance(value, tuple | list) or len(value) != 2:
         return False
     archive, days = value
-    return isinstance(archive, str) and archive != "" and type(days) is int and days >= 1
+    lasts = type(days) is int and 1 <= days <= MAX_DAYS
+    return lasts and isinstance(archive, str) and archive != ""
 
 
 def _is_function(path: Any) -> bool:
     try:
         return callable(import_string(path))
-    except (ImportError, AttributeError, TypeError):
+    except (ImportError, AttributeError, TypeError, ValueError):
         return False
 
 
