@@ -251,12 +251,18 @@ def test_nothing_goes_where_a_cursor_is_not_understood(alias, old, left, run):
         (["--events", "--older-than=0"], "at least 1 day; got 0"),
         (["--events", "--older-than=1", "--database=x"], "no such alias"),
         (["--inbox", "--log=outbox_event"], "--log goes with --events"),
+        (["--inbox", "--older-than=1000000"], "--older-than must be at most 365000 days"),
+        (["--events", "--older-than=1", "--archived="], "--archived is empty"),
+        (["--events", "--older-than=1", "--log="], "--log is empty"),
     ],
 )
-def test_wrong_arguments_are_refused(alias, arguments, message):
+def test_wrong_arguments_are_refused(alias, arguments, message, old, left):
+    """Nothing goes, as where a script's variable is not set."""
+    there = old("a")
     with pytest.raises(CommandError, match=message) as error:
         call_command("outbox_prune", *arguments)
     assert error.value.returncode == 2
+    assert left() == there
 
 
 def test_a_replay_while_it_prunes(alias, old, left, run, settings):

@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from ...aliases import outbox_alias
+from ...conf import MAX_DAYS
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
 from ...jobs.dead_summary import dead_groups
@@ -53,9 +54,10 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def age(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
-    if not match:
+    found = timedelta(seconds=int(match[1]) * SECONDS[match[2]]) if match else None
+    if found is None or found.days > MAX_DAYS:
         raise ArgumentTypeError(f"{text!r} is no age; write 90s, 15m, 3h, 2d or 1w")
-    return timedelta(seconds=int(match[1]) * SECONDS[match[2]])
+    return found
 
 
 def identifier(text: str) -> int:
@@ -104,6 +106,8 @@ class Command(TeachingCommand):
             raise InvalidArgument(
                 "--all selects every dead job, so it goes with no other selection."
             )
+        if options["reason"] == "":  # a script's variable that is not set
+            raise InvalidArgument("--reason is empty: each reason has that as its part.")
         require_migrated(using)
         jobs = dead.find_dead(using=using, **selection)
         if action == "list":

@@ -166,10 +166,14 @@ def test_an_empty_list_is_good_news(alias):
         ("requeue", "--all", "--task", "a"),
         ("requeue", "--all", "--batch-size", "0"),
         ("requeue", "--all", "--database", "nowhere"),
+        ("requeue", "--reason", ""),
+        ("discard", "--reason="),
     ],
 )
-def test_wrong_arguments_are_exit_code_2(arguments):
+def test_wrong_arguments_are_exit_code_2(alias, arguments):
+    dead_jobs(using=alias, task="a")
     assert run(*arguments)[0] == 2
+    assert left(alias) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +185,8 @@ def test_wrong_arguments_are_exit_code_2(arguments):
         ("requeue", "--id", "9" * 30),
         ("requeue", "--older-than", "3"),
         ("requeue", "--older-than", "9999999d"),
+        ("requeue", "--older-than", "999999d"),
+        ("requeue", "--older-than", "999999w"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_refused(arguments):
