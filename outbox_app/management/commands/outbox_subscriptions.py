@@ -66,6 +66,15 @@ ACTIONS = (
     *("list", "pause", "resume", "replay", "reset", "release", "skip", "discard", "count"),
     *("gaps", "skip-gap", "repartition", "forget"),
 )
+#: Options by the actions that they mean something to: no other one is done in spite of them.
+TAKEN_BY = {
+    **dict.fromkeys(("dry_run", "skip_ahead"), ("replay", "reset")),
+    "log": ("replay", "reset", "skip", "discard"),
+    "stream": ("release", "discard"),
+    "position": ("skip",),
+    "all": ("release",),
+    "restart": ("count",),
+}
 
 
 class Command(TeachingCommand):
@@ -94,6 +103,10 @@ class Command(TeachingCommand):
         using = options["database"]
         if using is not None:
             require_alias(using)
+        for option, actions in TAKEN_BY.items():
+            if options[option] and action not in actions:
+                given = f"--{option.replace('_', '-')}"
+                raise InvalidArgument(f"{action} takes no {given}; {', '.join(actions)} may.")
         if action not in ("list", "gaps") and not name:
             raise InvalidArgument(f"Which one? {action} needs a NAME, or an ID.")
         if (action == "replay") != (options["place"] is not None):

@@ -169,6 +169,35 @@ def test_what_cannot_be_done(alias, seen_by, arguments, code, command):
     assert not Cursor.objects.using(alias).exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pause", "shop", "--dry-run"],
+        ["pause", "shop", "--log", "outbox_event"],
+        ["release", "shop", "--all", "--dry-run"],
+        ["release", "shop", "--all", "--log", "outbox_event"],
+        ["skip", "shop", "--position", "1", "--reason", "no", "--dry-run"],
+        ["discard", "shop", "--stream", "a", "--reason", "no", "--dry-run"],
+        ["skip-gap", "1", "--reason", "no", "--dry-run"],
+        ["repartition", "shop", "--dry-run"],
+        ["forget", "shop", "--dry-run"],
+        ["replay", "shop", "--from", "now", "--stream", "a"],
+        ["list", "--restart"],
+    ],
+    ids=" ".join,
+)
+def test_what_an_action_does_not_know_is_refused(alias, published, run, arguments, command):
+    """A person who asks for a preview, or for one log, is not given all of it in earnest."""
+    subscriber("shop", on_error="park")(lambda events: 1 / 0)
+    published("a")
+    run("shop")
+    tables = (Subscription, Cursor, ParkedStream, Gap)
+    before = [list(table.objects.using(alias).values()) for table in tables]
+    code, out = command(*arguments)
+    assert (code, f"{arguments[0]} takes no --" in out) == (2, True)
+    assert [list(table.objects.using(alias).values()) for table in tables] == before
+
+
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit):
         call_command("outbox_subscriptions", "--help")
