@@ -23,6 +23,7 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import DurationField
 from django.db.models.constants import OnConflict
 
+from ..eventlog.insert import chunks
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
@@ -105,11 +106,10 @@ def _insert(rows: Sequence[PreparedEvent], using: str, *, if_missing: bool) -> N
     into = f"{connection.ops.insert_statement(on_conflict=ignore)} {PreparedEvent._meta.db_table}"
     suffix = connection.ops.on_conflict_suffix_sql([], ignore, [], [])
     names, one, fields = _columns(using)
-    most = (connection.features.max_query_params or 10_000) // len(fields)
-    for chunk in (rows[first : first + most] for first in range(0, len(rows), most)):
-        params = [
-            f.get_db_prep_save(getattr(row, n), connection) for row in chunk for n, f in fields
-        ]
+    stored = [[f.get_db_prep_save(getattr(row, n), connection) for n, f in fields] for row in rows]
+    sizes = [sum(len(each) for each in row if isinstance(each, str)) for row in stored]
+    for chunk in chunks(stored, sizes, columns=len(fields), connection=connection):
+        params = [each for row in chunk for each in row]
         with connection.cursor() as cursor:
             values = ", ".join([one] * len(chunk))
             cursor.execute(f"{into} ({names}) VALUES {values} {suffix}", params)

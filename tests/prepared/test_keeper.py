@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
 
 from outbox_app.eventlog.publish import publish
 from outbox_app.failpoints import set_failpoint
@@ -280,6 +280,21 @@ def test_state_and_event_are_one_commit(alias: str, point: str, states: Any, in_
     assert (states(), len(in_log())) == (["confirmed" if done else "prepared"], int(done))
     decide(alias, (given.event_id, "confirmed"))
     assert (states(), len(in_log())) == (["confirmed"], 1)
+
+
+@pytest.mark.parametrize("alias", [pytest.param("mariadb", id="mariadb")], indirect=True)
+def test_more_than_a_packet_of_the_database(alias: str, states: Any, in_log: Any) -> None:
+    """MySQL cuts the connection of a statement that is larger."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        count = cursor.fetchone()[0] // 250_000 + 1
+    new = [checked(NewPrepared("s", "t", {"text": "x" * 250_000})) for _ in range(count)]
+    answers = keeper.prepare("alias:billing", new, using=alias)
+    assert [answer.state for answer in answers] == ["prepared"] * count
+    wanted = dict.fromkeys([row.event_id for row in new], "confirmed")
+    keeper.decide("alias:billing", wanted, by="call", using=alias)
+    assert states() == ["confirmed"] * count
+    assert len(in_log()) == count
 
 
 def test_a_batch_with_an_id_twice(alias: str) -> None:
