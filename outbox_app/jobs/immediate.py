@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from multiprocessing.connection import wait
 from threading import Lock
@@ -104,7 +104,7 @@ class Broker:
             return left
 
         try:
-            result = publisher.publish(rows, now=timezone.now(), may_send=may_send)
+            result = publisher.publish(rows, now=datetime.now(UTC), may_send=may_send)
         except BaseException:  # a time-out of gevent, say
             publisher.close()
             raise
@@ -144,6 +144,9 @@ class CommitBatch:
         #: When the first was staged and its hold may run out, on the monotonic clock.
         self.began = time.monotonic()
         self.until = self.began + outbox_settings().IMMEDIATE_HOLD
+
+    def leave_out(self, ids: list[int]) -> None:
+        self.jobs[:] = [job for job in self.jobs if job.pk not in ids]
 
     def publish(self) -> None:
         try:
@@ -226,23 +229,33 @@ def hold(jobs: Sequence[StagedJob], *, using: str) -> CommitBatch | None:
 
 def publish_after_commit(batch: CommitBatch, jobs: Sequence[StagedJob]) -> None:
     """Publish these jobs, once written, after the commit, unless their savepoint is rolled back."""
-    connection = connections[batch.using]
     held = [job for job in jobs if job.is_immediate]
     batch.count += len(held)
     for job in held:
         job.available_at = None  # in memory it was an expression
+    _before_publish(batch, batch.jobs.extend, held)
+
+
+def leave_out(ids: Iterable[int], *, using: str) -> None:
+    """Publish none of these, which are deleted before their commit, unless that is rolled back."""
+    if batch := _open_batch(connections[using]):
+        _before_publish(batch, batch.leave_out, list(ids))
+
+
+def _before_publish(batch: CommitBatch, change: Callable[..., None], items: list[Any]) -> None:
     # Before the callbacks of others, which may take their time, or raise and end it all. Django
     # drops those of a savepoint that is rolled back; the batch has none, and comes after its jobs.
+    connection: Any = connections[batch.using]
     pending: list[Any] = connection.run_on_commit
     places = (n for n, (_, func, _) in enumerate(pending) if func == batch.publish)
     if (place := next(places, None)) is None:
         place = 0
         pending.insert(0, (set(), batch.publish, True))
     savepoints = set(connection.savepoint_ids)
-    if place and pending[place - 1][0] == savepoints:
-        pending[place - 1][1].args[0].extend(held)
+    if place and pending[place - 1][0] == savepoints and pending[place - 1][1].func == change:
+        pending[place - 1][1].args[0].extend(items)
     else:
-        pending.insert(place, (savepoints, partial(batch.jobs.extend, held), True))
+        pending.insert(place, (savepoints, partial(change, items), True))
 
 
 def _open_batch(connection: Any) -> CommitBatch | None:

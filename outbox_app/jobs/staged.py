@@ -31,6 +31,7 @@ from ..text import get_logger, storable
 from ..transactions import is_atomic
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
+from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
 from .staging.sending import celery_app
@@ -72,6 +73,7 @@ def cancel(
     with transaction.atomic(using=using):
         found = _of_task(task_id, ordering_key, using)
         taken = [job for job in found if _rows_of(using).filter(pk=job.pk)._raw_delete(using)]
+        leave_out((job.pk for job in taken), using=using)
         ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
         ready.filter(task_id=task_id).delete()  # without it no worker begins a task of django.tasks
     names = {job.app for job in taken}

@@ -6,7 +6,7 @@ import pytest
 from celery.signals import after_task_publish
 from django.db import connections, transaction
 
-from outbox_app import stage, stage_many
+from outbox_app import cancel, stage, stage_many
 from outbox_app.jobs import immediate
 from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import StagedJob
@@ -66,6 +66,25 @@ def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_
     assert batches == [6]
     jobs.receive(app)
     assert sorted(body[1] for body in jobs.bodies) == [1, 2, 3, 4, 6, 7]
+    jobs.assert_exact()
+
+
+def test_what_is_cancelled_before_the_commit_is_not_published(
+    alias, app, batches, states, book, monkeypatch
+):
+    jobs, note = book(alias), app.tasks["note"]
+    monkeypatch.setattr(app.control, "revoke", lambda task_id: None)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+        assert cancel(note.delay("", 2).id, using=alias)
+        kept = note.delay("", 3)
+        with rolled_back(alias):
+            assert cancel(kept.id, using=alias)
+        for i in (4, 5):
+            assert cancel(note.delay("", i).id, using=alias)
+        jobs.note()
+    assert (batches, states()) == ([2], [])
+    jobs.receive(app)
     jobs.assert_exact()
 
 
@@ -181,6 +200,13 @@ def test_with_autocommit_off_the_drain_takes_them(alias, app, batches, states, o
     finally:
         transaction.set_autocommit(True, using=alias)
     assert batches == []
+
+
+def test_a_job_that_expires_in_a_project_without_time_zones(alias, app, batches, states, settings):
+    settings.USE_TZ = False
+    with transaction.atomic(using=alias):
+        app.tasks["note"].apply_async(("", 1), expires=600)
+    assert (batches, states()) == ([1], [])
 
 
 @pytest.mark.django_db
