@@ -176,8 +176,10 @@ class Rebuild:
         Subscription.objects.using(self.using).get_or_create(
             name=self.name, defaults={"partitions": self.subscriber.partitions}
         )
+        begun = Cursor.objects.using(self.using).filter(subscription=self.name)
         for reader in self.readers:
-            cursor_of(self.subscriber, 0, reader)
+            if not begun.filter(log=reader.table).exists():  # one that is paused may have
+                cursor_of(self.subscriber, 0, reader)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function on the connection that reads."""

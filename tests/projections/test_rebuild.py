@@ -14,8 +14,9 @@ from django.db import connections, transaction
 from outbox_app import NewEvent, publish_many, subscriber
 from outbox_app.exceptions import RebuildFailed, RebuildRefused
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Event, Gap, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
 from outbox_app.projections.rebuild import rebuild
+from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 from tests import forking
@@ -337,3 +338,20 @@ def test_what_cannot_be_rebuilt(name, text):
     with pytest.raises(CommandError, match=text) as caught:
         call_command("outbox_rebuild", name)
     assert caught.value.returncode == 2
+
+
+def test_one_that_is_paused(alias, run, sold):
+    """So that code which is wrong does no more harm until the view is made anew."""
+    declare(SoldOf, "sold")
+    sell(alias, 5)
+    run("sold")
+    control.pause("sold")
+    Sold.objects.using(alias).update(count=7)
+    sell(alias, 5)
+    assert rebuild("sold") == len(expected_sold(alias))
+    assert sold() == expected_sold(alias)
+    assert Subscription.objects.using(alias).get().paused
+    control.resume("sold")
+    sell(alias, 5)
+    run("sold")
+    assert sold() == expected_sold(alias)
