@@ -18,6 +18,8 @@ from pyarrow import fs
 from ..exceptions import ArchiveRefused, Unreachable
 from ..text import one_line
 
+#: Of the messages of delta-rs.
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 #: What the store itself has answered; the rest may hold a token.
 _ANSWER = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 
@@ -107,14 +109,14 @@ class Store:
         failed = isinstance(error, OSError) or "Error performing" in text
         missing = isinstance(error, FileNotFoundError) or "404 Not Found" in text
         if failed and not missing and not self.is_local:
-            answer = _ANSWER.search(text)
-            said = one_line(": ".join(answer.groups()) if answer else text, 300).rstrip(".")
             raise Unreachable(
-                f"{self.folder} has not answered as it should: {said}. Each process needs valid "
-                "credentials and a way to the store (docs/howto/object-storage.md). What the table "
-                "has is archived; run it again."
+                f"{self.folder} has not answered as it should: {told(error)}. Each process needs "
+                "valid credentials and a way to the store (docs/howto/object-storage.md). What the "
+                "table has is archived; run it again."
             ) from error
         if isinstance(error, OSError):
+            if error.errno is None:  # by delta-rs, in several lines
+                raise OSError(f"{self.folder}: {told(error)}") from error
             raise error
 
     @contextlib.contextmanager
@@ -132,6 +134,13 @@ class Store:
                 "symbolic link or by its name. Archives hold no links; put a folder in its place."
             )
         return path
+
+
+def told(error: Exception) -> str:
+    """Return what a store, or delta-rs, says of an error, in one line."""
+    text = _COLOURS.sub("", str(error))
+    answer = _ANSWER.search(text)
+    return one_line(": ".join(answer.groups()) if answer else text, 300).rstrip(".")
 
 
 def _opened(address: str) -> tuple[Any, str]:

@@ -32,7 +32,7 @@ from ..exceptions import ArchiveRefused, DamagedCursor
 from ..failpoints import failpoint
 from .offset import Offset
 from .parquet import DAY, File, damaged, read_checked
-from .store import Store
+from .store import Store, told
 
 #: The key of what our commits say, in their metadata.
 MARK = "outbox"
@@ -265,7 +265,7 @@ class Archive:
         except CommitFailedError as error:
             self.refresh()
             if self._table.version() == before:
-                raise OSError(f"{self.store.folder}: {_first_line(error)}") from error
+                raise OSError(f"{self.store.folder}: {told(error)}") from error
             raise ArchiveRefused(
                 f"Another process has written to {self.store.folder} meanwhile. What it has "
                 "committed counts, and nothing of this one. Run one archiver."
@@ -383,11 +383,7 @@ def _explained(store: Store) -> Iterator[None]:
         raise
     except (DeltaError, OSError) as error:
         store.require_reached(error)
-        raise _damaged(store, _first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
+        raise _damaged(store, told(error)) from error
 
 
 def _damaged(store: Store, reason: str) -> ArchiveRefused:

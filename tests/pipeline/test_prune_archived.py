@@ -15,7 +15,7 @@ from django.db import transaction
 from outbox_app import publish
 from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.models import DatabaseNow, Event
-from outbox_app.pipeline import compaction
+from outbox_app.pipeline import compaction, parquet
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.driver import archive_lookup
 from outbox_app.pipeline.driver.pipeline import log_options
@@ -26,7 +26,7 @@ from tests.faults.tools import on
 
 from .archiver import Here
 from .harness import archive as fill
-from .harness import killing
+from .harness import killing, named
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,6 +120,41 @@ def test_a_file_that_has_rotted_is_no_reason_to_delete(old, archive, left):
         prune("--archived", folder, "--older-than=3")
     assert refused.value.returncode == 2
     assert left() == kept
+
+
+@on("default")
+def test_an_archive_that_cannot_be_read(old, archive, left):
+    """As root reads what it has no right to, there are folders where files should be."""
+    old(6)
+    folder, kept = archive(), left()
+    for path in (Path(folder, named(folder)[0]), Path(folder, "_delta_log", "_last_checkpoint")):
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        with pytest.raises(
+            CommandError, match=r"The archive cannot be read: .*irectory"
+        ) as refused:
+            prune("--archived", folder, "--older-than=3")
+        assert refused.value.returncode == 2
+        assert str(refused.value).isprintable()
+    assert left() == kept
+
+
+@on("default")
+def test_of_a_file_nothing_is_read_but_ids(old, archive, left, monkeypatch):
+    """All columns of half a million events would fill the memory of a process that sinks."""
+    reading, read = parquet.parquet.read_table, []
+
+    def spied(*args, **kwargs):
+        found = reading(*args, **kwargs)
+        read.append(found.schema.names)
+        return found
+
+    old(6)
+    folder = archive()
+    monkeypatch.setattr(parquet.parquet, "read_table", spied)
+    prune("--archived", folder, "--older-than=3")
+    assert left() == []
+    assert read == [["id", "message_id"]] * 2
 
 
 def test_files_that_were_put_together_meanwhile(old, archive, left, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import json
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -25,7 +26,7 @@ from outbox_app.retention.run import Sink
 from tests.entities.models import Account, AccountVersion
 from tests.patience import eventually
 
-from .harness import archive, publish_some
+from .harness import archive, named, publish_some
 
 LOG = "outbox_event"
 
@@ -148,6 +149,18 @@ def test_an_archive_that_cannot_be_read_holds_its_own_log_only(
     sink = Sink(AccountVersion)
     sink.run(once=True)
     assert sink.trouble.startswith(f"account_version: ArchiveRefused: {nowhere} is no archive")
+
+
+def test_an_archive_that_cannot_be_read_is_told_of(alias, folder, old, left):
+    ids = old(3)
+    archive(alias, folder)
+    file = Path(folder, named(folder)[0])
+    file.unlink()
+    file.mkdir()
+    sink = Sink(Event)
+    sink.run(once=True)
+    assert sink.trouble.startswith(f"{LOG}: Unreachable: The archive cannot be read: ")
+    assert left() == ids
 
 
 def test_versions_of_entities_are_kept_for_the_days_of_their_commands(alias, settings):

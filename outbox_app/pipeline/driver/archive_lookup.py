@@ -8,20 +8,25 @@ the hash of its name: what has rotted on disk is no reason to delete a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Field, JSONField
 
-from ...exceptions import NoSpark
+from ...exceptions import NoSpark, Unreachable
 from ...models import EntityVersion
 
 if TYPE_CHECKING:
+    from ..parquet import File
     from ..table import Archive
 
 
 def load_archive(folder: str, log: str) -> Archive:
-    """Return an archive, read without Spark. Raises ``NoSpark``, ``ArchiveRefused``."""
+    """Return an archive, read without Spark.
+
+    Raises ``NoSpark``, ``ArchiveRefused``, ``Unreachable``.
+    """
     try:
         from ..table import Archive
     except ImportError as error:
@@ -29,7 +34,8 @@ def load_archive(folder: str, log: str) -> Archive:
             f"Reading an archive needs pyarrow and deltalake, and {error.name} cannot be "
             "imported: pip install 'outbox-app[spark]'."
         ) from error
-    return Archive.load(folder, log)
+    with _readable():
+        return Archive.load(folder, log)
 
 
 def archived_versions(
@@ -58,35 +64,50 @@ class ArchiveLookup:
     def __init__(self, folder: str, log: str) -> None:
         self._archive = load_archive(folder, log)
         self._files = self._archive.files()
-        #: Of the files whose positions have been reached and not passed yet.
-        self._open: dict[str, tuple[int, dict[int, str]]] = {}
+        #: Of the files whose positions have been reached and not passed yet: the last, and the ids.
+        self._open: list[tuple[int, dict[int, str]]] = []
 
     def first(self, rows: Sequence[tuple[int, object]]) -> int:
         """Return how many of the rows are archived, up to the first that is not.
 
-        Raises ``ArchiveRefused``.
+        Raises ``ArchiveRefused``, ``Unreachable``.
         """
-        known = self._between(rows[0][0], rows[-1][0]) if rows else {}
+        if rows:
+            self._reach(rows[0][0], rows[-1][0])
         for count, (position, message_id) in enumerate(rows):
-            if known.get(position) != _plain(message_id):
+            if not any(ids.get(position) == _plain(message_id) for _, ids in self._open):
                 return count
         return len(rows)
 
-    def _between(self, first: int, last: int) -> dict[int, str]:
-        """Return the rows of all files that may hold some of these positions."""
-        self._open = {name: each for name, each in self._open.items() if each[0] >= first}
+    def _reach(self, first: int, last: int) -> None:
+        """Open all files that may hold some of these positions."""
+        self._open = [each for each in self._open if each[0] >= first]
         while self._files and self._files[0].first <= last:
             file = self._files.pop(0)
-            if file.last < first:
-                continue
-            table = self._archive.read(file)
-            ids = map(_plain, table["message_id"].to_pylist())
-            rows = dict(zip(table["id"].to_pylist(), ids, strict=True))
-            self._open[file.name] = (file.last, rows)
-        known: dict[int, str] = {}
-        for _, rows in self._open.values():
-            known |= rows
-        return known
+            if file.last >= first:
+                self._open.append((file.last, _message_ids(self._archive, file)))
+
+
+def _message_ids(archive: Archive, file: File) -> dict[int, str]:
+    """Return the ids by position. No other column: half a million events fill the memory."""
+    from ..parquet import read_checked
+    from ..schema import arrow_types, some
+
+    with _readable():
+        table = read_checked(archive.store, file, arrow_types(some("id", "message_id")))
+    ids = map(_plain, table["message_id"].to_pylist())
+    return dict(zip(table["id"].to_pylist(), ids, strict=True))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unreachable(
+            f"The archive cannot be read: {error}. This process needs the right to read its "
+            "folder, and all files in it."
+        ) from error
 
 
 def _python_value(field: Field[Any, Any], value: Any) -> Any:
