@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.signals import after_task_publish
-from kombu import Producer
+from kombu import Producer, Queue
 
 from ...exceptions import InvalidJob, NotAtomic
 from ..message import Message, describe, moment
@@ -126,7 +126,8 @@ class StagingProducer(Producer):
         )
         try:
             message.declare = [describe(each, self.app) for each in [*declare, *self.also_declare]]
-            job.queue = declare[0].name if declare else routing_key
+            queues = [each.name for each in declare if isinstance(each, Queue)]
+            job.queue = queues[0] if queues else routing_key
             job.envelope = message.dumps()
             eta = moment(self._times.get("eta"), self.app)
             moment(message.expires, self.app)

@@ -26,6 +26,7 @@ NEWS = Queue(f"{OWN}.news", TOPICS, "news.#")
 FANOUT = Queue(f"{OWN}.fan", Exchange(f"{OWN}.fans", "fanout"))
 DIRECT = Queue(f"{OWN}.direct", Exchange(f"{OWN}.directs", "direct"), "key")
 BROADCAST = Broadcast(f"{OWN}.all", queue=f"{OWN}.all.1")
+BUILTIN = Queue(f"{OWN}.builtin", Exchange("amq.topic", "topic"), "news.#")
 OTHER = Queue(f"{OWN}.other", Exchange(f"{OWN}.other"), f"{OWN}.other")
 ADHOC = Queue(
     f"{OWN}.adhoc",
@@ -123,6 +124,12 @@ UNDECLARED = {
         ),
         {},
     ),
+    "exchange of the broker's own": (
+        lambda t: t.add.apply_async(
+            (2, 2), exchange=BUILTIN.exchange, routing_key="news.today", declare=[BUILTIN.exchange]
+        ),
+        {},
+    ),
     "Broadcast": (
         lambda t: t.add.apply_async((2, 2), queue=f"{OWN}.all"),
         {"task_queues": [BROADCAST]},
@@ -138,7 +145,7 @@ def test_route(send, conf, assert_equal):
 @pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
 @pytest.mark.parametrize(("send", "conf"), UNDECLARED.values(), ids=UNDECLARED)
 def test_route_to_an_exchange_that_is_there(send, conf, assert_equal):
-    assert_equal(send, queues=(NEWS, OTHER), **conf)
+    assert_equal(send, queues=(NEWS, OTHER, BUILTIN), **conf)
 
 
 @pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
