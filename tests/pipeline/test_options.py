@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
+import MySQLdb
 import pytest
+from django.db import connections
 
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import InvalidOption, Unreachable
+from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.options import Options
+from tests.faults.tools import on
+
+from .harness import source
 
 URL = "postgresql://reader@db.example:5433/shop"
 
@@ -120,3 +128,51 @@ def test_a_relative_archive_is_that_of_the_driver(tmp_path, monkeypatch):
     options = Options(url="sqlite:///log.sqlite3", archive="archive")
     assert options.archive == Options.of(options.texts()).archive == str(tmp_path / "archive")
     assert replace(options, archive="s3://bucket/log").archive == "s3://bucket/log"
+
+
+@pytest.fixture
+def given(alias, monkeypatch):
+    """``given(OPTIONS)``: the database is connected to with these."""
+
+    def make(options):
+        before = connections[alias].settings_dict["OPTIONS"]
+        monkeypatch.setitem(connections[alias].settings_dict, "OPTIONS", {**before, **options})
+
+    return make
+
+
+@on("postgres")
+def test_options_of_a_postgresql_database(alias, given):
+    given({"prepare_threshold": 5, "sslrootcert": Path("/etc/ca.pem"), "connect_timeout": 3})
+    with closing(connect(source(alias))) as database:
+        assert database.options.parameters["sslrootcert"] == "/etc/ca.pem"
+        assert database.run("SELECT 1", []) == [(1,)]
+
+
+@on("mariadb")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"ssl_mode": "VERIFY_CA", "ssl": {"ca": Path("/ca")}},
+            {"ssl_mode": "VERIFY_CA", "ca": "/ca"},
+        ),
+        ({"ssl": True}, {"ssl_mode": "REQUIRED"}),
+        ({"ssl": None}, {}),
+    ],
+)
+def test_a_mysql_database_is_asked_for_tls_as_django_asks_it(
+    alias, given, monkeypatch, options, expected
+):
+    given(options)
+    asked, connecting = [], MySQLdb.connect
+
+    def spied(**parameters):
+        ssl = parameters.pop("ssl", {})
+        asked.append({**ssl, **{n: v for n, v in parameters.items() if n.startswith("ssl")}})
+        parameters.pop("ssl_mode", None)
+        return connecting(**parameters)
+
+    monkeypatch.setattr(MySQLdb, "connect", spied)
+    connect(source(alias)).close()
+    assert asked == [expected]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PASSWORD = "OUTBOX_PIPELINE_PASSWORD"
 
 #: Options of Django's PostgreSQL backend that libpq does not know.
-_NOT_LIBPQ = {"assume_role", "isolation_level", "pool", "server_side_binding"}
+_NOT_LIBPQ = {"assume_role", "isolation_level", "pool", "prepare_threshold", "server_side_binding"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,14 @@ def _postgres(options: dict[str, Any]) -> dict[str, str]:
     return {
         name: str(value)
         for name, value in options.items()
-        if name not in _NOT_LIBPQ and isinstance(value, str | int)
+        if name not in _NOT_LIBPQ and isinstance(value, str | int | os.PathLike)
     }
 
 
 def _mysql(options: dict[str, Any]) -> dict[str, str]:
+    if options.get("ssl") is True:  # as mysqlclient has it
+        options = {"ssl_mode": "REQUIRED", **options, "ssl": {}}
     ssl = {f"ssl_{name}": value for name, value in (options.get("ssl") or {}).items()}
-    names = ("unix_socket", "read_default_file", "read_default_group")
+    names = ("unix_socket", "read_default_file", "read_default_group", "ssl_mode")
     plain = {name: options[name] for name in names if name in options}
     return {name: str(value) for name, value in {**plain, **ssl}.items()}
