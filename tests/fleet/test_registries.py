@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox_app.exceptions import InvalidArgument
-from outbox_app.fleet.registries import DatabaseRegistry, StaticRegistry
+from outbox_app.fleet.registries import DatabaseRegistry, StaticRegistry, database
 from outbox_app.fleet.registry import CLIENT, Member, Registry
 from outbox_app.fleet.watch import Listing, Watch
 from outbox_app.process.waiting import StopFlag
@@ -68,6 +68,16 @@ def test_registered_until_it_leaves(here: Registry) -> None:
     assert not here.beat(one)
     assert here.members("shop") == [client]
     here.leave(one)  # again
+
+
+def test_who_only_calls_wakes_nobody(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that start together would have each other pull the list a million times."""
+    woken: list[str] = []
+    monkeypatch.setattr(database, "wake", lambda using, channel: woken.append(channel))
+    for each, expected in ((member(0, kind=CLIENT, address=""), 0), (member(1), 2)):
+        here.register(each)
+        here.leave(each)
+        assert len(woken) == expected
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from ...process.waiting import PollWaiter, StopFlag, waiter
 from ...process.wakeup import wake
 from ...process.watchdog import Watchdog
 from ...transactions import own_connection
-from ..registry import Member, Registry
+from ..registry import SERVER, Member, Registry
 
 #: Channel of PostgreSQL.
 FLEET = "outbox_fleet"
@@ -49,7 +49,7 @@ class DatabaseRegistry(Registry):
     def register(self, member: Member) -> None:
         remove_silent(self._rows(), self._seen)
         self._rows().create(**asdict(member))
-        wake(self.using, FLEET)
+        self._wake_for(member)
 
     def beat(self, member: Member) -> bool:
         return bool(self._rows().filter(id=member.id).update(heartbeat_at=DatabaseNow()))
@@ -60,7 +60,7 @@ class DatabaseRegistry(Registry):
 
     def leave(self, member: Member) -> None:
         self._rows().filter(id=member.id).delete()
-        wake(self.using, FLEET)
+        self._wake_for(member)
 
     def members(self, service: str) -> list[Member]:
         live = remove_silent(self._rows().filter(service=service), self._seen)
@@ -88,6 +88,11 @@ class DatabaseRegistry(Registry):
                     yield waiting
             finally:
                 waiting.close()
+
+    def _wake_for(self, member: Member) -> None:
+        """Clients that start together would wake each other, and none of them calls a client."""
+        if member.kind == SERVER:
+            wake(self.using, FLEET)
 
     def _rows(self) -> QuerySet[Server]:
         return Server.objects.using(self.using)
