@@ -54,14 +54,14 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
         F.lead("head").over(walk).alias("head_next"),
     )
     reached = F.greatest(F.coalesce(previous, F.lit(0)), F.lit(0))
-    late = reached == 0
-    skips = ~head & (version > reached + 1)
+    late, after = reached == 0, F.try_add(reached, F.lit(1))  # null beyond the largest
+    skips = ~head & (version > after)
     double = (previous == version) & (F.col("previous_id") != id)
     falls = (previous != version) & (id < F.col("previous_id"))
     ends, none = F.col("head_next").isNull(), F.lit(None)
     cases = [
         _Case(STREAM, ~head & F.coalesce("head_next", F.lit(True)), none, none, none),
-        _Case("gap", skips & ~late, reached + 1, version - 1, id),
+        _Case("gap", skips & ~late, after, version - 1, id),
         _Case("order", falls, previous, version, id),
         _Case("duplicate_version", ~head & double, version, version, id),
         _Case("invalid_version", ~head & (version < 1), version, version, id),
@@ -72,7 +72,7 @@ def versions(events: DataFrame, heads: DataFrame | None = None, *, whole: bool =
         # Where the front was pruned a stream may be gone altogether.
         missing = head & (version > reached) & (F.lit(whole) | previous.isNotNull())
         cases += [
-            _Case("tail", missing, reached + 1, version, none),
+            _Case("tail", missing, after, version, none),
             _Case("low_head", head & (version < previous), version, previous, F.col("previous_id")),
             _Case("low_head", ~head & ends, F.lit(0), version, id),
         ]

@@ -114,6 +114,21 @@ def test_each_stream_shows_what_is_wrong_with_it(log, heads):
     assert (result.events, result.streams) == (32, 12)
 
 
+def test_versions_and_positions_at_the_end_of_their_numbers(log, heads):
+    """Rows that were written by hand. In ANSI mode a sum beyond the end is an error."""
+    top = 2**63 - 1
+    streams = {"a": [(1, 1), (top, top)], "b": [(top, 3), (top, 4)], "c": [(-top - 1, 5), (2, 6)]}
+    result = audit(log(streams), log=LOG, heads=heads({"a": top, "b": top, "c": 2, "d": top}))
+    assert found(result) == {
+        ("gap", "a", 2, top - 1): 1,
+        ("late_start", "b", 1, top - 1): 1,
+        ("late_start", "c", 1, 1): 1,
+        ("tail", "d", 1, top): 1,
+        ("duplicate_version", "b", top, top): 1,
+        ("invalid_version", "c", -top - 1, -top - 1): 1,
+    }
+
+
 def test_one_position_in_two_streams(log):
     result = audit(log({"a": [(1, 7)], "b": [(1, 7)]}), log=LOG)
     assert [tuple(each) for each in result.defects] == [("duplicate_id", "", None, None, 7, "2")]
