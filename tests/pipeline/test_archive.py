@@ -13,6 +13,7 @@ import duckdb
 import pyarrow
 import pytest
 from deltalake import DeltaTable
+from django.db import connections
 from py4j.protocol import Py4JError
 from pyarrow import parquet
 from pyspark.errors import PySparkException
@@ -123,6 +124,20 @@ def test_late_commits_come_once_and_rollbacks_never(alias, new_log, folder):
     archive(alias, folder)
     assert_exact(alias, folder)
     assert sum(row[3] == "late" for row in archived(folder)) == 3
+
+
+@database
+@on("mariadb")
+def test_a_server_that_cuts_results_off(alias, new_log, folder):
+    """What both reads of a batch lack is no difference."""
+    publish_some(alias, 9)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET GLOBAL sql_select_limit = 2")
+        try:
+            assert archive(alias, folder) == 9
+        finally:
+            cursor.execute("SET GLOBAL sql_select_limit = DEFAULT")
+    assert_exact(alias, folder)
 
 
 @database

@@ -102,8 +102,8 @@ def _connect(options: Options, level: str, **given: Any) -> Any:
     )
     with connection.cursor() as cursor:
         cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
-        # Spark may take its time between two batches.
-        cursor.execute("SET SESSION net_write_timeout = 3600")
+        # Spark may take its time between two batches. A bound of the server would cut rows off.
+        cursor.execute(f"SET SESSION net_write_timeout = 3600, sql_select_limit = {2**64 - 1}")
         if options.statement_timeout:
             seconds = options.statement_timeout
             cursor.execute(
