@@ -284,10 +284,9 @@ class Publisher:
                         sent.append(item)
             if not batch.flushed:  # kombu flushes what its producer has published
                 batch.flush()
-        except Exception as error:
-            failure = error
-        finally:
             batch.close()
+        except Exception as error:  # then the connection is dropped
+            failure = error
         answered = outcome.sort(sent, batch.answers, self._is_row_error)
         failure = failure or answered
         if batch.refusal is not None:

@@ -90,6 +90,31 @@ def test_confirms_lost(alias, mode, rabbitmq, proxy, make_named_app, book, drain
     assert Incident.objects.using(alias).get().kind == Incident.Kind.UNKNOWN
 
 
+@pytest.mark.parametrize("mode", ["drop_reply", "cut_on_reply"])
+def test_connection_lost_when_all_is_confirmed(
+    alias, mode, rabbitmq, proxy, make_named_app, book, drained, monkeypatch
+):
+    """What was confirmed is known to be taken, whatever becomes of the channel of its batch."""
+    way, url = proxy(rabbitmq.url)
+    app, jobs = make_named_app(url), book(alias)
+    jobs.stage(app, 31)
+    close = AmqpBatch.close
+
+    def lost(batch):
+        way.mode = mode
+        monkeypatch.undo()
+        close(batch)
+
+    monkeypatch.setattr(AmqpBatch, "close", lost)
+    with draining(alias) as drainer:
+        eventually(lambda: drainer.trouble, "it waits no longer")
+        way.mode = "pass"
+        drained(alias)
+
+    jobs.receive(app, url=rabbitmq.url)
+    jobs.assert_exact()
+
+
 def test_late_confirms_are_credited_to_nothing(
     alias, rabbitmq, proxy, make_named_app, book, drained, flushed
 ):
