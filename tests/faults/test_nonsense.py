@@ -45,6 +45,7 @@ FIELDS = {
     "a routing key that is no text": {"routing_key": {"a": 1}},
     "a lone surrogate": {"routing_key": "\ud800"},
     "an exchange that is a list": {"exchange": [1]},
+    "an event that is a number": {"sent_event": 5},
     "an exchange nobody declares": {"exchange": "no-such-exchange", "routing_key": "x"},
 }
 #: What only RabbitMQ refuses, some of it by closing the connection.

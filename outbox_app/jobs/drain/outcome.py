@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 from celery import Celery
@@ -25,7 +26,7 @@ from .batch import Row
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("exchange", "routing_key", "content_type", "content_encoding"), str),
-    **{"headers": dict, "properties": dict, "declare": list},
+    **{"headers": dict, "properties": dict, "declare": list, "sent_event": dict},
 }
 _typed = attrgetter(*_TYPES)
 _behind = attrgetter(*Message.__slots__[4:])
@@ -214,7 +215,7 @@ def _check_types(message: Message) -> None:
     """Refuse what a broker may take all the same, and a worker cannot read."""
     kinds = map(type, _typed(message))
     for (name, expected), kind in zip(_TYPES.items(), kinds, strict=True):
-        if kind is not expected:
+        if kind is not expected and (name, kind) != ("sent_event", NoneType):
             raise TypeError(
                 f"The envelope's {name} must be {expected.__name__}; it is {kind.__name__}."
             )
