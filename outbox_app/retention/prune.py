@@ -163,17 +163,17 @@ def _batches(
     now = database_time(rows)
     if now is None:
         return
-    old = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
+    old = front = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
     if dry_run:
         yield old.count(), now
         return
-    while batch := list(old.values_list("pk", column)[:batch_size]):
+    while batch := list(front.values_list("pk", column)[:batch_size]):
         old.filter(pk__in=[pk for pk, _ in batch]).delete()  # if it is so still
         reached = batch[-1][1]
         yield len(batch), reached
         if connections[rows.db].vendor == "postgresql":
             # It would walk over the index entries of all that is deleted, batch after batch.
-            old = old.filter(**{f"{column}__gte": reached})
+            front = old.filter(**{f"{column}__gte": reached})
 
 
 def _counter_batches(

@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import idempotent
 from outbox_app.models import DatabaseNow, InboxEntry, Incident
@@ -163,3 +164,11 @@ def test_a_pruned_id_is_forgotten(task, effects, kept, alias):
 
     deliver(work, "1.5")
     assert effects() == ["work", "work"]
+
+
+def test_a_statement_is_no_longer_for_all_that_went_before(alias, kept):
+    kept.fill(*range(40, 60))
+    with CaptureQueriesContext(connections[alias]) as statements:
+        assert prune_inbox(using=alias, batch_size=1) == 20
+    sizes = [len(each["sql"]) for each in statements if each["sql"].startswith("DELETE")]
+    assert max(sizes) < 2 * min(sizes)
