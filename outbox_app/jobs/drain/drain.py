@@ -13,7 +13,7 @@ at any point: the same process backs off, and recovers when it is back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -36,9 +36,9 @@ from ...text import get_logger
 from ..shadow_comparison import ShadowComparison
 from ..staging.sending import staging_apps
 from .app_drain import AppDrain
-from .batch import apps_with_rows
+from .batch import Row, apps_with_rows
 from .drain_counters import DrainCounters
-from .incidents import Unsettled, dead_letter_blocked, move_to_dead, record_run_out, record_takeover
+from .incidents import Unsettled, blocked_by_dead, move_to_dead, record_run_out, record_takeover
 from .outcome import PublishResult
 from .tracing import trace_batch
 
@@ -235,8 +235,10 @@ class Drain(ProcessLoop):
         if run_out := [row for row in rows if row.is_immediate]:
             record_run_out(run_out, using=self.using, by=str(self))
             self.tally.swept += len(run_out)
-        free = dead_letter_blocked(rows, using=self.using)
-        self.tally.dead += len(rows) - len(free)
+        blocked = blocked_by_dead(rows, using=self.using)
+        self._bury(blocked)
+        gone = {row.id for row, _ in blocked}
+        free = [row for row in rows if row.id not in gone]
         if not free:
             return True
         started = time.monotonic()
@@ -270,7 +272,11 @@ class Drain(ProcessLoop):
         finally:
             self._announce(result, seconds)
         failpoint("deleted")
-        for row, error in result.refused:
+        self._bury(result.refused)
+
+    def _bury(self, refused: Iterable[tuple[Row, Exception]]) -> None:
+        """Move rows to the dead table."""
+        for row, error in refused:
             self.tally.dead += move_to_dead(row, error, using=self.using) is not None
 
     def _announce(self, result: PublishResult, seconds: float) -> None:

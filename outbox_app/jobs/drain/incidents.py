@@ -47,27 +47,27 @@ def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | Non
     return dead
 
 
-def dead_letter_blocked(rows: Sequence[Row], *, using: str) -> list[Row]:
-    """Where a dead job blocks its ordering key, let the key's later jobs die after it.
+def blocked_by_dead(rows: Sequence[Row], *, using: str) -> list[tuple[Row, Exception]]:
+    """Where a dead job blocks its ordering key, return the key's later jobs, which die after it.
 
     They stay in order, in sight, and cost the drain nothing; a person requeues the key as a whole.
     """
     keys = {row.ordering_key for row in rows if row.ordering_key}
     if outbox_settings().DEAD_KEY != "block" or not keys:
-        return list(rows)
+        return []
     dead = DeadJob.objects.using(using).filter(ordering_key__in=keys)
-    blocked = dict(dead.order_by("-staged_id").values_list("ordering_key", "staged_id"))
-    free = []
-    for row in rows:
-        if row.ordering_key in blocked:
-            error = KeyBlocked(
+    first = dict(dead.values_list("ordering_key").annotate(Min("staged_id")))
+    return [
+        (
+            row,
+            KeyBlocked(
                 f"Ordering key {row.ordering_key!r} is blocked by the dead job with staged id "
-                f"{blocked[row.ordering_key]}. Requeue or discard that one, then requeue this one."
-            )
-            move_to_dead(row, error, using=using)
-        else:
-            free.append(row)
-    return free
+                f"{first[row.ordering_key]}. Requeue or discard that one, then requeue this one."
+            ),
+        )
+        for row in rows
+        if first.get(row.ordering_key, row.id) < row.id
+    ]
 
 
 def record_takeover(owner: str, shards: set[int], *, using: str, by: str) -> None:

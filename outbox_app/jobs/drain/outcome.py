@@ -19,6 +19,7 @@ from celery.signals import after_task_publish
 from kombu import serialization
 from kombu.compression import decompress
 
+from ...conf import outbox_settings
 from ..message import Declaration, Message, moment
 from ..publish_signals import heard_by
 from . import brokers
@@ -63,7 +64,8 @@ class PublishResult:
     def refuse(self, row: Row, error: Exception) -> None:
         self.refused.append((row, error))
         if row.ordering_key:
-            self._dead_keys.setdefault(row.ordering_key, row.id)
+            before = self._dead_keys.get(row.ordering_key, row.id)
+            self._dead_keys[row.ordering_key] = min(before, row.id)
 
     def sort(
         self, sent: Iterable[PreparedMessage], answers: Iterable[list[Any]], is_row_error: _Judge
@@ -85,9 +87,10 @@ class PublishResult:
                     self.unknown.append(item.row)
         return failure
 
-    def comes_after_a_dead_one(self, row: Row) -> bool:
-        """Say whether an earlier row of the same ordering key was refused."""
-        return self._dead_keys.get(row.ordering_key, row.id) < row.id
+    def blocks(self, row: Row) -> bool:
+        """Say whether a row has to stay: an earlier one of its ordering key was refused."""
+        is_later = self._dead_keys.get(row.ordering_key, row.id) < row.id
+        return is_later and outbox_settings().DEAD_KEY == "block"
 
 
 @dataclass(slots=True)

@@ -267,11 +267,10 @@ class Publisher:
         sent: list[PreparedMessage] = []
         failure: Exception | None = None
         began = time.monotonic()
-        blocks = outbox_settings().DEAD_KEY == "block"
         try:
             with self.producer.batch(max_size=sys.maxsize):
                 for item in items:
-                    if blocks and outcome.comes_after_a_dead_one(item.row):
+                    if outcome.blocks(item.row):
                         continue
                     try:
                         if not batch.takes(item):
@@ -315,7 +314,7 @@ class Publisher:
         self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
     ) -> None:
         for item in prepared:
-            if self._is_blocked(item.row, outcome):
+            if outcome.blocks(item.row):
                 continue
             may_send(self._wire.seconds([item]))
             self.open(may_send)
@@ -366,9 +365,6 @@ class Publisher:
                     "Event task-sent was not sent task_id=%s error=%r", row.task_id, error
                 )
                 self.close()
-
-    def _is_blocked(self, row: Row, outcome: PublishResult) -> bool:
-        return outbox_settings().DEAD_KEY == "block" and outcome.comes_after_a_dead_one(row)
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.

@@ -76,6 +76,31 @@ def test_none_overtakes_it(alias, note, block, how):
     assert sent(note) == [7]
 
 
+@pytest.mark.parametrize("alias", ["postgres", "mariadb", "default"], indirect=True)
+def test_none_overtakes_the_first_of_two(alias, note, block):
+    """The later one is found to be damaged before the first one is sent."""
+    stage(note, alias, 1, 2, 3, 4)
+    damage(alias, 1)
+    damage(alias, 3, "nonsense")
+
+    tally = Drain(using=alias).run(once=True)
+
+    assert (tally.published, tally.dead, sent(note)) == (0, 4, [])
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb", "default"], indirect=True)
+def test_earlier_ones_leave(alias, note, block):
+    """A person has moved one to dead while the broker was away, say."""
+    stage(note, alias, 1, 2, 3, 4)
+    row = StagedJob.objects.using(alias).order_by("id")[2]
+    DeadJob.objects.using(alias).create(**row.copied(), staged_id=row.pk)
+    row.delete()
+
+    tally = Drain(using=alias).run(once=True)
+
+    assert (tally.published, tally.dead, sent(note)) == (2, 1, [1, 2])
+
+
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 def test_others_pass_by_default(alias, note):
     stage(note, alias, 1, 2, 3, 4, 5)

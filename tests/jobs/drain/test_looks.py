@@ -265,15 +265,15 @@ def test_a_drainer_that_fails_between_reading_and_publishing_reads_the_batch_aga
 ):
     from outbox_app.jobs.drain import drain as module
 
-    dead_letter, calls = module.dead_letter_blocked, []
+    blocked, calls = module.blocked_by_dead, []
 
     def second_fails(rows, **options):
         calls.append(rows)
         if len(calls) == 2:
             raise OperationalError("on purpose")
-        return dead_letter(rows, **options)
+        return blocked(rows, **options)
 
-    monkeypatch.setattr(module, "dead_letter_blocked", second_fails)
+    monkeypatch.setattr(module, "blocked_by_dead", second_fails)
     assert drained(drain) == len(JOBS)
     assert order(note) == of_keys(JOBS)
 
