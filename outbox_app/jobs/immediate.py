@@ -40,7 +40,7 @@ from ..process.wakeup import JOBS, wake
 from ..signals import jobs_published
 from ..text import get_logger
 from .drain.batch import SMALL_BYTES, Row, delete, release
-from .drain.outcome import PublishResult
+from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher
 from .drain.tracing import trace_batch
 from .staging.sending import celery_app
@@ -105,6 +105,7 @@ class Broker:
 
         try:
             result = publisher.publish(rows, now=datetime.now(UTC), may_send=may_send)
+            publisher.send_events(result)
         except BaseException:  # a time-out of gevent, say
             publisher.close()
             raise
@@ -174,6 +175,7 @@ class CommitBatch:
             wake(self.using, JOBS)
         self._count(accepted, released=len(left))
         for result in results:
+            announce(result)
             if jobs := result.accepted:
                 seconds = (result.ended - result.began) / 1e9
                 jobs_published.send_robust(

@@ -6,7 +6,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from ...conf import outbox_settings
@@ -14,7 +14,7 @@ from ...exceptions import UnknownApp, UnsafeBroker
 from ...process.backoff import Backoff
 from ..staging.sending import celery_app, staging_apps
 from .batch import BatchReader, Row
-from .outcome import PublishResult
+from .outcome import PublishResult, announce
 from .publisher import MaySend, Publisher
 
 
@@ -68,6 +68,12 @@ class AppDrain:
         if loaded:
             return PublishResult(refused=[(row, error) for row in rows])
         return PublishResult(error=error)
+
+    def announce(self, result: PublishResult, keep_alive: Callable[[], object]) -> None:
+        """Tell the receivers of Celery's signal, and its monitors, of what was accepted."""
+        announce(result, keep_alive)
+        if self._publisher is not None:
+            self._publisher.send_events(result, keep_alive)
 
     def close(self) -> None:
         if self._publisher is not None:

@@ -244,7 +244,7 @@ class Drain(ProcessLoop):
         started = time.monotonic()
         with self._watchdog.elsewhere():
             result = app.publish(free, now=self._now(), may_send=self._may_send)
-        self._settle(result, time.monotonic() - started)
+        self._settle(app, result, time.monotonic() - started)
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
             raise error
@@ -256,7 +256,7 @@ class Drain(ProcessLoop):
         app.backoff.failed(error)
         return False
 
-    def _settle(self, result: PublishResult, seconds: float) -> None:
+    def _settle(self, app: AppDrain, result: PublishResult, seconds: float) -> None:
         """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
         self._unsettled.note_sent(result.accepted + result.unknown)
         self._unsettled.delete(result.accepted)
@@ -270,21 +270,26 @@ class Drain(ProcessLoop):
         try:
             self._settle_all()
         finally:
-            self._announce(result, seconds)
+            self._announce(app, result, seconds)
         failpoint("deleted")
         self._bury(result.refused)
 
     def _bury(self, refused: Iterable[tuple[Row, Exception]]) -> None:
-        """Move rows to the dead table."""
+        """Move rows to the dead table. That takes its time: the lease is renewed meanwhile."""
         for row, error in refused:
+            self._beat_if_due()
             self.tally.dead += move_to_dead(row, error, using=self.using) is not None
 
-    def _announce(self, result: PublishResult, seconds: float) -> None:
-        if jobs := result.accepted:
-            jobs_published.send_robust(
-                Drain, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
-            )
+    def _announce(self, app: AppDrain, result: PublishResult, seconds: float) -> None:
+        def keep_alive() -> bool:
+            return self._ignore_database_errors(self._beat_if_due)
+
         with self._watchdog.elsewhere():
+            app.announce(result, keep_alive)
+            if jobs := result.accepted:
+                jobs_published.send_robust(
+                    Drain, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
+                )
             trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:

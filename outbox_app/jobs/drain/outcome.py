@@ -7,7 +7,7 @@ the database's clock: a wrong clock of the host shortens nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -188,12 +188,16 @@ def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:
     return left if left > 0 else None
 
 
-def announce(prepared: Sequence[PreparedMessage], accepted: Iterable[Row]) -> None:
-    """Fire what plain Celery fires after a publish, for those that were accepted."""
+def announce(outcome: PublishResult, keep_alive: Callable[[], object] = lambda: None) -> None:
+    """Fire what plain Celery fires after a publish, for those that were accepted.
+
+    Receivers may take their time: call it when the rows are settled.
+    """
     if not after_task_publish.receivers:
         return
-    taken = {row.id for row in accepted}
-    for item in prepared:
+    taken = {row.id for row in outcome.accepted}
+    for item in outcome.prepared:
+        keep_alive()
         task = item.row.task
         with heard_by(paired=False, task=task):
             if item.row.id in taken and after_task_publish.has_listeners(task):

@@ -32,7 +32,7 @@ from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
 from .batch import SMALL_BYTES, Row
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
-from .outcome import PreparedMessage, PublishResult, announce, prepare, sent_events
+from .outcome import PreparedMessage, PublishResult, prepare, sent_events
 from .redis_batch import RedisBatch, Transactions
 from .wire import ATTEMPTS, Wire, rounds
 
@@ -140,9 +140,25 @@ class Publisher:
         except Exception as error:
             outcome.error = error
         outcome.ended = time.time_ns()
-        announce(outcome.prepared, outcome.accepted)
-        self._send_events(outcome)
         return outcome
+
+    def send_events(
+        self, outcome: PublishResult, keep_alive: Callable[[], object] = _unbounded
+    ) -> None:
+        """Send the events of Celery's monitors for what was accepted, once its rows are settled."""
+        for row, event in sent_events(outcome.prepared, outcome.accepted):
+            keep_alive()
+            if self.producer is None:
+                return
+            try:
+                self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
+                    "task-sent", event, self.producer, retry=False
+                )
+            except Exception as error:  # an event is a courtesy; the job has left
+                logger.warning(
+                    "Event task-sent was not sent task_id=%s error=%r", row.task_id, error
+                )
+                self.close()
 
     def _declare(
         self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
@@ -351,20 +367,6 @@ class Publisher:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
         mandatory = item.message.exchange not in self._broadcasts
         self.producer.publish(item.row.body, mandatory=mandatory, **bounds, **item.options)
-
-    def _send_events(self, outcome: PublishResult) -> None:
-        for row, event in sent_events(outcome.prepared, outcome.accepted):
-            if self.producer is None:
-                return
-            try:
-                self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
-                    "task-sent", event, self.producer, retry=False
-                )
-            except Exception as error:  # an event is a courtesy; the job has left
-                logger.warning(
-                    "Event task-sent was not sent task_id=%s error=%r", row.task_id, error
-                )
-                self.close()
 
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.
