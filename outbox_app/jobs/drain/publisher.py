@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -213,9 +214,10 @@ class Publisher:
             logger.warning(
                 "Declaring failed, publishing all the same queue=%s error=%r", name, error
             )
-            declared = set(self._declared)
-            self.close()
-            self._declared = declared
+            if self._has_confirms:  # RabbitMQ closes the channel
+                declared = set(self._declared)
+                self.close()
+                self._declared = declared
         self._declared.add(name)
 
     def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
@@ -329,7 +331,9 @@ class Publisher:
     def _publish_singly(
         self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
     ) -> None:
-        for item in prepared:
+        left = deque(prepared)
+        while left:
+            item = left.popleft()
             if outcome.blocks(item.row):
                 continue
             may_send(self._wire.seconds([item]))
@@ -345,6 +349,10 @@ class Publisher:
                     self.close()
                 if self._is_row_error(error):
                     outcome.refuse(item.row, error)
+                    if not self._has_confirms:
+                        # What routes by itself knows no exchange on a new connection, and would
+                        # drop what is sent to one.
+                        left = deque(self._declare(list(left), outcome, may_send))
                     continue
                 # Of several queues one may have taken it.
                 fanned_out = item.message.exchange and not isinstance(error, AccessRefused)

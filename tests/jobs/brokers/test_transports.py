@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from kombu import Exchange, Producer, Queue
 
 import example_project.celery  # noqa: F401  # makes embedded:// a broker URL
+from outbox_app.models import StagedJob
 from tests.faults.tools import drain, on
 
 pytestmark = [
@@ -39,3 +43,22 @@ def test_delivers(alias, transport, tmp_path, make_named_app, book):
     if transport == "filesystem":  # it has no order within a millisecond
         keyed.sort()
     assert keyed == list(range(20))
+
+
+def test_routes_outlive_a_connection(alias, redis_url, make_named_app, book, buried, monkeypatch):
+    """A message that is refused costs the connection, and what kombu knows of exchanges."""
+    monkeypatch.delattr(Producer, "supports_batch_publish")  # as of older kombu
+    app, jobs = make_named_app(redis_url), book(alias)
+    topics = Exchange(f"{app.main}-topics", "topic")
+    app.amqp.queues.add(Queue(app.main, topics, "news.#"))
+    [bad] = jobs.stage(app, 1, exchange="", routing_key="x")
+    row = StagedJob.objects.using(alias).get(task_id=bad)
+    row.envelope = json.dumps({**json.loads(row.envelope), "routing_key": "\ud800"})
+    row.save(using=alias)
+    jobs.stage(app, 5, queue=app.main, routing_key="news.today")
+
+    drain(alias)
+
+    assert "surrogates not allowed" in buried(alias)[bad]
+    jobs.receive(app)
+    jobs.assert_exact(but=[bad])
