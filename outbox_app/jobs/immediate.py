@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any
 
@@ -83,17 +82,9 @@ class Broker:
 
     def _publisher(self, app: Any) -> Publisher:
         try:
-            publisher = self._idle.pop()  # by one thread only
+            return self._idle.pop()  # by one thread only
         except IndexError:
             return Publisher(app, timeout=outbox_settings().IMMEDIATE_TIMEOUT)
-        # A broker that speaks unasked is about to close the connection, or has closed it. Redis'
-        # client looks for that itself.
-        connection = publisher.connection
-        is_connected = connection is not None and connection.connected
-        socket = getattr(connection.connection, "sock", None) if is_connected else None
-        if socket is not None and wait([socket], timeout=0):
-            publisher.close()
-        return publisher
 
     def _publish(
         self, publisher: Publisher, rows: Sequence[Row], *, deadline: float

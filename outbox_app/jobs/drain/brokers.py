@@ -6,6 +6,7 @@ that are first-class.
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait
 from typing import Any
 
 from amqp.exceptions import AccessRefused
@@ -60,6 +61,16 @@ def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
     if driver_type == "amqp":
         return {"read_timeout": timeout, "write_timeout": timeout, "confirm_publish": True}
     return {}
+
+
+def has_ended(connection: Any) -> bool:
+    """Say whether RabbitMQ has closed a connection, or is about to: then it speaks unasked.
+
+    Redis' client looks for that by itself.
+    """
+    is_connected = connection is not None and connection.connected
+    socket = getattr(connection.connection, "sock", None) if is_connected else None
+    return socket is not None and bool(wait([socket], timeout=0))
 
 
 def refuse_unsafe(connection: Any, channel: Any) -> None:

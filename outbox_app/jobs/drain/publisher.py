@@ -129,6 +129,8 @@ class Publisher:
         """
         outcome = PublishResult(began=time.time_ns())
         try:
+            if brokers.has_ended(self.connection):
+                self.close()
             self.open(may_send)
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared, outcome, may_send)

@@ -153,3 +153,21 @@ def test_memory_alarm(alias, rabbitmq, make_named_app, book, at, drained):
     jobs.assert_complete()
     assert not DeadJob.objects.using(alias).exists()
     assert sum(jobs.twice.values()) <= 1  # however often it tried
+
+
+def test_connection_that_was_closed_meanwhile(
+    alias, rabbitmq, proxy, make_named_app, book, drained
+):
+    """A load balancer cuts connections that are idle: nothing was sent, so nothing is unknown."""
+    way, url = proxy(rabbitmq.url)
+    app, jobs = make_named_app(url), book(alias)
+    with draining(alias) as drainer:
+        jobs.stage(app, 1)
+        drained(alias)
+        way.cut()
+        jobs.stage(app, 1)
+        drained(alias)
+        assert not drainer.trouble
+
+    jobs.receive(app, url=rabbitmq.url)
+    jobs.assert_exact()
