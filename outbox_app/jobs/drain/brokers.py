@@ -6,6 +6,7 @@ that are first-class.
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -40,6 +41,13 @@ _AMQP_CHANNEL_ROW_AT_FAULT = (311, 312, 313, 404, 406)
 #: AMQP closes the whole connection for these, yet they speak of what was sent: a frame that is too
 #: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
+
+#: Packages whose errors are judged here by themselves, or speak of no broker. Those of any other
+#: transport's library may mean the message or the broker's state: see ``Wire.gives_up``.
+_KNOWN_PACKAGES = {
+    *sys.stdlib_module_names,
+    *("amqp", "celery", "django", "kombu", "outbox_app", "redis", "vine"),
+}
 
 #: No broker refuses an envelope of so many characters: see ``check_frame``. 4,096 bytes are the
 #: least that AMQP allows for a frame.
@@ -205,7 +213,12 @@ def broker_at_fault(error: BaseException) -> bool:
         return code not in (*_AMQP_CHANNEL_ROW_AT_FAULT, *_AMQP_ROW_AT_FAULT)
     if "ResponseError" in classes:
         return not _said(error).startswith(_REDIS_ROW_AT_FAULT)
-    return bool(classes & {"MessageNacked", "InvalidResponse"})
+    return bool(classes & {"MessageNacked", "InvalidResponse"}) or is_foreign(error)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Say whether an error is that of a transport's library of which nothing is known here."""
+    return type(error).__module__.partition(".")[0] not in _KNOWN_PACKAGES
 
 
 def refused_for_certain(error: BaseException) -> bool:
@@ -213,6 +226,9 @@ def refused_for_certain(error: BaseException) -> bool:
     classes = _classes(error)
     if "ResponseError" in classes:
         return bool(classes & _REFUSING_CLASSES) or _said(error).startswith(_REFUSING_WORDS)
+    if "ClientError" in classes:  # what SQS has answered, over HTTP
+        answer = getattr(error, "response", {}).get("ResponseMetadata", {})
+        return bool(400 <= answer.get("HTTPStatusCode", 0) < 500)
     return bool(classes & {"AccessRefused", "MessageNacked"})
 
 

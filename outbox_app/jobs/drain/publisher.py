@@ -26,7 +26,7 @@ from kombu import Producer
 from kombu.exceptions import OperationalError
 
 from ...conf import outbox_settings
-from ...exceptions import BrokerUnavailable, Undeliverable, UnsafeBroker
+from ...exceptions import BrokerUnavailable, UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
 from . import brokers
@@ -35,7 +35,7 @@ from .batch import SMALL_BYTES, Row
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
 from .outcome import PreparedMessage, PublishResult, prepare, sent_events
 from .redis_batch import RedisBatch, Transactions
-from .wire import ATTEMPTS, Wire, rounds
+from .wire import Wire, rounds
 
 logger = get_logger("outbox_app.drain")
 
@@ -206,10 +206,13 @@ class Publisher:
         self.open()
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
-        except self.connection.channel_errors as error:
-            # kombu binds in a MULTI.
-            known = hasattr(error, "reply_code") or brokers.lacks_command(error)
-            if brokers.broker_at_fault(error) and not known:
+        except Exception as error:
+            is_answer = brokers.is_foreign(error) and not self._is_lost(error)
+            if isinstance(error, self.connection.channel_errors):
+                # kombu binds in a MULTI.
+                is_answer |= hasattr(error, "reply_code") or brokers.lacks_command(error)
+                is_answer |= not brokers.broker_at_fault(error)
+            if not is_answer:
                 raise
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
@@ -223,15 +226,10 @@ class Publisher:
         self._declared.add(name)
 
     def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
-        if not self._wire.gives_up(item):
-            return False
-        error = Undeliverable(
-            f"The broker did not take this message of {item.size:,} bytes within the lease, in "
-            f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
-            "and its key as argument; or lengthen OUTBOX['LEASE_SECONDS'] and requeue the job."
-        )
-        outcome.refuse(item.row, error)
-        return True
+        error = self._wire.gives_up(item)
+        if error is not None:
+            outcome.refuse(item.row, error)
+        return error is not None
 
     def _takes_batches(self) -> bool:
         # Other transports may take batches, but tell nothing of each message in one.
@@ -336,7 +334,7 @@ class Publisher:
         left = deque(prepared)
         while left:
             item = left.popleft()
-            if outcome.blocks(item.row):
+            if outcome.blocks(item.row) or self._gives_up(item, outcome):
                 continue
             may_send(self._wire.seconds([item]))
             self.open(may_send)
@@ -367,8 +365,9 @@ class Publisher:
 
     def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
         """Drop the connection after a send that the broker, not a row, has failed."""
-        if self._is_lost(error) or len(items) > 1:
-            self._wire.has_failed(items)
+        answer = None if self._is_lost(error) else error
+        if answer is None or brokers.is_foreign(answer) or len(items) > 1:
+            self._wire.has_failed(items, answer)
         self._doubtful = True
         self.close()
         raise self._unavailable(error) from error

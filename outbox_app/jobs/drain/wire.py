@@ -4,13 +4,15 @@ Batches are cut by what the wire took last time; after a failure they are smalle
 message. A large message that fails alone three times, while in between the broker took others, or
 a probe, is refused: it would be tried for ever. In the meantime it stands behind the others of its
 batch, and the later ones of its ordering key behind it. Small messages are never refused so: what
-delays them is not their size.
+delays them is not their size. What a transport's library says of a message, where nothing is known
+of its errors here, is taken for the message's fault in the same way, whatever its size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from ...exceptions import Undeliverable
 from .batch import BUDGET_BYTES, SMALL_BYTES
 from .outcome import PreparedMessage
 
@@ -25,9 +27,9 @@ class Wire:
         self.timeout = timeout
         self._limit = timeout * BYTES_PER_SECOND
         #: How often the broker has taken anything, and of messages that failed alone how often they
-        #: did, and that number at the last time. By task id.
+        #: did, that number at the last time, and the answer then. By task id.
         self._taken = 0
-        self._failed: dict[str, tuple[int, int]] = {}
+        self._failed: dict[str, tuple[int, int, Exception | None]] = {}
 
     def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Return messages with those last that failed alone, and with each its key's later ones."""
@@ -85,25 +87,32 @@ class Wire:
     def has_probed(self) -> None:
         self._taken += 1
 
-    def has_failed(self, batch: list[PreparedMessage]) -> None:
-        """Learn from a batch that was cut off, or several messages that were refused as a whole."""
+    def has_failed(self, batch: list[PreparedMessage], answer: Exception | None = None) -> None:
+        """Learn from a batch that was cut off, or several messages that were refused as a whole.
+
+        ``answer``: what the broker said of a single one, where nobody here knows what that means.
+        """
         if len(batch) > 1:
             self._limit = min(self._limit, sum(item.size for item in batch)) / 4
         elif batch:
-            attempts, taken = self._failed.get(batch[0].row.task_id, (0, -1))
+            attempts, taken, _ = self._failed.get(batch[0].row.task_id, (0, -1, None))
             if taken < self._taken:
                 attempts += 1
-            self._failed[batch[0].row.task_id] = attempts, self._taken
+            self._failed[batch[0].row.task_id] = attempts, self._taken, answer
 
-    def gives_up(self, item: PreparedMessage) -> bool:
-        """Say whether a message has failed alone too often, while the broker took others."""
-        if not self._failed:
-            return False
-        attempts, taken = self._failed.get(item.row.task_id, (0, 0))
-        too_often = attempts >= ATTEMPTS and self._taken > taken and item.size > SMALL_BYTES
-        if too_often:
-            del self._failed[item.row.task_id]  # it may be requeued
-        return too_often
+    def gives_up(self, item: PreparedMessage) -> Exception | None:
+        """Return why a message is refused: it failed alone too often, and others were taken."""
+        attempts, taken, answer = self._failed.get(item.row.task_id, (0, 0, None))
+        if attempts < ATTEMPTS or self._taken <= taken:
+            return None
+        if answer is None and item.size <= SMALL_BYTES:
+            return None
+        del self._failed[item.row.task_id]  # it may be requeued
+        return answer or Undeliverable(
+            f"The broker did not take this message of {item.size:,} bytes within the lease, in "
+            f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
+            "and its key as argument; or lengthen OUTBOX['LEASE_SECONDS'] and requeue the job."
+        )
 
 
 def rounds(items: Iterable[PreparedMessage], *, atomic: bool) -> list[list[PreparedMessage]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from kombu import Exchange, Producer, Queue
+from kombu.transport import TRANSPORT_ALIASES, memory
 
 import example_project.celery  # noqa: F401  # makes embedded:// a broker URL
 from outbox_app.models import StagedJob
-from tests.faults.tools import drain, on
+from tests.faults.tools import drain, draining, eventually, on
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -43,6 +45,71 @@ def test_delivers(alias, transport, tmp_path, make_named_app, book):
     if transport == "filesystem":  # it has no order within a millisecond
         keyed.sort()
     assert keyed == list(range(20))
+
+
+class Answer(Exception):
+    """An error of a transport's library, of which nothing is known here."""
+
+
+class Channel(memory.Channel):
+    #: Say no to all messages, or to those of these ids.
+    is_away = False
+    refused = ()
+    asked = Counter()
+
+    def _put(self, queue, message, **kwargs):
+        id = message["headers"]["id"]
+        self.asked[id] += 1
+        if self.is_away or id in self.refused:
+            raise Answer("Access to the queue is denied.")
+        super()._put(queue, message, **kwargs)
+
+
+class Transport(memory.Transport):
+    Channel = Channel
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    monkeypatch.setitem(TRANSPORT_ALIASES, "answering", f"{__name__}:Transport")
+    monkeypatch.setattr(Channel, "asked", Counter())
+    return monkeypatch
+
+
+def test_nothing_dies_while_the_broker_says_no_to_all(
+    alias, answering, make_named_app, book, drained
+):
+    """Credentials that have expired, say."""
+    app, jobs = make_named_app("answering://"), book(alias)
+    answering.setattr(Channel, "is_away", True)
+    jobs.stage(app, 20)
+    with draining(alias) as drainer:
+        eventually(lambda: max(Channel.asked.values(), default=0) > 3, "it tried again")
+        assert "Answer: Access to the queue is denied." in drainer.trouble
+        assert StagedJob.objects.using(alias).count() == 20
+        Channel.is_away = False
+        drained(alias)
+        assert drainer.tally.dead == 0
+
+    jobs.receive(app)
+    jobs.assert_complete()
+
+
+def test_what_the_broker_does_not_take_dies_when_others_were_taken(
+    alias, answering, make_named_app, book, buried, drained
+):
+    app, jobs = make_named_app("answering://"), book(alias)
+    [refused] = jobs.stage(app, 1)
+    answering.setattr(Channel, "refused", {refused})
+    with draining(alias):
+        for _ in range(4):
+            jobs.stage(app, 5)
+            eventually(lambda: StagedJob.objects.using(alias).count() <= 1, "the others leave")
+        drained(alias)
+
+    assert "Access to the queue is denied." in buried(alias)[refused]
+    jobs.receive(app)
+    jobs.assert_complete(but=[refused])
 
 
 def test_routes_outlive_a_connection(alias, redis_url, make_named_app, book, buried, monkeypatch):

@@ -39,6 +39,16 @@ def test_a_message_that_fails_while_others_are_taken_is_given_up(wire):
     assert not wire.gives_up(large), "requeued, it has all attempts again"
 
 
+def test_an_answer_that_nobody_knows_is_the_message_s_fault_in_the_end(wire):
+    small, other, answer = message("small", 10), message("other", 10), RuntimeError("no")
+    for _ in range(ATTEMPTS):
+        wire.has_taken([other], seconds=0.1)
+        assert wire.gives_up(small) is None
+        wire.has_failed([small], answer)
+    wire.has_taken([other], seconds=0.1)
+    assert wire.gives_up(small) is answer
+
+
 def test_a_small_message_is_never_given_up(wire):
     small = message("small", SMALL_BYTES)
     for _ in range(ATTEMPTS + 1):
