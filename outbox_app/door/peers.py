@@ -112,7 +112,7 @@ def is_name(name: Any) -> bool:
 def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
     """Yield the keys of some kinds that are valid now, in their order."""
     now = timezone.now()
-    for key in peer.keys:
+    for key in peer.keys if isinstance(peer.keys, list | tuple) else ():
         if key_faults(key):
             continue
         begin, end = key.get("from"), key.get("until")

@@ -304,6 +304,17 @@ def test_a_peer_of_the_table(alias: str, settings: Any, peers: Any, send: Any) -
     peer.delete()
 
 
+@pytest.mark.parametrize("keys", [5, "billing-1"], ids=repr)
+def test_a_peer_that_was_edited_by_hand_closes_no_door(
+    alias: str, settings: Any, peers: Any, send: Any, keys: Any
+) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "PEERS": {}}
+    Peer.objects.create(name="depot", direction="sender", address="", keys=keys)
+    assert send().status_code == 401
+    Peer.objects.create(name="billing", **peers["shop"]["billing"])
+    assert send().status_code == 201
+
+
 MALFORMED = {
     "no JSON": (400, b"{"),
     "duplicate keys": (400, body_of(EVENT)[:-1] + b', "id": "x"}'),
