@@ -101,7 +101,8 @@ def stream_of(event: EventLog) -> QuerySet[Any]:
 
 
 def _asked_stream(request: HttpRequest) -> str | None:
-    return request.GET.get("stream") or request.GET.get("q", "").strip() or None
+    stream = request.GET.get("stream") or request.GET.get("q", "").strip()
+    return stream if stream and "\x00" not in stream else None  # which is in no stream
 
 
 def id_in(text: str) -> UUID | None:

@@ -237,6 +237,12 @@ def test_events_are_found(alias, superuser):
     assert superuser.get(f"{EVENTS}?data__contains=x").status_code == 400
 
 
+@pytest.mark.parametrize("query", [{"stream": "a\x00"}, {"q": "a\x00"}])
+def test_no_stream_has_what_no_database_can_compare(alias, superuser, query):
+    publish(alias, "a")
+    assert listed(superuser.get(EVENTS, query)) == ([] if "stream" in query else ["1"])
+
+
 def test_lists_read_with_a_limit_and_without_contents(alias, shop, superuser):
     publish(alias, *["a"] * 120)
     for query in ("", "?type=made", "?q=a", "?stream=a"):
