@@ -94,6 +94,8 @@ class BulkAction:
     batched: Batched | None = None
     #: Whether it takes something away for good.
     destroys: bool = False
+    #: Whether it is about the rows that the question lists, as they were then, and no others.
+    listed_only: bool = False
 
 
 class ConfirmedActionsAdmin(OutboxAdmin):
@@ -151,11 +153,14 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         if Selection.of(request).across and self.row_range(request) is not None:
             newest = row_range(self.get_queryset(request))
             preview, complete = newest.rows(rows.order_by("-id")), newest.is_all
+        listed = list(preview[: counting.LISTED])
         context = {
             "form": form,
-            "rows": [one_line(row, 200) for row in preview[: counting.LISTED]],
+            "rows": list(map(_line, listed)),
             **self.about(request, preview, action),
         }
+        if action.listed_only:
+            context |= {"selected": [str(row.pk) for row in listed], "select_across": False}
         if action.batched:
             last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
             until, now = last.values_list("id", "now").first() or (0, None)
@@ -173,13 +178,22 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return {}
 
     def run(self, request: HttpRequest, rows: Any, action: BulkAction, values: Any) -> None:
-        level = messages.SUCCESS
+        level, changed = messages.SUCCESS, list[str]()
+        if action.listed_only:
+            now = {row.pk: _line(row) for row in rows[: counting.LISTED]}
+            asked = request.POST.getlist("listed", list(now.values()))
+            changed = [line for line in asked if line not in now.values()]
+            ids = [pk for pk, line in now.items() if line in asked]
+            rows = self.get_queryset(request).filter(pk__in=ids)
         try:
             assert action.run, "neither run nor batched"
             outcome = action.run(rows, values, request.user.get_username())
         except OutboxError as error:
             level = messages.ERROR
             outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
+        if changed:
+            level, words = messages.ERROR, _("Not done, as it is not so any more: %(rows)s.")
+            outcome = f"{outcome} {words % {'rows': '; '.join(changed)}}"
         log(request, rows, action, outcome, values["reason"])
         self.message_user(request, outcome, level)
 
@@ -350,6 +364,10 @@ def _django_action(action: BulkAction) -> Callable[[Any, HttpRequest, Any], Any]
     run.__name__ = action.name
     run.short_description = action.label  # type: ignore[attr-defined]
     return run
+
+
+def _line(row: Any) -> str:
+    return one_line(row, 200)
 
 
 def _possible(field: Any, id: str) -> bool:

@@ -21,7 +21,6 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import GapNotSkippable
 from ..models import Event, Gap, counting
-from ..models.counting import LISTED
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin
@@ -31,7 +30,7 @@ from .filters import column_filter
 
 def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
     count, refused = 0, []
-    for id in rows.values_list("id", flat=True)[:LISTED]:  # those that the question has listed
+    for id in rows.values_list("id", flat=True):
         try:
             skip_gap(id, by=by, reason=values["reason"], using=rows.db)
             count += 1
@@ -67,6 +66,7 @@ class GapAdmin(ConfirmedActionsAdmin):
                 "it out. At most 50 at a time."
             ),
             _skip,
+            listed_only=True,
         ),
     )
 

@@ -23,8 +23,6 @@ from django.utils.translation import gettext_lazy as _
 from ..aliases import outbox_alias
 from ..door.peers import FIELDS, peer_faults
 from ..models import Fence, Peer, PreparedEvent
-from ..models.counting import LISTED
-from ..models.prepared import PreparedEventQuerySet
 from ..prepared import operations
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
@@ -39,13 +37,8 @@ State = PreparedEvent.State
 FEW = 1000
 
 
-def _chosen(rows: QuerySet[Any]) -> PreparedEventQuerySet:
-    ids = list(rows.values_list("id", flat=True)[:LISTED])  # those that the question has listed
-    return PreparedEvent.objects.using(rows.db).filter(id__in=ids)
-
-
 def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
-    done = operations.decide(_chosen(rows), state, by=by, reason=values["reason"])
+    done = operations.decide(rows, state, by=by, reason=values["reason"])
     if state == State.CONFIRMED:
         text = ngettext("%d event was confirmed.", "%d events were confirmed.", done.decided)
     else:
@@ -54,13 +47,13 @@ def _decide(rows: Any, state: str, values: dict[str, Any], by: str) -> str:
 
 
 def _check(rows: Any, values: dict[str, Any], by: str) -> str:
-    count = operations.check(_chosen(rows))
+    count = operations.check(rows)
     text = ngettext("Asked now: %d event.", "Asked now: %d events.", count) % count
     return f"{text} {gettext('Answers come to manage.py run_prepared.')}"
 
 
 def _extend(rows: Any, values: dict[str, Any], by: str) -> str:
-    count = operations.extend(_chosen(rows), by=by, reason=values["reason"])
+    count = operations.extend(rows, by=by, reason=values["reason"])
     return ngettext("%d event was extended.", "%d events were extended.", count) % count
 
 
@@ -76,6 +69,7 @@ ACTIONS = (
         ),
         _check,
         Reason,
+        listed_only=True,
     ),
     BulkAction(
         "confirm_selected",
@@ -89,6 +83,7 @@ ACTIONS = (
             "50 at a time."
         ),
         lambda rows, values, by: _decide(rows, State.CONFIRMED, values, by),
+        listed_only=True,
     ),
     BulkAction(
         "cancel_selected",
@@ -102,6 +97,7 @@ ACTIONS = (
         ),
         lambda rows, values, by: _decide(rows, State.CANCELLED, values, by),
         destroys=True,
+        listed_only=True,
     ),
     BulkAction(
         "extend_selected",
@@ -113,6 +109,7 @@ ACTIONS = (
             "policy decides. Undecided ones are prepared again. At most 50 at a time."
         ),
         _extend,
+        listed_only=True,
     ),
 )
 

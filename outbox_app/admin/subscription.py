@@ -22,7 +22,6 @@ from ..aliases import log_alias
 from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import OutboxError, ReplayRefused
 from ..models import Event, ParkedStream
-from ..models.counting import LISTED
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
@@ -110,7 +109,7 @@ def _skip_first(rows: Any, values: dict[str, Any], by: str) -> str:
     def skip(row: Any) -> str:
         return shown(skip_event(row.subscription, row.position, log=row.log, **options), 300)
 
-    return _each(rows[:LISTED], skip, gettext("Skipped: %s."), between="; ")
+    return _each(rows, skip, gettext("Skipped: %s."), between="; ")
 
 
 def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
@@ -119,7 +118,7 @@ def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
     def discard(row: Any) -> str:
         return shown(discard_stream(row.subscription, row.stream, log=row.log, **options), 300)
 
-    return _each(rows[:LISTED], discard, gettext("Discarded: %s."), between="; ")
+    return _each(rows, discard, gettext("Discarded: %s."), between="; ")
 
 
 def _each(
@@ -262,6 +261,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             ),
             _skip_first,
             destroys=True,
+            listed_only=True,
         ),
         BulkAction(
             "discard_selected",
@@ -274,6 +274,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             ),
             _discard,
             destroys=True,
+            listed_only=True,
         ),
     )
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",

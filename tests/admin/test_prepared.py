@@ -17,7 +17,7 @@ from outbox_app.prepared import NewPrepared, keeper
 from outbox_app.prepared.request import checked
 from outbox_app.process import counters
 
-from .pages import OVERVIEW, body, page, said, selection, text
+from .pages import OVERVIEW, body, hidden, page, said, selection, text
 
 EVENTS = reverse("admin:outbox_app_preparedevent_changelist")
 FENCES = reverse("admin:outbox_app_fence_changelist")
@@ -213,3 +213,16 @@ def test_those_are_decided_on_that_the_question_lists(alias, superuser, prepared
     ask(superuser, "cancel_selected", *events, confirmed="yes", reason="restored")
     cancelled = PreparedEvent.objects.using(alias).filter(state=State.CANCELLED)
     assert set(cancelled.values_list("stream", flat=True)) == listed
+
+
+@pytest.mark.parametrize("action", ["check", "confirm", "cancel", "extend"])
+def test_what_comes_after_the_question_is_not_decided_on(alias, superuser, prepared, action):
+    asked = prepared("asked")
+    question = ask(superuser, f"{action}_selected", asked, select_across=1)
+    later = prepared("later")
+    answer = superuser.post(EVENTS, {**hidden(question), "confirmed": "yes", "reason": "why"})
+    assert "1 event" in said(answer)[0]
+    assert PreparedEvent.objects.using(alias).filter(pk=later.pk).values().get() == {
+        field.attname: getattr(later, field.attname) for field in PreparedEvent._meta.fields
+    }
+    assert f"Rows: {asked.pk}." in LogEntry.objects.get().get_change_message()

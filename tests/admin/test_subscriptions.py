@@ -477,6 +477,31 @@ def test_so_is_that_of_a_parked_stream(alias, superuser, log_in, action, left):
     assert Gap.objects.using(alias).get().settled_by == "<b>superuser</b>"
 
 
+@pytest.mark.parametrize("action", ["skip_selected", "discard_selected"])
+def test_an_event_that_was_not_asked_about_is_not_given_up(alias, superuser, action):
+    bad = {1}
+
+    @subscriber("parks", on_error="park")
+    def handle(events):
+        if bad.intersection(event.version for event in events):
+            raise ValueError("no")
+
+    publish(alias, *"aaa")
+    for _ in range(3):
+        run("parks")
+    row = ParkedStream.objects.using(alias).get()
+    question = superuser.post(PARKED, selection(action, row))
+    bad = {2}  # the first one is handled meanwhile, and another one fails
+    decide(superuser, PARKED, "release_selected", row)
+    for _ in range(3):
+        run("parks")
+    answer = superuser.post(PARKED, {**hidden(question), "confirmed": "yes", "reason": "why"})
+    assert "Not done, as it is not so any more: a@1 of parks." in said(answer)[-1]
+    assert "a@1 of parks" in LogEntry.objects.latest("id").get_change_message()
+    assert ParkedStream.objects.using(alias).get().version == 2
+    assert not Gap.objects.using(alias).exists()
+
+
 def test_what_is_done_of_one_is_said_where_another_is_refused(alias, shop, superuser):
     @subscriber("behind")
     def handle(events):
