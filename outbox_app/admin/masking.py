@@ -26,7 +26,8 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
     Without recursion: a stranger decides how deep it is.
     """
     words = _words()
-    waiting = [value]
+    whole = [value]  # a text may be all there is
+    waiting: list[Any] = [whole]
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):
@@ -48,7 +49,7 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
                     waiting.append(inner)
                 elif _is_nested(inner) and _is_sensitive(_unescaped(inner), words):
                     each[place] = hidden
-    return value
+    return whole[0]
 
 
 def may_be_sensitive(text: str) -> bool:
@@ -100,8 +101,8 @@ def _is_pair(value: list[Any]) -> bool:
 
 
 def _is_nested(value: Any) -> bool:
-    # JSON in a text, as of a webhook, or a repr.
-    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    # JSON in a text, as of a webhook, also if it is a text in there; or a repr.
+    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[", '"')
 
 
 def _unescaped(text: str) -> str:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from outbox_app.admin.masking import MASK, masked, masked_text
+from outbox_app.admin.payload import data_of
 from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
 from .pages import DEAD, body, page, text
@@ -75,6 +76,16 @@ def test_json_in_a_text_is_not_shown_where_it_may_be_sensitive(alias, superuser,
     assert SECRET not in shown
     assert shown.count("Not shown: it may hold sensitive values.") == 3
     assert r'"ok": "{\"a\": 1}"' in shown
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_text_that_is_all_there_is_may_be_json_too(depth):
+    given = {"token": SECRET}
+    for _ in range(depth):
+        given = json.dumps(given)
+    assert SECRET not in data_of(given).text
+    assert SECRET not in data_of([given]).text
+    assert data_of("plain").text == '"plain"'
 
 
 def test_depth_is_no_way_around():
