@@ -6,7 +6,6 @@ It is decoded where that is safe (see ``payload``), and sensitive values are mas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..models import counting
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column
+from .masking import in_messages
 from .payload import Part, Payload, payload
 from .row_range import RowRange
 
@@ -41,7 +41,8 @@ class JobAdmin(ConfirmedActionsAdmin):
     search_help_text = _(
         "A whole task id; or the beginning of one, a part of the task's name, a whole ordering "
         "key, or (with the permission to see messages) a part of the arguments as Celery shows "
-        "them: those are looked for in the rows that the list looks at."
+        "them, unless the message may be sensitive: those are looked for in the rows that the list "
+        "looks at."
     )
 
     def get_search_results(
@@ -58,7 +59,8 @@ class JobAdmin(ConfirmedActionsAdmin):
             return queryset.filter(id__in=ids), False
         asked = Q(task__contains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
         if request.user.has_perm(f"outbox_app.{self.payload_permission}"):
-            asked |= Q(envelope__contains=json.dumps(term)[1:-1])
+            queryset, in_message = in_messages(queryset, term)
+            asked |= in_message
         return queryset.filter(asked), False
 
     def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:

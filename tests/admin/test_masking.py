@@ -10,7 +10,8 @@ from outbox_app.admin.masking import MASK, masked, masked_text
 from outbox_app.admin.payload import data_of
 from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
-from .pages import DEAD, body, page, text
+from .pages import DEAD, STAGED, body, page, text
+from .test_lists import listed
 from .test_subscriptions import publish
 
 SECRET = "hunter-2"
@@ -119,6 +120,20 @@ def test_masked_everywhere_on_the_page_for_a_superuser(alias, superuser):
         assert '"argsrepr": "(\'plain\',)"' in shown
         assert shown.count("Not shown: it may hold sensitive values.") == 2
         assert shown.count(MASK) == 6
+
+
+@pytest.mark.parametrize("key", ["password", "X-API-Key", "apiKey", "Straße", "PIN"])
+def test_a_search_does_not_tell_what_is_masked(alias, superuser, settings, key):
+    settings.OUTBOX = {
+        **settings.OUTBOX, "SENSITIVE_KEYS": ["pass word", "api_key", "straße", "pin", "card"],
+    }  # fmt: skip
+    for rows, url in ((staged_jobs, STAGED), (dead_jobs, DEAD)):
+        headers = {"task": "shop.charge_card", "argsrepr": f"('{SECRET}',)"}
+        rows(using=alias, task_id="told", task=headers["task"], envelope=message(headers=headers))
+        rows(using=alias, task_id="repr",
+             envelope=message(headers={"kwargsrepr": repr({key: SECRET})}))  # fmt: skip
+        rows(using=alias, task_id="header", envelope=message(headers={key: SECRET}))
+        assert listed(superuser.get(url, {"q": SECRET})) == ["told"]
 
 
 @pytest.mark.django_db(transaction=True)
