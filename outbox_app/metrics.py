@@ -34,7 +34,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_up": ("Whether the outbox could be asked: 1, or 0.", ()),
     "outbox_problem": ("1 for each problem that there is, 0 for the others.", ("code", "severity")),
     "outbox_backlog_jobs": ("Jobs that are ready to leave, counted up to 100001.", ()),
-    "outbox_oldest_ready_seconds": ("Age of the oldest ready job.", ()),
+    "outbox_oldest_ready_seconds": ("For how long the oldest job could have left.", ()),
     "outbox_held_jobs": ("Jobs that wait for their time, by when it comes.", ("due",)),
     "outbox_jobs_per_minute": ("Jobs of the last full minute, by outcome.", ("outcome",)),
     "outbox_publish_delay_seconds": (

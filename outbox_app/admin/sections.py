@@ -78,7 +78,9 @@ def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) 
         text = _("This project stages nothing, and needs no drainer.")
     elif "jobs" not in parts:
         text = _("Drainers are running.")
-    elif not facts.backlog.rows:
+    elif not facts.waiting and facts.held.rows:
+        text = _("All work that is due has left. Held jobs wait for their time.")
+    elif not facts.waiting:
         text = _("All staged work has left. Nothing is waiting.")
     else:
         text = _("Work is leaving. The oldest ready job waits %(age)s.") % {
@@ -126,7 +128,7 @@ def figures(
 ) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the figures at the top: name, value, note, and the query of the list behind them."""
     if "jobs" in parts:
-        oldest = duration(facts.backlog.oldest_seconds) if facts.backlog.rows else "-"
+        oldest = duration(facts.backlog.oldest_seconds) if facts.waiting else "-"
         yield _("Ready"), facts.backlog.shown, "", "stagedjob", "state=ready"
         yield _("Oldest ready"), oldest, "", "stagedjob", "state=ready"
         yield (

@@ -259,13 +259,13 @@ def _of_drainers(status: OutboxStatus) -> Iterator[Problem]:
 
 
 def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
-    age, rows = status.backlog.oldest_seconds, status.backlog.rows
+    age, rows, waiting = status.backlog.oldest_seconds, status.backlog.rows, status.waiting
     # Where no drainer works, that problem has been named.
     if age > LATE and not all(each.drainer.trouble for each in status.alive):
         if not any(map(status.rate, status.alive)):  # what is delivered immediately is no sign
-            yield _counted("not_leaving", rows, age=duration(age))
+            yield _counted("not_leaving", waiting, age=duration(age))
         elif limits.max_age is None:
-            yield _counted("late", rows, age=duration(age))
+            yield _counted("late", waiting, age=duration(age))
     if limits.max_age is not None and age > limits.max_age:
         yield Problem("max_age", {"age": f"{age:.1f}", "limit": f"{limits.max_age:g}"})
     if limits.max_backlog is not None and rows > limits.max_backlog:

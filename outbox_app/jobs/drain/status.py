@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.models import Count, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 
 from ...conf import SHARDS
 from ...models import DatabaseNow, Incident, Lease, Process, StagedJob, counting
@@ -31,7 +32,8 @@ class Backlog:
 
     #: Rows, counted up to counting.MANY.
     rows: int
-    #: Age of the oldest ready row, in seconds; 0 where there is none.
+    #: For how long the oldest row could have left, in seconds: since it was staged, or held until.
+    #: 0 where none could.
     oldest_seconds: float
 
     @property
@@ -73,7 +75,7 @@ class DrainerStatus:
 
 
 def backlog(*, using: str) -> Backlog:
-    """Return the backlog of the alias ``using``: ready rows only, held ones are not late."""
+    """Return the backlog of the alias ``using``: held rows are not late before they are due."""
     apps = apps_with_rows(using=using)
     age = oldest_seconds(apps, using=using)
     return Backlog(rows=counting.counted(ready_rows(apps, using=using)), oldest_seconds=age)
@@ -147,25 +149,30 @@ def by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:
 
 
 def oldest_seconds(apps: list[str], *, using: str) -> float:
-    """Return the age of the oldest ready row of these Celery apps in seconds; 0: there is none."""
-    ready = StagedJob.objects.using(using).filter(available_at=None)
-    first = ready.filter(id__in=_first_of_each_shard(ready, apps)).order_by("id")
-    oldest = first.annotate(now=DatabaseNow()).values_list("staged_at", "now").first()
-    if oldest is None or oldest[0] is None:  # None: edited by hand
-        return 0.0
-    return max(0.0, (oldest[1] - oldest[0]).total_seconds())
+    """Return for how long the oldest job of these Celery apps could have left; 0: none could."""
+    rows = StagedJob.objects.using(using)
+    # The order of the index, in the words in which the planner recognizes it.
+    by_id = ["id"] if connections[using].vendor == "mysql" else ["available_at", "id"]
+    first = _first_of_each_shard(rows.filter(available_at=None), apps, by_id)
+    first += _first_of_each_shard(rows.due(), apps, ["available_at", "id"])
+    times = rows.filter(id__in=first).annotate(
+        since=Coalesce("available_at", "staged_at"), now=DatabaseNow()
+    )
+    known = times.filter(since__isnull=False)  # but for what was edited by hand
+    oldest = known.order_by("since").values_list("since", "now").first()
+    return max(0.0, (oldest[1] - oldest[0]).total_seconds()) if oldest else 0.0
 
 
-def _first_of_each_shard(ready: QuerySet[StagedJob], apps: list[str]) -> list[int]:
-    """Return the lowest id of each shard: one seek each, past which held rows are not looked at."""
-    # In both cases the order of the index, in the words in which the planner recognizes it.
-    order = ["id"] if connections[ready.db].vendor == "mysql" else ["available_at", "id"]
-    shards = Lease.objects.using(ready.db).filter(resource="jobs")
+def _first_of_each_shard(
+    waiting: QuerySet[StagedJob], apps: list[str], order: list[str]
+) -> list[int]:
+    """Return the first id of each shard: one seek each, past which other rows are not looked at."""
+    shards = Lease.objects.using(waiting.db).filter(resource="jobs")
     first: list[int | None] = []
     for app in apps:
-        rows = ready.filter(app=app, shard=OuterRef("part")).order_by(*order)
+        rows = waiting.filter(app=app, shard=OuterRef("part")).order_by(*order)
         seek = shards.annotate(first=Subquery(rows.values("id")[:1]))
         first += seek.values_list("first", flat=True)
     if not first:  # no drainer has ever run, so no shard is listed
-        first += ready.order_by("id").values_list("id", flat=True)[:1]
+        first += waiting.order_by("id").values_list("id", flat=True)[:1]
     return [id for id in first if id is not None]
