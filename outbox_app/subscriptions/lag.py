@@ -113,7 +113,7 @@ class SubscriptionLag:
 
 
 def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]:
-    """Return these subscriptions of an alias by name; by default the first ``counting.LISTED``.
+    """Return these subscriptions of an alias by name; by default all, or some would be unwatched.
 
     Declared ones that have never run as well.
     """
@@ -124,7 +124,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     for name, subscriber in declared.items():
         if names is None or name in names:
             found.setdefault(name, Subscription(name=name, partitions=subscriber.partitions))
-    chosen = sorted(found)[: counting.LISTED] if names is None else sorted(found)
+    chosen = sorted(found)
     cursors: dict[str, list[CursorLag]] = {name: [] for name in chosen}
     read = Cursor.objects.using(using).filter(subscription__in=chosen)
     for cursor in read.order_by("subscription", "log", "partition"):

@@ -16,6 +16,7 @@ from outbox_app.models import (
     ParkedStream,
     StagedJob,
     Statistic,
+    Subscription,
     counting,
 )
 from outbox_app.monitoring import series
@@ -168,6 +169,14 @@ def test_of_subscriptions_and_gaps(alias, published, run, seen_by):
     assert (stock.parked, stock.gaps, stock.error) == (1, 1, "ValueError: no")
     assert (new.name, new.state, new.unread, stock.unread) == ("new", "waiting", True, False)
     assert found.gaps == 2
+
+
+def test_every_subscription_is_told(alias, monkeypatch):
+    monkeypatch.setattr(counting, "LISTED", 2)
+    names = [f"s{number}" for number in range(5)]
+    rows = Subscription.objects.using(alias)
+    rows.bulk_create(Subscription(name=name) for name in names)
+    assert [each.name for each in outbox_status().subscriptions] == names
 
 
 def test_one_that_has_never_run_is_not_unread_without_events(alias, seen_by):
