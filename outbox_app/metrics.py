@@ -125,16 +125,18 @@ class OutboxCollector(Collector):
 
     def _ask(self, alias: str) -> list[Sample]:
         using = alias if self.aliases else None
-        connection = connections[alias]
-        was_open = connection.connection is not None
+        was_open = [each for each in connections.all(initialized_only=True) if each.connection]
         try:
             return [("outbox_up", (), 1.0), *_samples(outbox_status(using=using))]
         except django.db.Error as error:
             logger.warning("Metrics could not be read database=%s error=%r", alias, error)
             return [("outbox_up", (), 0.0)]
         finally:
-            if not was_open:  # a thread of a metrics server has no request at whose end it closes
-                connection.close()
+            # A thread of a metrics server has no request at whose end they close. Logs may be on
+            # other aliases.
+            for each in connections.all(initialized_only=True):
+                if each not in was_open:
+                    each.close()
 
 
 def exposition(accept: str, *, using: str | None = None) -> tuple[bytes, str]:

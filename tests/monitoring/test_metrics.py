@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
+from outbox_app import metrics
 from outbox_app.conf import SHARDS
 from outbox_app.metrics import METRICS, OutboxCollector, exposition
 from outbox_app.models import (
@@ -25,7 +26,7 @@ from outbox_app.models import (
     Server,
     counting,
 )
-from outbox_app.monitoring import series
+from outbox_app.monitoring import series, status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -220,6 +221,17 @@ def test_a_connection_that_was_open_stays_so(alias):
     assert connections[alias].connection is not None
     connections[alias].close()
     exposition("")
+    assert connections[alias].connection is None
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_so_does_that_of_a_log_on_another_alias(alias, monkeypatch):
+    """A thread of a metrics server keeps it else, and scrapes nothing after it has broken."""
+    for module in (metrics, status):
+        monkeypatch.setattr(module, "outbox_alias", lambda: "default")
+    connections[alias].close()
+    assert 'outbox_up{database="default"} 1.0' in exposition("")[0].decode()
     assert connections[alias].connection is None
 
 
