@@ -78,12 +78,13 @@ WHERE w.pid IS NULL
 ORDER BY 4 DESC NULLS LAST LIMIT {LISTED}
 """
 
+# VACUUM is an old transaction, too, but keeps no rows.
 _POSTGRES_SNAPSHOTS = f"""
 SELECT pid::text, FALSE, usename, extract(epoch FROM clock_timestamp() - xact_start) AS age,
     state, left(query, 1000)
 FROM pg_stat_activity
 WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
-AND datname = current_database()
+AND datname = current_database() AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
 AND xact_start < clock_timestamp() - make_interval(secs => %s)
 UNION ALL
 SELECT gid, TRUE, owner, extract(epoch FROM clock_timestamp() - prepared), 'prepared', ''

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from outbox_app.eventlog.long_transactions import long_transactions
 from tests.faults.tools import eventually, on
@@ -71,6 +72,41 @@ def test_a_prepared_transaction_is_named(alias):
         with other.cursor() as cursor:
             cursor.execute(f"ROLLBACK PREPARED '{gid}'")
         other.close()
+
+
+@on("postgres")
+def test_a_vacuum_is_not_named(alias):
+    """It keeps no row: who ended it as told would keep all that it was to remove."""
+    table = f"vacuumed_{uuid4().hex[:8]}"
+    vacuum = threading.Thread(target=vacuumed, args=(alias, table))
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {table} AS SELECT generate_series(1, 20000) AS n")
+        try:
+            vacuum.start()
+            eventually(lambda: vacuuming(cursor, table), "it runs")
+            seen = ids(alias, -2)
+            [pid] = vacuuming(cursor, table)
+            assert pid not in seen
+        finally:
+            for pid in vacuuming(cursor, table):
+                cursor.execute("SELECT pg_cancel_backend(%s)", [int(pid)])
+            vacuum.join()
+            cursor.execute(f"DROP TABLE {table}")
+
+
+def vacuumed(alias, table):
+    other = connections.create_connection(alias)
+    with suppress(OperationalError), other.cursor() as cursor:
+        cursor.execute("SET vacuum_cost_delay = 100")
+        cursor.execute("SET vacuum_cost_limit = 1")
+        cursor.execute(f"VACUUM {table}")
+    other.close()
+
+
+def vacuuming(cursor, table):
+    sql = "SELECT pid::text FROM pg_stat_progress_vacuum WHERE relid = to_regclass(%s)"
+    cursor.execute(sql, [table])
+    return [pid for (pid,) in cursor.fetchall()]
 
 
 @on("postgres")
