@@ -38,8 +38,8 @@ from .masking import masked_line
 FLOWS = 10
 #: Without these problems work is leaving.
 STOPPED = ("no_drainer", "trouble", "not_leaving")
-#: The list where a problem is fixed: a model and a filter. None: a table of the overview.
-LISTS: dict[str, tuple[str, dict[str, str]] | None] = {
+#: The list where a problem is fixed: a model and a filter; or a table of the overview.
+LISTS: dict[str, tuple[str, dict[str, str]] | str] = {
     "not_leaving": ("stagedjob", {"state": "ready"}),
     "late": ("stagedjob", {"state": "ready"}),
     "subscription": ("subscription", {}),
@@ -52,9 +52,9 @@ LISTS: dict[str, tuple[str, dict[str, str]] | None] = {
     "sender_silent": ("preparedevent", {"state": "prepared"}),
     "peer_clock": ("peer", {}),
     "contradiction": ("incident", {"kind": "contradiction"}),
-    "sink": None,
-    "transaction": None,
-    "snapshot": None,
+    "sink": "#outbox-sinks",
+    "transaction": "#outbox-blocking",
+    "snapshot": "#outbox-blocking",
 }
 
 
@@ -116,8 +116,8 @@ def _subject(code: str, subject: Subject) -> tuple[str, str, str]:
 
 def _list(code: str, **filters: str) -> str:
     place = LISTS.get(code, ("process", {}))
-    if place is None:
-        return "#outbox-blocking"
+    if isinstance(place, str):
+        return place
     model, given = place
     address = reverse(f"admin:outbox_app_{model}_changelist")
     return f"{address}?{urlencode(given | filters)}" if given or filters else address

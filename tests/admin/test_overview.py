@@ -372,6 +372,8 @@ def test_what_has_sunk(alias, superuser, settings):
     with transaction.atomic(using=alias):
         publish("order-1", "placed", using=alias)
     Event.objects.using(alias).update(recorded_at=DatabaseNow() - timedelta(days=91, hours=2))
+    [(_, link, words)] = [each for each in problems(superuser.get(OVERVIEW)) if "sink" in each[2]]
+    assert (link, words) == ("#outbox-sinks", "1 log does not sink.")
     page = text(superuser.get(OVERVIEW))
     shown = "Archive /srv/archive Events sink after 90 d 0 h Oldest in the database 91 d 2 h "
     assert shown in page
