@@ -50,6 +50,8 @@ class DeadMatrix:
     total: int
     #: False: only the newest MANY were looked at, or there are more rows than are listed.
     complete: bool
+    #: How many died in the last hour, those included that are not listed.
+    lately: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def dead_matrix(*, using: str) -> DeadMatrix:
         errors=errors[: counting.LISTED],
         total=(counting.counted(dead) if more else sum(pair[2] for pair in pairs)) + cut,
         complete=not cut and not more and max(len(tasks), len(errors)) <= counting.LISTED,
+        lately=sum(row.counts[0] for row in tasks),
     )
 
 

@@ -301,8 +301,8 @@ def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     if limits.max_dead is not None:  # which says how many are too many
         if status.dead.total > limits.max_dead:
             yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
-    elif died := sum(row.counts[0] for row in status.dead.tasks):
-        yield _counted("dead", died)
+    elif status.dead.lately:
+        yield _counted("dead", status.dead.lately)
 
 
 def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:

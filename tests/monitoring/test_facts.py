@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from outbox_app.models import (
     Cursor,
     DatabaseNow,
+    DeadJob,
     Gap,
     Incident,
     ParkedStream,
@@ -201,6 +202,18 @@ def test_counting_stops(alias, died, staged, monkeypatch):
     assert found.backlog.rows == found.gaps == 4
     assert dead(found) == {"jobs": 4, "complete": False, "by_error": {"F": 2, "E": 1}}
     assert found.incidents["takeover"] == 2
+
+
+def test_what_died_lately_is_told_of_tasks_that_are_not_listed(alias, died, monkeypatch):
+    monkeypatch.setattr(counting, "LISTED", 2)
+    for task in "aabb":
+        died(1, task=task)
+    DeadJob.objects.using(alias).update(died_at=DatabaseNow() - timedelta(hours=2))
+    assert outbox_status().dead.lately == 0
+    died(1, task="c")
+    found = outbox_status()
+    assert [row.name for row in found.dead.tasks] == ["a", "b"]
+    assert found.dead.lately == 1
 
 
 def test_errors_that_are_not_listed_are_told(alias, died, monkeypatch):

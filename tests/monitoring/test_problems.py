@@ -158,7 +158,7 @@ def test_what_a_person_should_know_of_subscriptions():
 
 
 def test_jobs_that_died_lately_are_told_where_no_limit_says_how_many_may():
-    dead = DeadMatrix([DeadRow("t", (3,), 9)], [], 9, True)
+    dead = DeadMatrix([], [], 9, False, lately=3)
     assert warned(replace(FINE, dead=dead)) == [("dead", "3 jobs have died in the last hour.")]
     assert warned(replace(FINE, dead=dead), max_dead=9) == []
 
