@@ -238,7 +238,9 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     rows = rows.filter(dimension=counters.SUBSCRIPTION)
     found: dict[str, list[float]] = {}
     for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
-        found.setdefault(label, [0.0] * minutes)[(_aware(minute) - first) // MINUTE] = total
+        # Without time zones an hour comes twice a year, and is taken for the first of the two.
+        if 0 <= (place := (_aware(minute) - first) // MINUTE) < minutes:
+            found.setdefault(label, [0.0] * minutes)[place] = total
     return found
 
 

@@ -133,6 +133,15 @@ def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
     assert {start.second for start in found.starts} == {0}
 
 
+def test_without_time_zones_an_hour_comes_twice(settings, monkeypatch):
+    settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Vienna"
+    monkeypatch.setattr(series, "_now", lambda using: datetime(2026, 10, 25, 2, 0, 9, tzinfo=UTC))
+    row = {"source": "s", "name": "handled", "dimension": "subscription", "label": "a", "value": 1}
+    for minute in (datetime(2026, 10, 25, 2, 59), datetime(2026, 10, 25, 3)):
+        Statistic.objects.using("default").create(minute=minute, **row)
+    assert series.handled(using="default", minutes=2) == {"a": [0, 1]}
+
+
 class TestStaged:
     """``staged``: from the highest ids known, an estimate."""
 
