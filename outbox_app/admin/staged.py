@@ -18,6 +18,7 @@ from .actions import Batched, BulkAction
 from .base import column
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
+from .masking import masked_line
 
 CANCEL = BulkAction(
     "cancel_selected",
@@ -120,7 +121,7 @@ def blocked_reason(job: StagedJob) -> str:
     if row.trouble:
         return gettext("%(drainer)s, which owns its shard, is in trouble: %(trouble)s") % {
             "drainer": name,
-            "trouble": shown(row.trouble, 1000),
+            "trouble": masked_line(row.trouble, 1000),
         }
     return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % {
         "drainer": name

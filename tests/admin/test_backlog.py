@@ -101,8 +101,8 @@ def test_what_hinders_a_job(alias, superuser):
     lease.owner = row.pk
     lease.save(using=alias)
     assert hindered().startswith("Nothing. ")
-    Process.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused")
-    assert "is in trouble: BrokerUnavailable: <b>refused" in hindered()
+    Process.objects.using(alias).update(trouble="BrokerUnavailable: <b>refused password=hunter2")
+    assert "is in trouble: BrokerUnavailable: <b>refused password=••••" in hindered()
     Process.objects.using(alias).update(heartbeat_at=DatabaseNow() - timedelta(minutes=5))
     assert "is silent for 5 min." in hindered()
     hold(alias, job, minutes=5)
