@@ -128,3 +128,39 @@ def test_an_event_that_is_newer_than_the_snapshot_of_the_writer(
     assert status() == {"a": ("1", 1)}
     run("status")
     assert status() == {"a": ("1 2 3", 3)}
+
+    def write_more():
+        with transaction.atomic(using=alias):
+            for type in ("made", "other", "other", "made"):
+                published("a", type=type)
+
+    in_thread(write_more).join(patience())
+    assert status() == {"a": ("1 2 3 4 7", 7)}
+
+
+@on("mariadb")
+def test_a_writer_at_repeatable_read_locks_no_other_stream(
+    alias, published, in_thread, monkeypatch
+):
+    declare(StatusOf, "status", types=["made"], inline=True)
+    published("l", "m")
+    monkeypatch.setitem(
+        connections.settings[alias]["OPTIONS"], "isolation_level", "repeatable read"
+    )
+    written, done = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic(using=alias):
+            published("m")
+            written.set()
+            done.wait(patience())
+
+    in_thread(hold)
+    try:
+        assert written.wait(patience())
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        published("l")
+    finally:
+        done.set()
+        connections[alias].close()
