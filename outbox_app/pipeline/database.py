@@ -172,7 +172,17 @@ def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> A
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us"))
+        column = _cast(column, pa.timestamp("us"))
         if zone != "UTC":  # an hour that was there twice is ambiguous
             column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="earliest")
-    return column if column.type == kind else column.cast(kind)
+    return column if column.type == kind else _cast(column, kind)
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        if not pa.types.is_temporal(kind):
+            raise
+        # MySQL keeps dates that there are not, 0000-00-00 among them. Django reads them as None.
+        return pc.if_else(pc.match_substring_regex(column, "^0000-|-00"), None, column).cast(kind)

@@ -131,6 +131,22 @@ def test_no_number_is_archived_as_it_is(alias, new_log, run, tmp_path):
     assert [repr(row["share"]) for row in archived(tmp_path)] == ["nan", "None"]
 
 
+@on("mariadb")
+def test_dates_that_there_are_not_are_null_as_in_django(alias, new_log, run, tmp_path):
+    due, at = run.add("due", "date"), run.add("at", "datetime(6)")
+    publish_visits(alias, 4)
+    zero, partial = "'0000-00-00'", "'2026-05-00'"
+    run("SET sql_mode = 'STRICT_TRANS_TABLES'")
+    run(f"UPDATE {TABLE} SET {due} = {zero}, {at} = {zero} WHERE version = 1")
+    run(f"UPDATE {TABLE} SET {due} = {partial}, {at} = {partial} WHERE version = 2")
+    run(f"UPDATE {TABLE} SET {due} = '2000-01-10', {at} = '2000-01-10' WHERE version = 3")
+    assert archive(alias, tmp_path, log=Visit) == 4
+    rows = archived(tmp_path)
+    assert [row["due"] for row in rows] == [None, None, date(2000, 1, 10), None]
+    assert [row["at"] for row in rows] == [None, None, datetime(2000, 1, 10, tzinfo=UTC), None]
+    assert read_with_archive(alias, tmp_path) == rows
+
+
 def test_a_column_that_comes_later(alias, new_log, run, tmp_path):
     publish_visits(alias, 3)
     archive(alias, tmp_path, log=Visit)
