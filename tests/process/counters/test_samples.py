@@ -107,7 +107,7 @@ def test_a_sample_is_a_bounded_number_of_statements(alias, sampler, jobs):
     minute_of(sampler, 5)
     with CaptureQueriesContext(connections[alias]) as statements:
         sampler._counters.keep()
-    # Two looks for apps; the newest id; ready and held; the oldest, two looks; whether there is old.
+    # Two looks for apps; the newest id; ready and held; two for the oldest; whether there is old.
     assert len(statements) <= 9
     with CaptureQueriesContext(connections[alias]) as statements:
         sampler._counters.keep()
