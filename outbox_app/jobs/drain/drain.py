@@ -281,8 +281,11 @@ class Drain(ProcessLoop):
             self.tally.dead += move_to_dead(row, error, using=self.using) is not None
 
     def _announce(self, app: AppDrain, result: PublishResult, seconds: float) -> None:
-        def keep_alive() -> bool:
-            return self._ignore_database_errors(self._beat_if_due)
+        answers = True
+
+        def keep_alive() -> None:
+            nonlocal answers  # a database that is away is asked once, not for each receiver
+            answers = answers and self._ignore_database_errors(self._beat_if_due)
 
         with self._watchdog.elsewhere():
             app.announce(result, keep_alive)

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 from celery.signals import after_task_publish
+from django.db import OperationalError
 
+from outbox_app import failpoints
+from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Incident, Process, StagedJob
 from outbox_app.signals import job_dead
 from tests.faults.tools import draining, eventually, on
@@ -62,3 +65,23 @@ def test_of_jobs_that_die(alias, redis_url, make_named_app, book):
         eventually(lambda: len(heard) == JOBS, "all are told")
     assert DeadJob.objects.using(alias).count() == JOBS
     assert not Incident.objects.using(alias).exists()
+
+
+def test_database_that_is_away_is_asked_once(alias, redis_url, make_named_app, book, monkeypatch):
+    app, jobs = make_named_app(redis_url), book(alias)
+    drain, asked = Drain(using=alias), []
+    drain.run_once()
+
+    def away(**columns):
+        asked.append(columns)
+        raise OperationalError("on purpose")
+
+    def go_away():
+        monkeypatch.setattr(drain.holder, "beat_is_due", lambda: True)
+        monkeypatch.setattr(drain.holder, "beat", away)
+
+    monkeypatch.setitem(failpoints._actions, "published_not_deleted", go_away)
+    with slow(after_task_publish) as heard:
+        jobs.stage(app, 5)
+        drain.run_once()
+    assert (len(heard), len(asked)) == (5, 1)
