@@ -18,6 +18,8 @@ from pyarrow import fs
 from ..exceptions import ArchiveRefused, Unreachable
 from ..text import one_line
 
+#: What delta-rs does not take as it is in a path.
+_UNFIT = re.compile(r"[?#\\\x00-\x1f]|%[0-9A-Fa-f]{2}")
 #: Of the messages of delta-rs.
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 #: What the store itself has answered; the rest may hold a token.
@@ -48,6 +50,11 @@ class Store:
         path = unquote(said.path) if said else folder
         #: Means the same in all processes, wherever they run.
         self.folder = (os.path.abspath(path) if self.is_local else folder).rstrip("/")
+        if self.is_local and (unfit := _UNFIT.search(self.folder)):
+            raise ArchiveRefused(
+                f"No archive can be in {self.folder!r}: delta-rs, which writes its table, takes "
+                f"{unfit[0]!r} for a part of an address. Name another folder."
+            )
         self.system, self.root = fs.LocalFileSystem(), self.folder
         if not self.is_local:
             self.system, self.root = _opened(self.folder)

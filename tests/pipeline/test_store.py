@@ -46,6 +46,14 @@ def test_an_address_that_makes_no_sense(folder):
         Store(folder)
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a\\b", "a\nb", "file:///a%23b"])
+def test_a_path_that_delta_does_not_take_as_it_is(name):
+    """Its table would be in another folder, and the archive called damaged."""
+    with pytest.raises(ArchiveRefused, match="No archive can be in"):
+        Store(name)
+    Store("/srv/100% of it, ä'b")
+
+
 @pytest.mark.parametrize(
     "address",
     [
