@@ -73,10 +73,13 @@ class Line:
             batch.append(call)
         return batch
 
-    def put_back(self, calls: Sequence[Any]) -> None:
-        for call in reversed(calls):
+    def put_back(self, calls: Sequence[Any]) -> int:
+        """Let those wait again that somebody waits for; say how many. Who has gone cannot lead."""
+        again = [call for call in calls if not call.gone]
+        for call in reversed(again):
             self.waiting[call] = None
             self.waiting.move_to_end(call, last=False)
+        return len(again)
 
 
 class Queues:
@@ -105,7 +108,7 @@ class Queues:
             if call.leads:
                 self.lead(line, call)
         except BaseException:
-            self._leave(line, call, leads=True)  # its thread has to end
+            self._leave(line, call, ends=True)
             raise
         return call.result()
 
@@ -123,7 +126,7 @@ class Queues:
         try:
             await future
         except BaseException:
-            self._leave(line, call)  # it was cancelled
+            self._leave(line, call, ends=True)
             raise
         finally:
             timer.cancel()
@@ -154,8 +157,7 @@ class Queues:
         finally:
             self.of_thread.leads = False
             with self.lock:
-                line.put_back(left)
-                self.waiting += len(left)
+                self.waiting += line.put_back(left)
                 self._pass_on(line)
             others = set(left)
             answered = [call for call in batch if call not in others]
@@ -199,10 +201,11 @@ class Queues:
                 self._pass_on(line)
         return line
 
-    def _leave(self, line: Line, call: Call, *, leads: bool = False) -> bool:
-        """Take a call out of its line, if need be with the lead; say whether it was there."""
+    def _leave(self, line: Line, call: Call, *, ends: bool = False) -> bool:
+        """Take a call out of its line, where its caller ends with the lead; say if it was there."""
         with self.lock:
-            if call not in line.waiting or call.leads > leads:
+            call.gone = ends
+            if call not in line.waiting or call.leads > ends:
                 return False
             del line.waiting[call]
             self.waiting -= 1

@@ -106,6 +106,8 @@ class Call:
         #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
         self.waits: threading.Event | asyncio.Future[None] | None = None
         self.leads = False
+        #: Whether its caller has given up, or has to end.
+        self.gone = False
         #: The server that it is passed to; empty: it is executed here.
         self.leader = ""
         #: How it came to where it is executed, as ``counters.ROUTED`` tells it; empty: directly.

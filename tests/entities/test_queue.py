@@ -22,7 +22,7 @@ from outbox_app.exceptions import (
     Overloaded,
 )
 from outbox_app.failpoints import set_failpoint
-from tests.entities.models import Account
+from tests.entities.models import Account, Person
 from tests.patience import eventually, patience
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh")]
@@ -460,3 +460,41 @@ def test_a_coroutine_is_told_to_await(account, alias, rows):
     with pytest.raises(SynchronousOnlyOperation, match="await aexecute"):
         asyncio.run(ask())
     assert len(rows()) == 1
+
+
+def test_what_is_put_back_is_led_though_its_caller_has_gone(alias, held, fresh):
+    """The command before it changes a unique column and ends the transaction."""
+
+    def change(command_id, timeout=60, **state):
+        try:
+            return Person.execute(
+                "a", "change", state, command_id=command_id, using=alias, timeout=timeout
+            )
+        finally:
+            connections.close_all()
+
+    def hold():
+        set_failpoint("entity_loaded", None)
+        there.set()
+        assert again.wait(60)
+
+    held.go.set()
+    Person.execute("a", "enter", {}, command_id="enter", using=alias)
+    for each in held.there, held.go:
+        each.clear()
+    there, again = threading.Event(), threading.Event()
+    set_failpoint("entity_loaded", lambda: (held.there.set(), held.go.wait(60)))
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(change, "x", age=1)
+        held.wait()
+        leader, late = in_turn(
+            pool, fresh, lambda: change("y", email="y"), lambda: change("z", 2, age=2)
+        )
+        set_failpoint("entity_loaded", hold)
+        held.go.set()
+        first.result()
+        assert there.wait(60)
+        assert type(late.exception()) is OutcomeUnknown
+        again.set()
+        leader.result()
+        assert change("w", timeout=5, age=3).version in (4, 5)
