@@ -16,6 +16,7 @@ import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
@@ -113,13 +114,14 @@ class Attempt:
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.
         lock = bool(head) and self.connection.vendor == "mysql"
-        self.now, values, self.text = load(
-            self.cursor, self.entity, self.id, lock=lock, wait=self.wait
-        )
+        read = partial(load, self.cursor, self.entity, self.id, lock=lock, wait=self.wait)
+        self.now, values, self.text = read()
+        if values is None and head is None:
+            head = current_version(self.table, self.id, using=self.using)
+            if head:  # a twin may have created it between the two statements
+                self.now, values, self.text = read()
         self.existed = values is not None
         if values is None:
-            if head is None:
-                head = current_version(self.table, self.id, using=self.using)
             values = self.entity(pk=self.id, version=head, state=None).__dict__
         self.values = values
         self._fresh = None

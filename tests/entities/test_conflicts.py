@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import NO_STREAM
-from outbox_app.entities import Command, execution
+from outbox_app.entities import Command, attempt, execution
 from outbox_app.entities.attempt import Moved
 from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
@@ -308,3 +308,20 @@ def test_killed_at_any_point_it_is_all_or_nothing(
     outcome = ask("withdraw", {"amount": 4}, command_id="x")
     assert (outcome.response, outcome.replayed) == ({"balance": 6}, versions == 2)
     assert len(rows()) == 2
+
+
+@servers
+def test_a_twin_that_is_created_between_the_row_and_the_head(
+    alias, ask, rows, elsewhere, monkeypatch
+):
+    """The row was not there, and the head is."""
+
+    def head(*args, **options):
+        monkeypatch.undo()
+        elsewhere("open", {"owner": "ann", "balance": 10}, "x")
+        return attempt.current_version(*args, **options)
+
+    monkeypatch.setattr(attempt, "current_version", head)
+    assert ask("refuse_to_open").rejected.code == "exists"
+    assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
+    assert [version for version, *_ in rows()] == [1, 2, 3]
