@@ -81,6 +81,8 @@ def atomic_with_lock_wait(
 
 def is_conflict(error: Exception) -> bool:
     """Say whether a transaction was refused because of another one, and may be done anew."""
+    if not isinstance(error, django.db.Error):  # it may hold anything
+        return False
     cause = error.__cause__
     codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
     return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)

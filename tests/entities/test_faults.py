@@ -450,3 +450,17 @@ def test_a_handler_that_catches_what_refuses_its_statement(alias, account, decla
     assert versions == list(range(1, len(versions) + 1))
     there = {a.version for a in answers if not isinstance(a, Exception)}
     assert there == set(versions[1:])
+
+
+@pytest.mark.parametrize("given", [{"amount": "Too much."}, ["Too", "much."], 1213])
+def test_an_error_of_a_handler_is_its_own_whatever_it_holds(alias, account, ask, declare, given):
+    class Short(Exception):
+        pass
+
+    def refuse(self):
+        raise Short(given)
+
+    declare(refuse)
+    with pytest.raises(Short) as caught:
+        ask("refuse")
+    assert caught.value.args == (given,)
