@@ -12,8 +12,9 @@ import pytest
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.utils import translation
+from django.utils.functional import lazy
 
-from outbox_app.entities import queue
+from outbox_app.entities import Rejected, queue
 from outbox_app.exceptions import (
     CommandTimeout,
     DamagedEntity,
@@ -498,3 +499,13 @@ def test_what_is_put_back_is_led_though_its_caller_has_gone(alias, held, fresh):
         again.set()
         leader.result()
         assert change("w", timeout=5, age=3).version in (4, 5)
+
+
+def test_the_text_of_a_rejection_is_in_the_language_of_its_caller(alias, account, declare):
+    def refuse(self):
+        raise Rejected(lazy(translation.get_language, str)())
+
+    declare(refuse)
+    with translation.override("de"):
+        run = Account.aexecute("a", "refuse", command_id="x", using=alias)
+        assert asyncio.run(run).rejected.text == "de"
