@@ -24,7 +24,13 @@ from typing import Any
 
 from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
 
-from ..exceptions import EntityContended, EntityError, InvalidCommand, NotAtomic, OutcomeUnknown
+from ..exceptions import (
+    DamagedEntity,
+    EntityContended,
+    InvalidCommand,
+    NotAtomic,
+    OutcomeUnknown,
+)
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
@@ -75,7 +81,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     except Exception as error:
         if len(calls) == 1 or _blames_none(error, using):
             for call in calls:
-                call.answer = _own(error)
+                call.answer = error if len(calls) == 1 else _own(error)
             return ()
         # What the database, or a receiver, refuses of one command is not the others' failure.
         half = len(calls) // 2
@@ -87,7 +93,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 def _blames_none(error: Exception, using: str) -> bool:
     if isinstance(error, OperationalError | InterfaceError):
         return is_conflict(error) or not _is_alive(using)
-    return isinstance(error, EntityError | OutcomeUnknown)
+    return isinstance(error, DamagedEntity | OutcomeUnknown)
 
 
 def _own(error: Exception) -> Exception:

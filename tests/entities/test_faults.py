@@ -14,7 +14,7 @@ from django.utils import translation
 
 from outbox_app.entities import Command, queue
 from outbox_app.entities.declaration import spec_of
-from outbox_app.exceptions import EntityContended, InvalidCommand, Overloaded
+from outbox_app.exceptions import EntityContended, InvalidCommand, Overloaded, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
 from outbox_app.signals import events_published
@@ -450,6 +450,35 @@ def test_a_handler_that_catches_what_refuses_its_statement(alias, account, decla
     assert versions == list(range(1, len(versions) + 1))
     there = {a.version for a in answers if not isinstance(a, Exception)}
     assert there == set(versions[1:])
+
+
+def test_an_error_of_a_command_that_a_receiver_executes_is_the_fault_of_one(
+    alias, account, receive, ask, rows
+):
+    def book(events, **kwargs):
+        if any(event.command_id == "c3" for event in events):
+            ask("withdraw", {"amount": 1}, id="absent")
+
+    receive(book)
+    commands = [Command("a", "withdraw", {"amount": 0}, command_id=f"c{n}") for n in range(8)]
+    answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    failed = {n: type(a) for n, a in enumerate(answers) if isinstance(a, Exception)}
+    assert failed == {3: UnknownEntity}
+    assert len(rows()) == 8
+
+
+class Short(Exception):
+    def __init__(self, article):
+        super().__init__(f"There is no {article}.")
+
+
+def test_an_error_of_a_receiver_says_what_it_said(alias, account, receive, ask):
+    def refuse(events, **kwargs):
+        raise Short("bread")
+
+    receive(refuse)
+    with pytest.raises(Short, match=r"^There is no bread\.$"):
+        ask("withdraw", {"amount": 1})
 
 
 @pytest.mark.parametrize("given", [{"amount": "Too much."}, ["Too", "much."], 1213])
