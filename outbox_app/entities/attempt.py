@@ -147,8 +147,8 @@ class Attempt:
         with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
-                if spec and spec.atomic and self.gifts.wait:
-                    break  # what it writes itself would come before them
+                if spec and spec.atomic and self.steps:
+                    break  # it sees what they have done, and writes after them
                 run = [] if number < alone else self._run_of_batch(number)
                 if len(run) > 1:
                     if self._handle_run(run):

@@ -42,11 +42,6 @@ class Gifts:
         #: The command that runs, and whether it may query the alias.
         self.command, self.may_query = "", False
 
-    @property
-    def wait(self) -> bool:
-        """True if there are some that are written at the end of the batch."""
-        return bool(self.events) or any(self.jobs.waiting.values())
-
     @contextmanager
     def of(self, call: Call) -> Iterator[None]:
         """Take what a command gives; its callbacks run in its caller's context, each for itself.

@@ -232,3 +232,21 @@ def test_a_handler_of_batches_that_returns_something_else(alias, monkeypatch, le
     assert all(isinstance(answer, InvalidCommand) for answer in answers)
     assert "must return a list with an answer for each of 1 commands" in str(answers[0])
     spec_of.cache_clear()
+
+
+@commits
+def test_an_atomic_command_sees_what_those_before_it_have_done(alias, declare):
+    """Its own row, too, as it would one by one."""
+
+    def read(self):
+        return Account.objects.using(alias).get(pk=self.pk).state["balance"]
+
+    declare(read, atomic=True)
+    commands = [
+        Command("a", "open", {"owner": "ann", "balance": 5}, command_id="x"),
+        Command("a", "read", command_id="y"),
+        Command("a", "withdraw", {"amount": 1}, command_id="z"),
+        Command("a", "read", command_id="w"),
+    ]
+    answers = Account.execute_many(commands, using=alias)
+    assert [answer.response for answer in answers] == [None, 5, {"balance": 4}, 4]
