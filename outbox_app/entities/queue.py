@@ -92,7 +92,8 @@ class Queues:
         #: Lines that a thread of the pool is to lead.
         self.to_lead: deque[Line] = deque()
         self.threads = self.idle = 0
-        self.lock = threading.Lock()
+        # Where the collector ends a coroutine, its thread may have the lock already.
+        self.lock = threading.RLock()
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 

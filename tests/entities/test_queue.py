@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -499,6 +500,34 @@ def test_what_is_put_back_is_led_though_its_caller_has_gone(alias, held, fresh):
         again.set()
         leader.result()
         assert change("w", timeout=5, age=3).version in (4, 5)
+
+
+def test_a_coroutine_that_is_collected_while_a_thread_has_the_lock(alias, account, held, fresh):
+    """A loop that was closed leaves it, and the collector ends it where it likes."""
+
+    async def ask():
+        await Account.aexecute("a", "withdraw", {"amount": 1}, command_id="x", using=alias)
+
+    def collect():
+        with fresh.lock:
+            gc.collect()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # it tells of the task
+    task = loop.create_task(ask())
+    loop.call_later(0.1, loop.stop)
+    loop.run_forever()
+    held.wait()
+    loop.close()
+    held.go.set()
+    eventually(lambda: not fresh.lines)
+    gc.disable()
+    del task
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(patience(10))
+    gc.enable()
+    assert not thread.is_alive()
 
 
 def test_the_text_of_a_rejection_is_in_the_language_of_its_caller(alias, account, declare):
