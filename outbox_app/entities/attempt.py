@@ -292,7 +292,7 @@ class Attempt:
             raise Moved
         given: dict[str, Any] = {}
         if not all(step.rejected for step in self.steps):
-            own = self.types.fields if self.types.derives_columns else ()
+            own = self.types.fields if self.types.derives_columns or not self.existed else ()
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}
         if self.existed:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import pytest
 from django.db import connections, models, transaction
 from django.test.utils import isolate_apps
 
-from outbox_app.entities import Command, Entity, EntityVersion
+from outbox_app.entities import Command, Entity, EntityVersion, command
 from outbox_app.entities.declaration import TypeSpec
 from outbox_app.exceptions import InvalidCommand
 from tests.entities.models import Person
@@ -180,3 +181,50 @@ def test_what_a_command_may_change_so_that_an_index_refuses_its_row(meta, unique
         Meta = type("Meta", (), meta)
 
     assert TypeSpec(Ticket).unique == unique
+
+
+@commits
+@pytest.mark.parametrize("derives", [False, True])
+def test_columns_that_the_database_or_a_default_fills_in(alias, derives):
+    def columns(self):
+        return {"row": self.state["row"]}
+
+    def place(self, row):
+        self.state = {"row": row, "token": str(self.token)}
+
+    def move(self, row):
+        self.state["row"] = row
+
+    with isolate_apps("tests.entities"):
+
+        class TicketVersion(EntityVersion):
+            pass
+
+        class Ticket(Entity):
+            versions = TicketVersion
+            row = models.IntegerField(null=True)
+            twice = models.GeneratedField(
+                expression=models.F("row") * 2,
+                output_field=models.IntegerField(null=True),
+                db_persist=True,
+            )
+            token = models.UUIDField(default=uuid4)
+
+    Ticket.place, Ticket.move = command(creates=True)(place), command()(move)
+    if derives:
+        Ticket.columns = columns
+    with connections[alias].schema_editor() as editor:
+        for model in (TicketVersion, Ticket):
+            editor.create_model(model)
+    try:
+        rows = Ticket.objects.using(alias).filter(pk="a")
+        Ticket.execute("a", "place", {"row": 4}, command_id="x", using=alias)
+        row = rows.get()
+        assert (row.twice, str(row.token)) == (8 if derives else None, row.state["token"])
+        Ticket.execute("a", "move", {"row": 5}, command_id="y", using=alias)
+        assert rows.get().twice == (10 if derives else None)
+        assert rows.get().token == row.token
+    finally:
+        with connections[alias].schema_editor() as editor:
+            for model in (Ticket, TicketVersion):
+                editor.delete_model(model)
