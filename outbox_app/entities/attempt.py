@@ -180,7 +180,8 @@ class Attempt:
                 f"request: {command!r} at version {outcome.version}, or the same with other "
                 "arguments. Use a new id for a new request."
             )
-        return replace(outcome, replayed=True)
+        # Two that repeat it at once have an answer each, which they may change.
+        return replace(outcome, response=deepcopy(outcome.response), replayed=True)
 
     def _handle(self, call: Call) -> Outcome:
         spec = self.types.commands.get(call.command)

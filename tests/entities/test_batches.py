@@ -250,3 +250,13 @@ def test_an_atomic_command_sees_what_those_before_it_have_done(alias, declare):
     ]
     answers = Account.execute_many(commands, using=alias)
     assert [answer.response for answer in answers] == [None, 5, {"balance": 4}, 4]
+
+
+@commits
+def test_who_changes_an_answer_changes_no_other(alias, account):
+    command = Command("a", "withdraw", {"amount": 1}, command_id="x")
+    for _ in range(2):  # the second time they are found
+        answers = Account.execute_many([command] * 3, using=alias)
+        for answer in answers:
+            answer.response["balance"] -= 1
+        assert [answer.response for answer in answers] == [{"balance": 8}] * 3
