@@ -22,7 +22,14 @@ from contextlib import AbstractContextManager, suppress
 from copy import copy
 from typing import Any
 
-from django.db import IntegrityError, InterfaceError, OperationalError, connections, transaction
+from django.db import (
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    connections,
+    transaction,
+)
 
 from ..exceptions import (
     DamagedEntity,
@@ -159,6 +166,10 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                     break
                 elif attempts > 1:  # a connection that was stale is opened anew once
                     raise
+        except InternalError:  # a standby, which only reads
+            if unknown is None:
+                raise
+            break
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break

@@ -325,3 +325,27 @@ def test_a_twin_that_is_created_between_the_row_and_the_head(
     assert ask("refuse_to_open").rejected.code == "exists"
     assert ask("withdraw", {"amount": 1}).response == {"balance": 9}
     assert [version for version, *_ in rows()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_lost_commit_and_a_database_that_only_reads(alias, account, ask, rows, monkeypatch):
+    """As a standby does to which the address of the primary leads now."""
+    connection = connections[alias]
+    original, options = connection._commit, connection.settings_dict["OPTIONS"]
+
+    def lost():
+        original()
+        connection.connection.close()
+        options["options"] = "-c default_transaction_read_only=on"
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_commit", lost)
+        try:
+            with pytest.raises(OutcomeUnknown, match="same command id"):
+                ask("withdraw", {"amount": 4}, command_id="x")
+        finally:
+            options.pop("options", None)
+            connection.close()
+    assert ask("withdraw", {"amount": 4}, command_id="x").replayed
+    assert len(rows()) == 2
