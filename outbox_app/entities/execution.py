@@ -17,9 +17,10 @@ from __future__ import annotations
 import operator
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
+from functools import cache
 from typing import Any
 
 from django.db import (
@@ -30,7 +31,9 @@ from django.db import (
     connections,
     transaction,
 )
+from django.utils.module_loading import import_string
 
+from ..conf import outbox_settings
 from ..exceptions import (
     DamagedEntity,
     EntityContended,
@@ -75,6 +78,21 @@ def in_callers_transaction(entity: Any, *, using: str) -> bool:
             f"transaction.atomic(using={using!r})."
         )
     return False
+
+
+def scope_of(using: str) -> Hashable | None:
+    """Return what tells apart sessions that may not write for one another; None: nothing does."""
+    named = outbox_settings().ENTITY_SCOPE
+    scope: Hashable = import_string(named)() if named else None
+    # A coroutine's own has the one that they begin with: it tells that its thread has another.
+    schema = getattr(connections[using], "schema_name", None) if _has_schemas(using) else None
+    return None if scope is None and schema is None else (scope, schema)
+
+
+@cache
+def _has_schemas(using: str) -> bool:
+    """Say whether connections have a schema each, as those of django-tenants."""
+    return hasattr(connections[using], "schema_name")
 
 
 def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:

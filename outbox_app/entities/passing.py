@@ -21,6 +21,7 @@ from ..exceptions import PeerError
 from ..fleet import topology
 from ..models import Peer
 from ..process.counters import ELSEWHERE, PASSED
+from .execution import scope_of
 from .request import Call, Outcome, Rejection
 
 #: Seconds that a leader has for an answer, at most.
@@ -81,7 +82,7 @@ def _outcome(said: Any) -> Outcome | NotPassedOn:
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
     """Execute what another server has passed on; None for what it has to do itself."""
-    from .queue import queues, scope_of  # which imports this
+    from .queue import queues  # which imports this
 
     using = log_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)

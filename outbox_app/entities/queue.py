@@ -26,14 +26,13 @@ from typing import Any
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 from django.utils.asyncio import async_unsafe
-from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
 from ..exceptions import InvalidCommand, Overloaded
 from ..failpoints import failpoint
 from ..text import get_logger
 from . import counting
-from .execution import answer, in_callers_transaction
+from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
 from .request import Call, Command, Outcome
 
@@ -384,16 +383,6 @@ def ask_many(
                 counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
     return [each.answer if isinstance(each, Call) else each for each in calls]
-
-
-def scope_of(using: str) -> Hashable | None:
-    """Return what tells apart sessions that may not write for one another; None: nothing does."""
-    named = outbox_settings().ENTITY_SCOPE
-    scope: Hashable = import_string(named)() if named else None
-    # As django-tenants sets it. A coroutine that has made no connection is not given one for it.
-    made = (c for c in connections.all(initialized_only=True) if c.alias == using)
-    schema = getattr(next(made, None), "schema_name", None)
-    return None if scope is None and schema is None else (scope, schema)
 
 
 def _deadline(entity: Any, timeout: float | None) -> float:

@@ -10,12 +10,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.utils import translation
 from django.utils.functional import lazy
 
-from outbox_app.entities import Rejected, queue
+from outbox_app.entities import Rejected, execution, queue
 from outbox_app.exceptions import (
     CommandTimeout,
     DamagedEntity,
@@ -538,3 +539,28 @@ def test_the_text_of_a_rejection_is_in_the_language_of_its_caller(alias, account
     with translation.override("de"):
         run = Account.aexecute("a", "refuse", command_id="x", using=alias)
         assert asyncio.run(run).rejected.text == "de"
+
+
+def test_a_coroutine_of_a_tenant_is_executed_on_the_tenants_connection(
+    alias, account, declare, monkeypatch
+):
+    """As under ASGI: a middleware, which is synchronous, has chosen the tenant in its thread."""
+
+    def look(self):
+        return connections[alias].schema_name
+
+    def choose():
+        monkeypatch.setattr(connections[alias], "schema_name", "one")
+
+    async def ask():
+        await sync_to_async(choose)()
+        outcome = await Account.aexecute("a", "look", command_id="x", using=alias)
+        await sync_to_async(connections.close_all)()
+        return outcome
+
+    declare(look)
+    # A connection of django-tenants begins so.
+    monkeypatch.setattr(type(connections[alias]), "schema_name", "public", raising=False)
+    execution._has_schemas.cache_clear()
+    assert asyncio.run(ask()).response == "one"
+    execution._has_schemas.cache_clear()
