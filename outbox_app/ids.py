@@ -203,7 +203,7 @@ class Snowflakes:
         reserved.current = reserved.zero + (ms + 1) / 1000, ids
         if ms > reserved.renew_at:
             reserved.renew_at = ms + RESERVED / 20
-            with suppress(RuntimeError):  # the interpreter ends, and starts no thread
+            with suppress(NoNode):  # there are some left
                 self._ask(reserved.using)
         return ids
 
@@ -230,11 +230,15 @@ class Snowflakes:
         return None
 
     def _ask(self, using: str) -> tuple[Future[None], float]:
-        """Let another thread ask, unless one does already."""
+        """Let another thread ask, unless one does already. Raises ``NoNode`` if none can start."""
         if self._asked and not self._asked[0].done() and self._asked[1] + HUNG > self._clock():
             return self._asked
         asked = Future[None](), self._clock()
-        Thread(target=self._answer, args=(using, asked[0]), name="outbox-ids", daemon=True).start()
+        thread = Thread(target=self._answer, args=(using, asked[0]), name="outbox-ids", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more, or the interpreter ends
+            raise NoNode(f"No time is reserved for ids, and no thread asks: {error}") from error
         self._asked = asked
         return asked
 

@@ -266,3 +266,20 @@ def test_an_id_costs_no_statement_while_there_is_time(alias, process, django_ass
     ids.make()
     with django_assert_num_queries(0, using=alias):
         ids.make_many(100_000)
+
+
+@on("postgres", "mariadb")
+def test_no_thread_can_be_started(alias, process, clock, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    ids = process()
+    with monkeypatch.context() as patch:
+        patch.setattr("outbox_app.ids.Thread.start", start)
+        with pytest.raises(NoNode, match="can't start new thread"):
+            ids.make()
+    first = ids.make()
+    with monkeypatch.context() as patch:
+        patch.setattr("outbox_app.ids.Thread.start", start)
+        clock.seconds += 8
+        assert ids.make() > first  # there is time for three seconds more
