@@ -38,7 +38,7 @@ from django.core.validators import MinValueValidator
 from django.db import connections, models, transaction
 from django.dispatch import receiver
 
-from .aliases import outbox_alias
+from .aliases import chosen, outbox_alias
 from .conf import fleet_settings
 from .exceptions import InvalidArgument, NoNode
 from .models import Node
@@ -209,7 +209,8 @@ class Snowflakes:
 
     def _reserve(self, before: _Reserved | None) -> _Reserved | None:
         """Wait for more time than before. Returns what only the open transaction may use."""
-        using = outbox_alias()
+        with chosen(""):  # not the alias of a page of the admin: its processes make the same ids
+            using = outbox_alias()
         try:
             if _is_one_writer(using):
                 if connections[using].in_atomic_block and not is_in_test(using):

@@ -6,6 +6,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.db.models import F
 
+from outbox_app.aliases import chosen
 from outbox_app.exceptions import NoNode
 from outbox_app.ids import Snowflakes
 from outbox_app.models import Node
@@ -266,6 +267,12 @@ def test_an_id_costs_no_statement_while_there_is_time(alias, process, django_ass
     ids.make()
     with django_assert_num_queries(0, using=alias):
         ids.make_many(100_000)
+
+
+def test_the_admins_page_of_another_database_reserves_none_there(alias, process):
+    """What a receiver of it makes would be equal to ids of that database's own processes."""
+    with chosen("another"):
+        assert process().make()
 
 
 @on("postgres", "mariadb")
