@@ -104,6 +104,15 @@ def test_an_entity_is_shown_with_its_answers(alias, command, many):
     assert "no state" in command("show", TYPE, "none")[1]
 
 
+def test_a_state_that_is_kept_for_the_last_of_a_transaction_is_no_erasure(alias, command):
+    commands = [Command("s", "fill", {"pieces": 9}, command_id="x")]
+    commands += [Command("s", "take", {"pieces": 1}, command_id="y")]
+    Stock.execute_many(commands, using=alias)
+    out = command("show", "stock", "s", "--version", "1")[1]
+    assert "or a later version of its transaction has it" in out
+    assert '"left": 8' in command("show", "stock", "s", "--version", "2")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -104,7 +104,8 @@ class Command(TeachingCommand):
         changed = found["changed_at"] and f", changed {found['changed_at'].isoformat()}"
         self.write(f"version {found['version']}{changed or ''}")
         if found["state"] is None:
-            self.write("no state: its creation was rejected, or it was erased")
+            kept = ", or a later version of its transaction has it" * (entity.states == "last")
+            self.write(f"no state: its creation was rejected, or it was erased{kept}")
         else:
             for line in json.dumps(found["state"], indent=2, ensure_ascii=False).split("\n"):
                 self.write(line)
