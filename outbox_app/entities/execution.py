@@ -201,7 +201,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     # The time of the oldest is over, and not that of the others.
     rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
     for call in set(calls).difference(rest):
-        call.answer = _own(contended)
+        call.answer = call.late(begun=True) if call.begun else _own(contended)
     return rest
 
 

@@ -70,7 +70,8 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         answers = [NotPassedOn() for _ in calls]
     for call, answer in zip(calls, answers, strict=True):
         call.answer, call.route = answer, ELSEWHERE
-        call.leader, call.leads = "", False  # where there is no answer, it waits here from now on
+        # Where there is no answer, it waits here from now on; it may come to be executed there.
+        call.leader, call.leads, call.begun = "", False, True
 
 
 def _outcome(said: Any) -> Outcome | NotPassedOn:

@@ -152,7 +152,7 @@ class Queues:
             redone = (Exception, Outcome, type(None))
             left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
-                call.alone = True
+                call.alone = call.begun = True
             raise
         finally:
             self.of_thread.leads = False
@@ -188,11 +188,12 @@ class Queues:
             line = self.lines.get(key) or Line(key, entity, using, call.leader)
             ahead = len(line.waiting)
             if self.closed:
-                raise _overloaded(ENDING)
+                raise _refusal(call, ENDING)
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
-                raise _overloaded(
+                raise _refusal(
+                    call,
                     f"{ahead} commands wait for {entity.__name__} {call.id!r} in this "
-                    f"process, and {self.waiting} for all entities."
+                    f"process, and {self.waiting} for all entities.",
                 )
             line.waiting[call] = None
             self.waiting += 1
@@ -244,7 +245,7 @@ class Queues:
         calls = [call for call in line.waiting if not call.leads]
         for call in calls:
             del line.waiting[call]
-            call.answer = _overloaded(why)
+            call.answer = _refusal(call, why)
         self.waiting -= len(calls)
         _deliver(calls)
 
@@ -294,7 +295,9 @@ def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-def _overloaded(why: str) -> Overloaded:
+def _refusal(call: Call, why: str) -> Exception:
+    if call.begun:
+        return call.late(begun=True)
     return Overloaded(f"{why} Nothing was written: send it again later.")
 
 

@@ -101,6 +101,8 @@ class Call:
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
         #: No batch handler answers it with others: one has ended its thread, or an index refuses.
         self.alone = False
+        #: A batch that was broken off, or another server, may have executed it.
+        self.begun = False
         #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
         self.refused: tuple[IntegrityError, ...] = ()
         #: What wakes the thread, or the coroutine, when it is answered or the thread is to lead.
@@ -142,7 +144,7 @@ class Call:
     def late(self, *, begun: bool) -> CommandTimeout | OutcomeUnknown:
         """Return the error of a caller whose time is over."""
         what = f"The command {self.command!r} of {self.id!r} was"
-        if begun:
+        if begun or self.begun:
             return OutcomeUnknown(
                 f"{what} under way when its time was over, or the connection. Send it again with "
                 "the same command id: it is executed once."

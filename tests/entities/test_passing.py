@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import translation
 
 from outbox_app.door import client
 from outbox_app.entities import Command, counting, passing, queue
 from outbox_app.entities.request import Call
-from outbox_app.exceptions import PeerUnavailable, VersionConflict
+from outbox_app.exceptions import OutcomeUnknown, PeerUnavailable, VersionConflict
 from outbox_app.fleet import topology
 from outbox_app.process import counters
 from tests.entities.models import Account
@@ -171,3 +171,28 @@ def test_what_stays_here(requests: list[Any], ask: Any, alias: str, settings: An
     ask("withdraw", {"amount": 1})
     assert not requests
     assert Account.objects.using(alias).get().state["balance"] == 7
+
+
+def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(
+    requests: list[Any], ask: Any, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not answered in its time, and here another command is under way."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        raise PeerUnavailable("It gave no answer.")
+
+    def stay() -> Any:
+        try:
+            with translation.override("de"):
+                return ask("withdraw", {"amount": 1})
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(client, "call", call)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(stay)
+        held.wait()
+        with pytest.raises(OutcomeUnknown):
+            ask("withdraw", {"amount": 1}, timeout=0.1)
+        held.go.set()
+        first.result()

@@ -564,3 +564,44 @@ def test_a_coroutine_of_a_tenant_is_executed_on_the_tenants_connection(
     execution._has_schemas.cache_clear()
     assert asyncio.run(ask()).response == "one"
     execution._has_schemas.cache_clear()
+
+
+def test_what_may_be_committed_is_not_said_to_be_not_begun(
+    alias, account, ask, fresh, rows, settings
+):
+    """Its batch was broken off after the commit, and waits for the thread, which another has."""
+    settings.OUTBOX = {**settings.OUTBOX, "ENTITY_THREADS": 1}
+    go = threading.Event()
+    ask("open", {"owner": "bob", "balance": 9}, id="b")
+
+    def end():
+        set_failpoint("entity_committed", None)
+        eventually(lambda: len(fresh.to_lead) == 1)
+        set_failpoint("entity_loaded", hold)
+        raise SystemExit
+
+    def hold():
+        set_failpoint("entity_loaded", None)
+        assert go.wait(60)
+
+    async def run():
+        calls = [
+            asyncio.create_task(
+                Account.aexecute(
+                    *(id, "withdraw", {"amount": 1}),
+                    command_id="x",
+                    using=alias,
+                    timeout=timeout,
+                )
+            )
+            for id, timeout in (("a", 2), ("b", 60))
+        ]
+        [answer] = await asyncio.gather(calls[0], return_exceptions=True)
+        go.set()
+        await calls[1]
+        return answer
+
+    set_failpoint("entity_committed", end)
+    answer = asyncio.run(run())
+    assert len(rows()) == 2
+    assert type(answer) is OutcomeUnknown
