@@ -9,12 +9,14 @@ from django.db import connections, transaction
 
 from outbox_app import NewEvent, publish_many
 from outbox_app.exceptions import InvalidSubscriber
+from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event
 from outbox_app.projections.push import connect
 from outbox_app.signals import events_published
 from tests.faults.tools import on
 from tests.patience import patience
 from tests.projections.declared import StatusOf, declare
+from tests.projections.models import Status
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
 
@@ -164,3 +166,28 @@ def test_a_writer_at_repeatable_read_locks_no_other_stream(
     finally:
         done.set()
         connections[alias].close()
+
+
+@on("mariadb")
+def test_streams_that_begin_side_by_side_at_repeatable_read(
+    alias, published, status, in_thread, monkeypatch
+):
+    declare(StatusOf, "status", inline=True)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("TRUNCATE TABLE projections_status")  # no deleted rows stand between
+    published("a", "z")
+    monkeypatch.setitem(
+        connections.settings[alias]["OPTIONS"], "isolation_level", "repeatable read"
+    )
+    both = threading.Barrier(2, timeout=patience())
+    set_failpoint("view_read", both.wait)
+    for thread in [in_thread(lambda s=s: published(s, s)) for s in ("m", "n")]:
+        thread.join(patience())
+    assert status() == {"a": ("1", 1), "z": ("1", 1), "m": ("1 2", 2), "n": ("1 2", 2)}
+
+
+def test_a_row_that_was_there_before_its_stream(alias, published, status):
+    declare(StatusOf, "status", inline=True)
+    Status.objects.using(alias).create(stream="a", path="0 ")
+    published("a")
+    assert status() == {"a": ("0 1", 1)}
