@@ -13,7 +13,7 @@ rollback of a savepoint nothing is known any more, and waiting waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,7 +22,6 @@ from celery._state import task_join_will_block  # type: ignore[attr-defined]
 from django.db import connections
 
 from ...exceptions import StillStaged
-from ...transactions import is_atomic
 from .producer import StagingProducer
 
 #: Ids that are kept of one transaction, at most.
@@ -81,9 +80,9 @@ def remember_staged(task_id: str, *, using: str) -> None:
         ids.add(task_id)
 
 
-def forget_staged(task_id: str, *, using: str) -> None:
-    """Drop the id of a job that was executed inside its transaction, as ``run_staged()`` does."""
-    getattr(connections[using], "outbox_staged", (None, set()))[1].discard(task_id)
+def forget_staged(task_ids: Iterable[str], *, using: str) -> None:
+    """Drop the ids of jobs that have left inside their transaction, in a test."""
+    getattr(connections[using], "outbox_staged", (None, set()))[1].difference_update(task_ids)
 
 
 def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,8 +93,9 @@ def refuse_waiting(wait: Callable[..., Any]) -> Callable[..., Any]:
         staged = _staged_ids()
         if staged and (task_id := _find(result, staged)):
             raise StillStaged(
-                f"The result of job {task_id} was waited for inside the atomic() that staged it. "
-                "The job leaves after the commit, so that would never end. Wait behind the block."
+                f"The result of job {task_id} was waited for inside the transaction that staged "
+                "it. The job leaves after the commit, so that would never end. Wait behind the "
+                "block; a TestCase never commits, so let the task be eager there."
             )
         return wait(result, *args, **kwargs)
 
@@ -106,19 +106,20 @@ def _staged_ids() -> set[str]:
     found: set[str] = set()
     for connection in connections.all(initialized_only=True):
         opened, ids = getattr(connection, "outbox_staged", (None, set()))
-        if ids and opened is connection.run_on_commit and is_atomic(connection.alias):
+        if ids and opened is connection.run_on_commit and connection.in_atomic_block:
             found |= ids
     return found
 
 
 def _find(result: Any, staged: set[str]) -> str | None:
-    """Return the first of the result, its children and those before it in a chain."""
-    if result is None:
-        return None
-    own = getattr(result, "id", None)  # a ResultSet has none
-    if own in staged:
-        return str(own)
-    for each in [*getattr(result, "results", ()), getattr(result, "parent", None)]:
-        if found := _find(each, staged):
-            return found
+    """Return one of the result, its children and those before it in a chain, however long."""
+    waiting = [result]
+    while waiting:
+        each = waiting.pop()
+        own = getattr(each, "id", None)  # a ResultSet has none
+        if own in staged:
+            return str(own)
+        waiting += getattr(each, "results", ())
+        if parent := getattr(each, "parent", None):
+            waiting.append(parent)
     return None

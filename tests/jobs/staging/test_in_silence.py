@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from celery import chord, group
+from celery import chain, chord, group
 from celery.result import ResultSet
 from django.db import transaction
 
 from outbox_app import stage
 from outbox_app.exceptions import NotAtomic, StillStaged
+from outbox_app.testing import drain_inline
 from tests.jobs.staging import tasks
 from tests.jobs.staging.transactions import rolled_back
 from tests.patience import patience
@@ -79,6 +80,26 @@ def test_waiting_inside_the_transaction_raises(send, backend, alias, make_app, r
             result.get(timeout=patience(30))
 
     assert staged(), "the transaction stays usable"
+
+
+@pytest.mark.django_db
+def test_so_does_waiting_in_a_test_whose_transaction_never_commits(alias, app, add):
+    result = add.delay(1, 1)
+    with pytest.raises(StillStaged, match="a TestCase never commits"):
+        result.get(timeout=patience(30))
+
+    drain_inline(using=alias)
+    app.backend.store_result(result.id, 2, "SUCCESS")
+    assert result.get(timeout=patience(30)) == 2
+
+
+@on_sqlite
+def test_a_long_chain_can_be_waited_for_in_a_transaction_of_another_purpose(alias, app, add):
+    result = chain(*[add.si(1, 1)] * 1200).delay()
+    app.backend.store_result(result.id, 2, "SUCCESS")
+    with transaction.atomic(using=alias):
+        add.delay(2, 2)
+        assert result.get(timeout=patience(30)) == 2
 
 
 def test_waiting_behind_it_waits(alias, app, add):
