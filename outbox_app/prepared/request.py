@@ -17,8 +17,6 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-from celery import current_app
-
 from ..aliases import log_alias
 from ..conf import outbox_settings
 from ..eventlog.newevent import NewEvent, canonical, checked_name
@@ -26,6 +24,7 @@ from ..eventlog.newevent import checked as checked_event
 from ..eventlog.publish import require_log
 from ..eventlog.registry import log_named
 from ..exceptions import InvalidEvent, InvalidPrepared, UnknownLog, WrittenByCommands
+from ..jobs.staging.declarations import named
 from ..models import Event, EventLog, PreparedEvent
 from ..process.tracing import TRACE, current_trace, trace_in
 
@@ -143,8 +142,8 @@ def _trace(new: NewPrepared) -> dict[str, str]:
 
 def _check_task(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a task that the app does not know, and arguments that do not fit its signature."""
-    task = current_app.tasks.get(name)
-    if task is None:
+    task = named(name)
+    if isinstance(task, str):
         raise InvalidPrepared(f"The Celery app has no task {name!r}. Prepare one that it has.")
     if task.typing:
         try:

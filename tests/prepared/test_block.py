@@ -20,6 +20,7 @@ from outbox_app.models import Fence, PreparedEvent, StagedJob
 from outbox_app.prepared import NewPrepared, fence, keeper, prepared, prepared_many
 from outbox_app.prepared import sender as senders
 from tests import tasks
+from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 
@@ -121,6 +122,22 @@ def test_a_job(alias: str, sender: str, told: Any, make_app: Any, monkeypatch: A
     told()
     [job] = StagedJob.objects.using(alias)
     assert (job.task, job.task_id) == ("tests.add", str(event.event_id))
+
+
+@on("default")
+def test_a_job_whose_module_nobody_has_imported(
+    alias: str, sender: str, make_app: Any, monkeypatch: Any, tmp_path: Any
+) -> None:
+    """As in a web process: a worker imports the modules of tasks when it starts."""
+    lines = "from celery import shared_task", "@shared_task(name='late.add')", "def add(n): pass"
+    (tmp_path / "late_tasks.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_state._tls, "current_app", make_app(include=["late_tasks"]))
+    with pytest.raises(InvalidPrepared, match="do not fit"):
+        senders.prepare(job="late.add", using=sender)
+    with prepared(job="late.add", args=[1], using=sender, wait=True):
+        pass
+    assert StagedJob.objects.using(alias).get().task == "late.add"
 
 
 def test_who_has_asked_first_has_decided(alias: str, sender: str, told: Any, states: Any) -> None:
