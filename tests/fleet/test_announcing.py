@@ -157,8 +157,8 @@ def test_a_worker_of_gunicorn_leaves_on_sigterm_and_ends(rows: Any, fleet: Any) 
 
     def work() -> None:
         signal.signal(signal.SIGTERM, lambda *args: sys.exit(3))
-        gunicorn.announce(None)
         try:
+            gunicorn.announce(None)  # a thread registers: the signal may come at once
             signal.pause()
         except SystemExit as end:
             announcing.leave()  # as at exit
