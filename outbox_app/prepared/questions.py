@@ -37,6 +37,9 @@ _functions: list[tuple[str, Callable[[Question], Any]]] = []
 def check_back(pattern: str) -> Callable[[Function], Function]:
     """Register a function that answers for events without a fence, from business rows.
 
+    Put it into a module ``subscribers`` of an app, which every process imports: where it is not
+    registered, the fence decides, and without one nothing has committed.
+
     The function is called with a ``Question`` (event_id, prepared_at, stream, type), in no
     transaction. It returns ``COMMITTED`` or ``IN_PROGRESS`` (which may be asked again), or None:
     then the fence decides.
