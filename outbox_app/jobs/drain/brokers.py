@@ -38,6 +38,7 @@ _REDIS_ROW_AT_FAULT = ("WRONGTYPE", "Protocol error: invalid bulk length")
 #: What RabbitMQ says of a message: too large, no route, no consumer, no exchange, a property that
 #: it refuses. Other codes speak of its state: 403, for example, comes and goes with permissions.
 _AMQP_CHANNEL_ROW_AT_FAULT = (311, 312, 313, 404, 406)
+_NO_ROUTE = (312, 404)
 #: AMQP closes the whole connection for these, yet they speak of what was sent: a frame that is too
 #: large, a header that cannot be encoded, an exchange type or a flag that is not implemented.
 _AMQP_ROW_AT_FAULT = (501, 502, 503, 540)
@@ -221,6 +222,23 @@ def is_foreign(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] not in _KNOWN_PACKAGES
 
 
+def has_no_route(error: BaseException) -> bool:
+    """Say whether there is no queue for a message, or no exchange."""
+    return isinstance(error, Unroutable) or getattr(error, "reply_code", None) in _NO_ROUTE
+
+
+def refuses_declaration(error: BaseException, is_channels: bool) -> bool:
+    """Say whether a declaration was refused by a broker that may take messages all the same.
+
+    ``is_channels``: it is one of the transport's channel errors.
+    """
+    if not is_channels:
+        return is_foreign(error)
+    # kombu binds in a MULTI.
+    is_known = hasattr(error, "reply_code") or lacks_command(error) or is_foreign(error)
+    return is_known or not broker_at_fault(error)
+
+
 def refused_for_certain(error: BaseException) -> bool:
     """Say whether a broker at fault has certainly not taken what it was sent."""
     classes = _classes(error)
@@ -229,7 +247,7 @@ def refused_for_certain(error: BaseException) -> bool:
     if "ClientError" in classes:  # what SQS has answered, over HTTP
         answer = getattr(error, "response", {}).get("ResponseMetadata", {})
         return bool(400 <= answer.get("HTTPStatusCode", 0) < 500)
-    return bool(classes & {"AccessRefused", "MessageNacked"})
+    return bool(classes & {"AccessRefused", "MessageNacked"}) or has_no_route(error)
 
 
 def lacks_command(error: BaseException) -> bool:

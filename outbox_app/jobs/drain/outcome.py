@@ -39,7 +39,7 @@ _HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
 _decode = json.JSONDecoder().raw_decode
 #: Runs of a batch: where there are more, too little is alike.
 MAX_RUNS = 100
-_Judge = Callable[[BaseException], bool]
+_Judge = Callable[[BaseException, "PreparedMessage"], bool]
 #: kombu decodes them to plain data.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
@@ -77,7 +77,7 @@ class PublishResult:
             if not errors:
                 self.accepted.append(item.row)
                 continue
-            of_row = next(filter(is_row_error, errors), None)
+            of_row = next((error for error in errors if is_row_error(error, item)), None)
             if of_row is not None:
                 self.refuse(item.row, of_row)
             else:

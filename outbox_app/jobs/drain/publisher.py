@@ -56,7 +56,9 @@ class Publisher:
         self.timeout = timeout
         self.connection: Any = None
         self.producer: Any = None
+        #: What was declared on this connection, and since the last publish began.
         self._declared: set[str] = set()
+        self._fresh: set[str] = set()
         self._returned: Exception | None = None
         #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
         self._broadcasts: set[str] = set()
@@ -100,12 +102,8 @@ class Publisher:
             raise
         self._has_confirms = isinstance(channel, amqp.Channel)
         self._broadcasts = brokers.declare_broadcasts(app, channel)
-        on_return = self._on_return if hasattr(channel, "events") else None
-        self.producer = Producer(
-            channel,
-            auto_declare=False,
-            on_return=on_return,  # type: ignore[arg-type]  # kombu gives the error first
-        )
+        options: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
+        self.producer = Producer(channel, auto_declare=False, **options)
 
     def close(self) -> None:
         """Drop the connection without a word to the broker."""
@@ -129,6 +127,7 @@ class Publisher:
         """
         outcome = PublishResult(began=time.time_ns())
         try:
+            self._fresh.clear()
             if brokers.has_ended(self.connection):
                 self.close()
             self.open(may_send)
@@ -190,7 +189,7 @@ class Publisher:
             except UnsafeBroker:
                 raise
             except Exception as error:
-                if self._is_row_error(error):
+                if self._is_row_error(error, item):
                     outcome.refuse(item.row, error)
                     if brokers.row_at_fault(error):
                         self.close()
@@ -207,12 +206,8 @@ class Publisher:
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except Exception as error:
-            is_answer = brokers.is_foreign(error) and not self._is_lost(error)
-            if isinstance(error, self.connection.channel_errors):
-                # kombu binds in a MULTI.
-                is_answer |= hasattr(error, "reply_code") or brokers.lacks_command(error)
-                is_answer |= not brokers.broker_at_fault(error)
-            if not is_answer:
+            is_channels = isinstance(error, self.connection.channel_errors)
+            if self._is_lost(error) or not brokers.refuses_declaration(error, is_channels):
                 raise
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
@@ -224,6 +219,7 @@ class Publisher:
                 self.close()
                 self._declared = declared
         self._declared.add(name)
+        self._fresh.add(name)
 
     def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
         error = self._wire.gives_up(item)
@@ -294,7 +290,7 @@ class Publisher:
                         if not batch.takes(item):
                             self._send(item)
                     except Exception as error:
-                        if not self._is_row_error(error):
+                        if not self._is_row_error(error, item):
                             raise
                         outcome.refuse(item.row, error)  # nothing of it is in the batch
                     else:
@@ -347,7 +343,7 @@ class Publisher:
             except Exception as error:
                 if self._returned is None:
                     self.close()
-                if self._is_row_error(error):
+                if self._is_row_error(error, item):
                     outcome.refuse(item.row, error)
                     if not self._has_confirms:
                         # What routes by itself knows no exchange on a new connection, and would
@@ -355,7 +351,8 @@ class Publisher:
                         left = deque(self._declare(list(left), outcome, may_send))
                     continue
                 # Of several queues one may have taken it.
-                fanned_out = item.message.exchange and not isinstance(error, AccessRefused)
+                at_once = isinstance(error, AccessRefused) or brokers.has_no_route(error)
+                fanned_out = item.message.exchange and not at_once
                 if fanned_out or not brokers.refused_for_certain(error):
                     outcome.unknown.append(item.row)
                 self._fail(error, [item])
@@ -388,8 +385,10 @@ class Publisher:
         words = f"{type(error).__name__}: {error}"
         return BrokerUnavailable(f"The broker of Celery app {self.app.main!r} failed: {words}")
 
-    def _is_row_error(self, error: BaseException) -> bool:
+    def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:
         """Say whether the row is to blame: the broker is there, and in a state to take others."""
+        if item and brokers.has_no_route(error) and not item.declare.keys() <= self._fresh:
+            return False  # its queue has gone meanwhile: the next connection declares it anew
         is_brokers = self._is_lost(error) or brokers.broker_at_fault(error)
         return brokers.row_at_fault(error) or not is_brokers
 

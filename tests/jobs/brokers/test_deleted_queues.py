@@ -1,0 +1,63 @@
+"""A queue goes while a drainer is connected that had declared it: the next job declares it anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.tools import draining, on
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    on("default"),
+    pytest.mark.usefixtures("quick"),
+]
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def app(request, make_named_app):
+    return make_named_app(request.getfixturevalue(f"{request.param}_url"))
+
+
+def delete_queue(app):
+    """As ``auto_delete``, ``expires``, FLUSHDB or a person does it."""
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        if connection.transport.driver_type == "redis":
+            channel.client.flushdb()
+        else:
+            channel.queue_delete(app.main)
+            channel.exchange_delete(app.main)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("exchange", ["", "its own"])
+def test_it_is_declared_anew(alias, app, count, exchange, book, drained):
+    jobs = book(alias)
+    options = {"exchange": app.main, "routing_key": app.main} if exchange else {}
+    with draining(alias) as drainer:
+        jobs.stage(app, 2, queue=app.main, **options)
+        drained(alias)
+        jobs.receive(app)
+        delete_queue(app)
+        jobs.stage(app, count, queue=app.main, **options)
+        drained(alias)
+        assert drainer.tally.dead == 0
+
+    jobs.receive(app)
+    jobs.assert_complete()
+    assert not jobs.twice
+
+
+def test_a_route_that_no_declaration_makes_is_the_jobs_fault(alias, app, book, buried, drained):
+    jobs = book(alias)
+    wrong = {"queue": app.main, "exchange": "amq.direct", "routing_key": "nowhere"}
+    with draining(alias):
+        jobs.stage(app, 2, queue=app.main)
+        drained(alias)
+        bad = jobs.stage(app, 2, **wrong)
+        jobs.stage(app, 20)
+        drained(alias)
+
+    assert set(buried(alias)) == set(bad)
+    jobs.receive(app)
+    jobs.assert_exact(but=bad)
