@@ -17,6 +17,7 @@ from ...aliases import inbox_alias
 from ...exceptions import InvalidArgument
 from ...pipeline.driver.pipeline import Pipeline, pipeline
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
+from ...process.waiting import StopFlag
 from ..teaching import TeachingCommand
 
 HELP = """
@@ -150,11 +151,11 @@ class Command(TeachingCommand):
 
 def _check(options: dict[str, Any]) -> None:
     wrong = ""
-    if options["pipeline"] == "archive":
-        if options["max_rows_per_batch"] is not None and options["max_rows_per_batch"] < 1:
-            wrong = "--max-rows-per-batch must be at least 1."
-        elif not 0 < options["interval"] <= 3600:
-            wrong = "--interval must be more than 0 and at most 3600 seconds."
+    for name, most in (("max_rows_per_batch", 2**31 - 1), ("top", 2**31 - 1), ("partitions", 1024)):
+        if (number := options.get(name)) is not None and not 1 <= number <= most:
+            wrong = f"--{name.replace('_', '-')} must be from 1 to {most}."
+    if not 0 < options.get("interval", 1) <= 3600:
+        wrong = "--interval must be more than 0 and at most 3600 seconds."
     elif options["pipeline"] == "statistics" and not (options["to"] or options["table"]):
         wrong = "Say where to: --to DIR, --table, or both."
     if wrong:
@@ -181,9 +182,9 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and SIGINT set, so that a batch is finished first."""
-    stopped = threading.Event()
+def _stopped_by_signals() -> Iterator[StopFlag]:
+    """Give a flag that SIGTERM and SIGINT set, so that a batch is finished first."""
+    stopped = StopFlag()
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
