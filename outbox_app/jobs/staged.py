@@ -11,7 +11,7 @@ is lost, and requeueing it is an incident as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
-from ..conf import SHARDS, outbox_settings
+from ..conf import SHARDS
 from ..exceptions import InvalidJob
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import stored
@@ -34,6 +34,7 @@ from .drain.batch import apps_with_rows
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
+from .staging.producer import hold_horizon
 from .staging.sending import celery_app
 from .staging.validation import check_eta
 
@@ -95,7 +96,7 @@ def reschedule(
     Args:
         task_id: The id of the task, as its ``AsyncResult`` has it.
         eta: When it is to run, with a time zone. Earlier than HOLD_HORIZON from now: it leaves at
-            once, and a worker holds it.
+            once, and a worker holds it; but for quorum queues, for which it waits here.
         ordering_key: That of the job, by which it is found.
         using: Database alias. Default: the outbox's.
 
@@ -109,12 +110,13 @@ def reschedule(
     if is_naive(eta):
         raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
     check_eta(eta)
-    is_far = eta - datetime.now(UTC) > timedelta(seconds=outbox_settings().HOLD_HORIZON)
+    ahead = (eta - datetime.now(UTC)).total_seconds()
     changed = 0
     with transaction.atomic(using=using):
         jobs = _of_task(task_id, ordering_key, using)
         for job in jobs:
             held = _rows_of(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
+            is_far = ahead > hold_horizon(celery_app(job.app) or current_app)
             envelope = _with_eta(job.envelope, eta.isoformat())
             changed += held.filter(is_immediate=None).update(
                 available_at=stored(eta) if is_far else None, envelope=envelope

@@ -142,6 +142,16 @@ def test_a_time_that_is_near_lets_it_leave(alias, staged, task):
     assert not reschedule(id, eta=soon, using=alias)
 
 
+def test_with_quorum_queues_it_waits_for_a_time_that_is_near_too(alias, staged, task):
+    """A worker that held it could take nothing else meanwhile."""
+    task.app.conf.update(broker_url="amqp://", task_default_queue_type="quorum")
+    id = staged(countdown=86400)
+    soon = timezone.now() + timedelta(seconds=60)
+    assert reschedule(id, eta=soon, using=alias)
+    [job] = rows(alias)
+    assert abs(job.available_at - soon) < timedelta(milliseconds=1)
+
+
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["ready", "near"])
 def test_only_what_is_held_is_put_off(alias, staged, options):
     id = staged(**options)

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.signals import after_task_publish
+from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Producer, Queue
 
+from ...conf import outbox_settings
 from ...exceptions import InvalidJob, NotAtomic
 from ..message import Message, describe, moment
 from ..publish_signals import heard_by
@@ -142,6 +144,13 @@ class StagingProducer(Producer):
         job.shard = insert.shard_of(self.ordering_key, task_id)
         job.mode = self.mode
         self.write(job)
+
+
+def hold_horizon(app: Any) -> float:
+    """Return how many seconds ahead a job may leave: with quorum queues no worker can hold it."""
+    driver_type = app.amqp.producer_pool.connections.connection.transport.driver_type
+    native_delay, _ = detect_quorum_queues(app, driver_type)
+    return 0 if native_delay else outbox_settings().HOLD_HORIZON
 
 
 def or_staged(send: Callable[..., Any]) -> Callable[..., Any]:

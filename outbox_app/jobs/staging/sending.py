@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
-from celery.utils.quorum_queues import detect_quorum_queues
 from django.apps import apps
 from django.db import connections
 
@@ -34,7 +33,7 @@ from ...exceptions import NotAtomic
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from . import validation
 from .modes import Mode, is_by_hand, mode_of
-from .producer import LazyProducer, StagingProducer, or_staged, with_quick_reprs
+from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 from .shadow import Call, recording
 
@@ -173,7 +172,7 @@ class StagingMixin:
             self,  # type: ignore[arg-type]
             using=alias,
             ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
-            hold=self._hold_horizon() if options.get("eta") or options.get("countdown") else 0,
+            hold=hold_horizon(self) if options.get("eta") or options.get("countdown") else 0,
             immediate=self._is_immediate(name, ours.get("immediate")),
             mode=mode,
         )
@@ -296,12 +295,6 @@ class StagingMixin:
     def _stages_calls(self) -> bool:
         # Without django.setup() there is no outbox, and Celery's own calls work as before.
         return self.stages_by_itself and apps.models_ready
-
-    def _hold_horizon(self) -> float:
-        pool = self.amqp.producer_pool  # type: ignore[attr-defined]
-        driver_type = pool.connections.connection.transport.driver_type
-        native_delay, _ = detect_quorum_queues(self, driver_type)  # type: ignore[arg-type]
-        return 0 if native_delay else outbox_settings().HOLD_HORIZON
 
 
 def alias_outside(name: str, alias: str) -> str | None:
