@@ -18,6 +18,7 @@ from typing import Any
 import django.db
 from django.db import close_old_connections, connections
 
+from ..conf import outbox_settings
 from ..exceptions import LeaseLost
 from .backoff import Backoff
 from .waiting import StopFlag, poll_interval, waiter
@@ -98,12 +99,15 @@ class ProcessLoop(ABC):
         """Hand back what it holds; called once, at the end."""
 
     def _loop(self, *, once: bool) -> None:
-        try:
-            with self._watchdog.watching():
+        with self._watchdog.watching():
+            try:
                 self._turns(once=once)
-        finally:
-            self._waiter.close()
-            self._leave()
+            finally:
+                # A supervisor kills what takes long to end.
+                lease = outbox_settings().LEASE_SECONDS
+                self._watchdog.limit = min(self._watchdog.limit, lease)
+                self._waiter.close()
+                self._leave()
 
     def _turns(self, *, once: bool) -> None:
         linger: Iterator[float] = iter(())

@@ -272,6 +272,6 @@ class Runner(ProcessLoop):
         return min([self.interval, self.lease_seconds / 5, *filter(None, pauses)])
 
     def _leave(self) -> None:
-        left = [self._hand_back(worker.leave, worker.backoff) for worker in self.workers]
-        if all(left):
+        # Up to the first that is not answered: each further one would take its time, too.
+        if all(self._hand_back(worker.leave, worker.backoff) for worker in self.workers):
             self._counters.write()

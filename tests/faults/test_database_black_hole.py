@@ -5,13 +5,14 @@ Real drainers whose database is behind a proxy. The limit for an answer is the l
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 
 from outbox_app.models import Incident, Process, StagedJob
 
-from .tools import assert_handed_back, drain, eventually, on
+from .tools import assert_handed_back, drain, eventually, listeners, on
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,6 +74,24 @@ def test_sigterm_while_it_is_away(
     jobs.assert_complete()
     assert jobs.twice
     assert Incident.objects.using(alias).get().kind == Incident.Kind.TAKEOVER
+
+
+@pytest.mark.parametrize("command", ["drain_outbox", "run_subscriptions"])
+@on("postgres")
+def test_sigterm_before_it_is_noticed(
+    alias, command, redis_url, proxy, environment, make_named_app, start_drainer
+):
+    """The first statement without an answer is the one that hands the leases back."""
+    link, url = proxy(environment(alias)["POSTGRES_URL"])
+    options = {"LEASE_SECONDS": 5, "INTERVAL": 60, "SUBSCRIPTION_INTERVAL": 60}
+    variables = {"POSTGRES_URL": url, "OUTBOX_TEST_SUBSCRIBER": json.dumps({"name": "noted"})}
+    process = start_drainer(
+        alias, make_named_app(redis_url), command=command, outbox=options, **variables
+    )
+    eventually(lambda: listeners(alias), "it has nothing to do")
+    link.mode = "blackhole"
+    assert process.stop() == 0
+    assert Process.objects.using(alias).exists()
 
 
 @on("postgres")

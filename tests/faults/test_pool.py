@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from django.db import connections
 
 from outbox_app.models import Process, StagedJob
 
-from .tools import assert_handed_back, eventually, on
+from .tools import assert_handed_back, eventually, listeners, on
 
 pytestmark = [pytest.mark.django_db(transaction=True), on("postgres")]
 pytest.importorskip("psycopg_pool")
@@ -28,15 +27,6 @@ def test_processes_share_no_connection(alias, redis_url, make_named_app, start_d
     jobs.assert_exact()
     assert_handed_back(alias)
     assert "Unavailable" not in drainer.output
-
-
-def listeners(alias):
-    with connections[alias].cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND query LIKE 'LISTEN%'"
-        )
-        return cursor.fetchone()[0]
 
 
 def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drainer, book):

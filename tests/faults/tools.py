@@ -157,6 +157,17 @@ def assert_handed_back(using: str) -> None:
     assert not Lease.objects.using(using).filter(owner__isnull=False).exists()
 
 
+def listeners(using: str) -> int:
+    """How many loops wait to be woken, on PostgreSQL."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE 'LISTEN%'"
+        )
+        count: int = cursor.fetchone()[0]
+    return count
+
+
 def drain(using: str, **options: Any) -> Any:
     """Drain here what is there. Returns the tally."""
     return Drain(using=using, **options).run(once=True)

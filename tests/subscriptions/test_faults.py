@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from outbox_app import subscriber
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, InboxEntry, Incident, Process, Subscription
 from outbox_app.process.enclosure import SwallowedError
+from outbox_app.process.lease import LeaseHolder
 from outbox_app.subscriptions.cursors import CursorConflict
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
@@ -30,6 +31,22 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 POINTS = ["page_read", "advanced", "handled", "committed"]
 STREAMS = ["a", "b", "c"]
+
+
+def test_a_database_that_is_away_is_asked_for_one_only(alias, seen_by, monkeypatch):
+    """Each question may take seconds, and a supervisor kills what takes long to end."""
+    asked = []
+
+    def leave(holder):
+        asked.append(holder.resource)
+        raise OperationalError
+
+    for name in "abc":
+        seen_by(name)
+    runner = Runner([subscriber_named(name) for name in "abc"])
+    monkeypatch.setattr(LeaseHolder, "leave", leave)
+    runner.run(once=True)
+    assert asked == ["subscription:a"] * 2
 
 
 class Subprocess:
