@@ -48,6 +48,8 @@ _COMMITS = re.compile(
 )
 #: Errors with which MySQL undoes the whole transaction.
 _UNDONE = {1020, 1205, 1213}
+#: The connection is gone, which the code had no part in.
+LOST = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class SwallowedError(OutboxError):
@@ -85,6 +87,8 @@ def enclosed(what: str, *, using: str) -> Iterator[None]:
     failure = _failure(connection.savepoint_commit, savepoint)
     if _is_gone(failure) and not refusal.undone:
         raise TransactionEnded(_ended(what)) from failure
+    if isinstance(failure, LOST) and not _is_gone(failure):
+        raise failure
     if failure is not None:
         raise SwallowedError(
             f"{what} caught an error of the database, which has undone its transaction. Put the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -197,6 +198,25 @@ def test_one_that_closes_the_connection(alias, published, run_on):
     run_on("closes", "works")
     assert noted(alias) == ["a1", "b1"]
     assert not Cursor.objects.using(alias).exclude(handled=2).exists()
+
+
+@on("postgres", "mariadb")
+def test_a_connection_that_is_killed_while_it_does_something_else(alias, published, run):
+    """As by idle_in_transaction_session_timeout. It has caught nothing, and is not told so."""
+
+    @subscriber("idle")
+    def handle(events):
+        connection = connections[alias]
+        with connection.cursor() as cursor, closing(connection.copy()) as other:
+            postgres = connection.vendor == "postgresql"
+            cursor.execute(f"SELECT {'pg_backend_pid' if postgres else 'connection_id'}()")
+            [(id,)] = cursor.fetchall()
+            with other.cursor() as killer:
+                killer.execute(f"SELECT pg_terminate_backend({id})" if postgres else f"KILL {id}")
+
+    published("a")
+    assert run("idle") == 0
+    assert Cursor.objects.using(alias).get().error.startswith("OperationalError: ")
 
 
 class Unspeakable(Exception):
