@@ -36,8 +36,12 @@ _CLASSES = {
 
 
 def connect(options: Options) -> Database:
-    database: Database = resolve_name(_CLASSES[options.vendor])(options)
-    return database
+    return database_class(options)(options)
+
+
+def database_class(options: Options) -> type[Database]:
+    kind: type[Database] = resolve_name(_CLASSES[options.vendor])
+    return kind
 
 
 def columns_of(options: Options) -> dict[str, str]:

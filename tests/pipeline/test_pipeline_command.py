@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from outbox_app import publish
 from outbox_app.models import Event, Gap, InboxEntry, Statistic, StreamHead
+from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.table import Archive
 from tests.faults.tools import on
 
@@ -163,6 +164,21 @@ def test_statistics_have_to_go_somewhere(call: Call) -> None:
         call("statistics")
     with pytest.raises(CommandError, match="a folder of this machine"):
         call("statistics", "--to", "s3://bucket/figures")
+
+
+@on("postgres", "mariadb")
+def test_a_connection_that_is_lost_is_no_finding(
+    alias: str, call: Call, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 would say that there are defects."""
+    kill = "SELECT pg_terminate_backend(pg_backend_pid())"
+    if alias == "mariadb":
+        kill = "KILL CONNECTION_ID()"
+    monkeypatch.setattr(Offsets, "end", lambda self, start: self.database.run(kill, []))
+    with pytest.raises(CommandError, match=r"OperationalError: .*(terminat|killed)") as lost:
+        call("audit")
+    assert lost.value.returncode == 2
+    assert "\n" not in str(lost.value)
 
 
 @on("default", "postgres", "mariadb")

@@ -116,11 +116,13 @@ def pipeline(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from ..database import database_class
+
     if not connections[alias].in_atomic_block:  # whose end would be lost, and what it has written
         connections[alias].close()  # it may be long before it is needed again
     try:
         yield Pipeline(session, options, model, alias)
-    except (PySparkException, Py4JError, OSError) as error:
+    except (PySparkException, Py4JError, OSError, *database_class(options).errors) as error:
         raise PipelineError(reason(error)) from error
     finally:
         if not borrowed:
