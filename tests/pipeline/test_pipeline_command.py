@@ -164,6 +164,10 @@ def test_statistics_have_to_go_somewhere(call: Call) -> None:
         call("statistics")
     with pytest.raises(CommandError, match="a folder of this machine"):
         call("statistics", "--to", "s3://bucket/figures")
+    for name, most in (("top", 2**31 - 1), ("partitions", 1024)):
+        for number in (-1, 0, most + 1):
+            with pytest.raises(CommandError, match=f"--{name} must be from 1 to {most}"):
+                call("statistics", "--table", f"--{name}={number}")
 
 
 @on("postgres", "mariadb")
