@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
+
+from django.utils.timezone import is_naive, make_aware
 
 from ..exceptions import OutboxError
 from ..process.tracing import TRACE
@@ -92,6 +95,11 @@ def event_id(value: Any) -> UUID:
     except (ValueError, TypeError, AttributeError):
         pass
     raise MessageRefused(422, "The id is no UUID in lower case with hyphens, or is all zeros.")
+
+
+def zoned(at: datetime) -> str:
+    """Return a time with its zone, also where USE_TZ is off."""
+    return (make_aware(at) if is_naive(at) else at).isoformat()
 
 
 def cloudevent(row: Any, *, source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
@@ -111,7 +111,7 @@ def is_name(name: Any) -> bool:
 
 def valid_keys(peer: Peer, kinds: Sequence[str]) -> Iterator[Key]:
     """Yield the keys of some kinds that are valid now, in their order."""
-    now = timezone.now()
+    now = datetime.now(UTC)
     for key in peer.keys if isinstance(peer.keys, list | tuple) else ():
         if key_faults(key):
             continue

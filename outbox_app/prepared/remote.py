@@ -7,18 +7,18 @@ check-back. What was sent may have arrived. Each call may be repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from ..door import signing as signing  # so that without the extra nothing begins
 from ..door.client import SECONDS
-from ..door.messages import EVENTS, by_id, cloudevent, written
-from ..door.peers import limit, peer_named
+from ..door.messages import EVENTS, by_id, cloudevent, written, zoned
+from ..door.peers import limit, moment, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
 from ..fleet.cluster import call
 from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
+from ..models.clock import stored
 from ..transactions import open_transactions
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
@@ -90,9 +90,7 @@ class HttpKeeper:
     def open(self, skip: int = 0) -> list[Question]:
         """Return open events of this sender, some of them: for a sender that cannot be called."""
         return [
-            Question(
-                UUID(e["id"]), datetime.fromisoformat(e["prepared_at"]), e["stream"], e["type"]
-            )
+            Question(UUID(e["id"]), stored(moment(e["prepared_at"])), e["stream"], e["type"])
             for e in self._call("GET", f"prepared/open?skip={skip}")
         ]
 
@@ -141,7 +139,7 @@ class HttpSender:
 
     def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
         asked = [
-            {"id": str(id), "prepared_at": at.isoformat(), "stream": stream, "type": type}
+            {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
             for id, at, stream, type in questions
         ]
         status, said = call(self.peer, "POST", "check", asked)

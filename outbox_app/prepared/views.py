@@ -17,6 +17,7 @@ from ..door.messages import MessageRefused
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..exceptions import InvalidPrepared
 from ..models import Fence, Peer, PreparedEvent
+from ..models.clock import stored
 from ..text import get_logger
 from . import keeper, questions
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
@@ -131,7 +132,7 @@ def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
         return 404, {"detail": STATELESS[UNKNOWN][1]}
-    return 200, _described(row) | {"decide_by": row.decide_by.isoformat()}
+    return 200, _described(row) | {"decide_by": messages.zoned(row.decide_by)}
 
 
 @door("GET", SENDER, messages.JSON)
@@ -153,7 +154,7 @@ def open_events(request: HttpRequest, peer: Peer, content: Any) -> Said:
 
 
 def _described(row: PreparedEvent) -> dict[str, Any]:
-    said = {"id": str(row.event_id), "prepared_at": row.prepared_at.isoformat()}
+    said = {"id": str(row.event_id), "prepared_at": messages.zoned(row.prepared_at)}
     return said | {"state": row.state, "type": row.type, "stream": row.stream}
 
 
@@ -165,8 +166,8 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
         element = messages.fields(each, ("id", "prepared_at"), ("stream", "type"))
         names = (str(element.get(name, "")) for name in ("stream", "type"))
         try:
-            at = peers.moment(element["prepared_at"])
-        except ValueError as error:
+            at = stored(peers.moment(element["prepared_at"]))
+        except (ValueError, OverflowError) as error:
             detail = "A time has the form of ISO 8601, with a time zone."
             raise MessageRefused(422, detail) from error
         asked.append(questions.Question(messages.event_id(element["id"]), at, *names))

@@ -25,7 +25,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from outbox_app.door.client import call
-from outbox_app.door.peers import peer_named
+from outbox_app.door.peers import moment, peer_named
 from outbox_app.exceptions import (
     Contradiction,
     InvalidPeer,
@@ -258,6 +258,31 @@ def test_a_check_back(alias: str, sender: str, states: Any, ask: Any) -> None:
         [Question(each.event_id, timezone.now()) for each in (gone, done)]
     )
     assert answers == {gone.event_id: "rolled_back", done.event_id: "committed"}
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_without_time_zones(
+    alias: str, sender: str, states: Any, ask: Any, settings: Any, peers: Any, asks: bool
+) -> None:
+    """What is sent has its zone nevertheless, and keys are valid for a time."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "UTC"  # as that of the servers
+    for each in (peers["shop"]["billing"], peers["billing"]["shop"]):
+        each["keys"] = [{"from": "2026-01-01T00:00:00+01:00"} | key for key in each["keys"]]
+    gone = prepare("a", "order.paid", using=sender, to="shop", immune=0)
+    done = prepare("b", "order.paid", using=sender, to="shop", immune=0)
+    with transaction.atomic(using=sender):
+        fence(done)
+    Fence.objects.using(sender).create(
+        event_id=Fence.MARK, outcome="pruned", written_at=timezone.now() - timedelta(days=9)
+    )
+    if asks:
+        assert ask().trouble == ""
+    else:
+        settings.OUTBOX = {**settings.OUTBOX, "PREPARED_IMMUNE": 0}
+        operations.answer("shop")
+    assert states() == ["cancelled", "confirmed"]
+    _, said = call(peer_named("shop", "keeper"), "GET", f"prepared/{gone.event_id}")
+    assert all(timezone.is_aware(moment(said[name])) for name in ("prepared_at", "decide_by"))
 
 
 def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> None:
