@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.conf import settings
 from django.db import connections
 from django.db.models import JSONField
 from django.db.models.expressions import Col
@@ -38,6 +39,11 @@ TIME_WINDOWS = {
     "postgresql": "outbox_app.eventlog.windows.time.PostgresTimeWindow",
     "mysql": "outbox_app.eventlog.windows.time.MysqlTimeWindow",
     "sqlite": "outbox_app.eventlog.windows.time.SqliteTimeWindow",
+}
+#: Where USE_TZ is off.
+LOCAL_TIME_WINDOWS = {
+    **TIME_WINDOWS,
+    "mysql": "outbox_app.eventlog.windows.time.MysqlLocalTimeWindow",
 }
 
 _TYPE = COLUMNS.index("type")
@@ -91,7 +97,9 @@ class LogReader:
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = outbox_settings()
         vendor = connections[using].vendor
-        windows = TIME_WINDOWS if by_time else {**WINDOWS, **conf.WINDOWS}
+        windows = {**WINDOWS, **conf.WINDOWS}
+        if by_time:
+            windows = TIME_WINDOWS if settings.USE_TZ else LOCAL_TIME_WINDOWS
         window: type[Window[Any]] = import_string(windows[vendor])
         self.window = window(
             self.table,

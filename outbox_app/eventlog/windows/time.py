@@ -149,6 +149,12 @@ class MysqlTimeWindow(TimeWindow):
     after = "(recorded_at > '{at}' OR (recorded_at = '{at}' AND id > {id}))"
 
 
+class MysqlLocalTimeWindow(MysqlTimeWindow):
+    """The same where ``USE_TZ`` is off: times are in the zone of the server's sessions."""
+
+    bound = "(CURRENT_TIMESTAMP(6) - INTERVAL {} SECOND)"
+
+
 class SqliteTimeWindow(TimeWindow):
     """On SQLite. Times are texts there already."""
 

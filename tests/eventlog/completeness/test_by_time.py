@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import cycle
 
 import pytest
@@ -16,7 +16,7 @@ from outbox_app.eventlog.newevent import NewEvent, slice_of
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.windows.time import TimeState, TimeWindow
 from outbox_app.exceptions import DamagedCursor, InvalidSubscriber
-from outbox_app.models import Cursor, DeliveredVersion, Event
+from outbox_app.models import Cursor, DatabaseNow, DeliveredVersion, Event
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.repartition import adopt_partitions
 from outbox_app.subscriptions.runner import Runner
@@ -326,3 +326,21 @@ def test_an_hour_that_comes_twice(alias, reading, log):
     finally:
         connections[alias].close()
     assert found == ["s0", "s1", "s2", "s3"]
+
+
+@on("mariadb")
+@pytest.mark.parametrize("zone", ["+05:30", "-05:00"])
+def test_a_project_without_time_zones(alias, log, settings, zone):
+    """Its times are in the zone of the sessions, as ``DatabaseNow`` is then."""
+    settings.USE_TZ = False
+    try:
+        with closing(LogReader(Event, using=alias, by_time=True)) as reader:
+            reader.run(f"SET SESSION time_zone = '{zone}'", [])
+            state = reader.window.start(0)
+            log.add("old", 1)
+            log.events.update(recorded_at=DatabaseNow() - timedelta(seconds=30))
+            log.add("young", 1)
+            log.events.filter(stream="young").update(recorded_at=DatabaseNow())
+            assert [event.stream for event in reader.read(state, 10).events] == ["old"]
+    finally:
+        connections[alias].close()
