@@ -29,7 +29,7 @@ from .options import Options
 from .parquet import File
 from .schema import COLUMNS as ALL
 from .schema import arrow_types, some
-from .source import batches
+from .source import batches, wanted
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -108,12 +108,11 @@ class Plan:
                 end = offsets.end(start)
                 ranges = [] if end == start else offsets.parts(start, end, options.partitions)
                 lowest = offsets.lowest(ranges)
-            wanted, params = only.sql()
-            wanted = wanted and wanted % tuple(map(database.literal, params))
+            chosen = wanted(only, database)
             is_versions = database.schema().keys() >= set(ANSWER)
             schema = _VERSIONS if is_versions else _ARROW
             parts = [FoldPart(options, tuple(files), (), "", only, schema) for files in shares]
-            parts += [FoldPart(options, (), tuple(each), wanted, only, schema) for each in ranges]
+            parts += [FoldPart(options, (), tuple(each), chosen, only, schema) for each in ranges]
             return cls(options, tuple(parts), end, lowest)
 
     def pruned(self) -> bool:

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, ReadRefused
 from .archive_reader import file_batches, planned
 from .database import Database, columns_of, connect
@@ -222,7 +223,8 @@ def batches(
     with closing(connect(options)) as database:
         table = database.quoted(_TABLES.get(options.read, options.log))
         columns = ", ".join(database.column(name) for name in schema.names)
-        beside = [text for text in (_wanted(options, database), pushed) if text]
+        chosen = wanted(options.only, database) if options.read == "events" else ""
+        beside = [text for text in (chosen, pushed) if text]
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
@@ -246,8 +248,7 @@ def _whole(options: Options, database: Database) -> str:
     return f"log = {database.literal(options.log)}" if options.read == "heads" else "1 = 1"
 
 
-def _wanted(options: Options, database: Database) -> str:
-    if options.read != "events":
-        return ""
-    sql, params = options.only.sql()
-    return sql % tuple(database.literal(param) for param in params) if sql else ""
+def wanted(only: EventFilter, database: Database) -> str:
+    """Return what a filter asks for, as SQL without parameters; empty: all rows."""
+    sql, params = only.sql()
+    return sql and sql % tuple(map(database.literal, params))

@@ -102,7 +102,7 @@ class Archive:
                 "manage.py outbox_pipeline archive --to was given."
             ) from None
         archive.refresh()
-        if end is not None:
+        if end not in (None, archive.end):  # else all commits would be read, for nothing
             archive._go_back(end)
         return archive
 

@@ -431,7 +431,7 @@ def _micros(moment):
 
 
 @database
-def test_what_an_archive_had_at_an_offset_while_it_goes_on(alias, new_log, folder):
+def test_what_an_archive_had_at_an_offset_while_it_goes_on(alias, new_log, folder, monkeypatch):
     publish_some(alias, 6)
     archive(alias, folder)
     end = json.dumps(entries(folder)[-1]["end"])
@@ -456,3 +456,10 @@ def test_what_an_archive_had_at_an_offset_while_it_goes_on(alias, new_log, folde
     other = json.dumps({**json.loads(end), "message_id": str(uuid4())})
     with pytest.raises(ArchiveRefused, match="No batch of the archive"):
         read(other)
+    # One that follows a log has millions of commits in a year. What it has now is in the newest.
+    history, limits = DeltaTable.history, []
+    monkeypatch.setattr(
+        DeltaTable, "history", lambda self, n=None: limits.append(n) or history(self, n)
+    )
+    assert len(read(json.dumps(entries(folder)[-1]["end"]))) == 11
+    assert limits == [1]
