@@ -1,7 +1,7 @@
 """Rows on their way into the caller's transaction.
 
 Rows of one call (a group, ``stage_many``) are collected and written by one INSERT a chunk, at the
-end of the outermost block: if anything of the call is refused, nothing of it is written. A row that
+end of the outermost block: if anything of a call is refused, nothing of it is written. A row that
 is staged in a savepoint inside such a block is written there at once, to share its fate, and so
 before those that wait. Where an INSERT fails (a lock timeout, say) Django marks the open
 transaction for rollback, so the business row cannot be committed without the job.
@@ -48,6 +48,8 @@ class StagedBatch:
         self.streaming = streaming
         self.waiting: dict[str, list[StagedJob]] = {}
         self.bytes = 0
+        #: Rows of the call that is under way: they are not written before it has ended.
+        self._of_call: int | None = None
         self._savepoints = {
             c.alias: _savepoint_of(c) for c in connections.all(initialized_only=True)
         }
@@ -57,10 +59,31 @@ class StagedBatch:
             write([job], using=using)
             return
         full = len(self.waiting.get(using, ())) >= CHUNK_ROWS or self.bytes + job.size > CHUNK_BYTES
-        if self.streaming and full:
+        if self.streaming and full and not self._of_call:
             self.write()
         self.waiting.setdefault(using, []).append(job)
         self.bytes += job.size
+        if self._of_call is not None:
+            self._of_call += 1
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Collect the rows of one call among others: if it is refused, none of them is written."""
+        waiting, bytes = self.waiting, self.bytes
+        lengths = {using: len(jobs) for using, jobs in waiting.items()}
+        is_outermost = self._of_call is None
+        self._of_call = self._of_call or 0
+        try:
+            yield
+        except BaseException:
+            is_written = self.waiting is not waiting  # all before the call's own
+            for using, jobs in self.waiting.items():
+                del jobs[0 if is_written else lengths.get(using, 0) :]
+            self.bytes = 0 if is_written else bytes
+            raise
+        finally:
+            if is_outermost:
+                self._of_call = None
 
     def write(self) -> None:
         """Write what was taken, all of it or none."""
@@ -85,7 +108,8 @@ def batching(*, streaming: bool = False) -> Iterator[StagedBatch]:
     """Collect the rows staged inside; write them when the outermost block ends without an error."""
     outer = _current_batch.get()
     if outer is not None:
-        yield outer
+        with outer.call():
+            yield outer
         return
     rows = StagedBatch(streaming=streaming)
     _current_batch.set(rows)

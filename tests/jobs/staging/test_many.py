@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from math import ceil
 
@@ -14,6 +15,7 @@ from kombu.exceptions import EncodeError
 
 from outbox_app import stage, stage_many
 from outbox_app.exceptions import InvalidJob
+from outbox_app.jobs.staging import insert
 from outbox_app.jobs.staging.insert import CHUNK_BYTES, CHUNK_ROWS
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_staged
@@ -147,6 +149,27 @@ def test_a_group_with_a_bad_job_is_not_staged_in_part(alias, add, staged):
                 canvas.delay()
         add.delay("after", 0)
     assert staged() == [["after", 0]]
+
+
+@pytest.mark.parametrize("before", [0, 10])
+@on_sqlite
+def test_a_group_that_is_refused_among_other_calls_is_not_staged_in_part(
+    before, alias, add, staged, monkeypatch
+):
+    monkeypatch.setattr(insert, "CHUNK_ROWS", 10)
+
+    def jobs():
+        for i in range(before):
+            yield add.s(i, i)
+        with suppress(InvalidJob):
+            group(add.si(7, 7) for _ in range(15)).delay()
+            group([*(add.si(8, 8) for _ in range(15)), add.si(9, 9).set(queue="amq.x")]).delay()
+        yield add.s("after", 0)
+
+    with transaction.atomic(using=alias):
+        stage_many(jobs())
+    kept = [[i, i] for i in range(before)] + [[7, 7]] * 15
+    assert staged() == [*kept, ["after", 0]]
 
 
 @on_sqlite
