@@ -260,6 +260,17 @@ def test_a_check_back(alias: str, sender: str, states: Any, ask: Any) -> None:
     assert answers == {gone.event_id: "rolled_back", done.event_id: "committed"}
 
 
+@one
+def test_a_sender_that_takes_few_at_once(
+    alias: str, sender: str, states: Any, ask: Any, settings: Any
+) -> None:
+    """Its limits are not known to who asks: nothing would ever be answered."""
+    prepare_many([NewPrepared("a", "order.paid", immune=0)] * 7, using=sender, to="shop")
+    settings.OUTBOX["PEERS"]["shop"]["limits"] = {"events": 2}
+    assert ask().trouble == ""
+    assert states() == ["cancelled"] * 7
+
+
 @pytest.mark.parametrize("asks", [True, False])
 def test_without_time_zones(
     alias: str, sender: str, states: Any, ask: Any, settings: Any, peers: Any, asks: bool
