@@ -8,7 +8,7 @@ was recorded up to a second before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -35,16 +35,13 @@ def parse_start_point(text: str) -> StartPoint:
         return "beginning" if text == "beginning" else "now"
     if text.isascii() and text.isdecimal() and len(text) <= 19:
         return int(text)
-    try:
-        moment = parse_datetime(text)
-    except ValueError:
-        moment = None
-    if moment is None:
-        raise ReplayRefused(
-            f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole "
-            "number), or a time as 2026-01-31T12:00."
-        )
-    return moment
+    with suppress(ValueError):
+        if moment := parse_datetime(text):
+            return moment
+    raise ReplayRefused(
+        f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole number), or "
+        "a time as 2026-01-31T12:00."
+    )
 
 
 def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | None:
