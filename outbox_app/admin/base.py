@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import django.db
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
@@ -81,10 +82,15 @@ class DatabaseAdmin(ModelAdmin):
                 request.session[DATABASE] = alias
             request.outbox_database = alias  # type: ignore[attr-defined]
             request.outbox_databases = offered  # type: ignore[attr-defined]
-            with chosen(alias) if alias != offered[0] else nullcontext():
-                response = view(request, *args, **kwargs)
-                # A list makes its columns when it is rendered.
-                return response.render() if hasattr(response, "render") else response
+            try:
+                with chosen(alias) if alias != offered[0] else nullcontext():
+                    response = view(request, *args, **kwargs)
+                    # A list makes its columns when it is rendered.
+                    return response.render() if hasattr(response, "render") else response
+            except django.db.Error:  # it may be away: the menu's links would lead back to it
+                request.session.pop(DATABASE, None)
+                request.session.save()
+                raise
 
         return update_wrapper(wrapped, view)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import OperationalError
 from django.urls import reverse
 
+from outbox_app.admin import DeadJobAdmin
 from outbox_app.checks.values import check_settings
 from outbox_app.models import DeadJob, Peer, StagedJob
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
@@ -103,6 +105,22 @@ def test_peers_are_written_where_their_form_was_shown(alias, superuser):
     assert answer.status_code == 302, text(answer)
     assert Peer.objects.using(OTHER).filter(name=FIELDS["name"]).exists()
     assert not Peer.objects.using(alias).exists()
+
+
+def test_a_database_that_is_away_is_not_chosen_for_ever(alias, superuser, monkeypatch):
+    """The link of the menu names none, and leads to the one that was chosen last."""
+    superuser.get(on(DEAD, OTHER))
+    assert superuser.get(DEAD)["Location"] == on(DEAD, OTHER)
+
+    def rows(admin, request):
+        if admin.alias() == OTHER:
+            raise OperationalError("connection refused")
+        return DeadJob.objects.using(alias)
+
+    monkeypatch.setattr(DeadJobAdmin, "get_queryset", rows)
+    superuser.raise_request_exception = False
+    assert superuser.get(on(DEAD, OTHER)).status_code == 500
+    assert superuser.get(DEAD)["Location"] == on(DEAD, alias)
 
 
 def test_who_may_not_enter_learns_no_alias(alias, log_in):
