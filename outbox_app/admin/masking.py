@@ -93,7 +93,7 @@ def masked_text(text: str) -> str:
         return text
     pattern = (
         rf"(?P<key>(?:{names})[\w-]{{0,40}}['\"]?\s{{0,3}}[:=]\s{{0,3}})"
-        r"(?:\"[^\"]*\"?|'[^']*'?|(?:Bearer |Basic )?[^\s,;)}\]]+)"
+        r"(?:\"[^\"]*\"?|'[^']*'?|(?:(?:Bearer|Basic|Digest|Token) )?[^\s,;)}\]]+)"
     )
     return re.sub(pattern, rf"\g<key>{MASK}", text, flags=re.IGNORECASE)
 

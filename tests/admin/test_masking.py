@@ -178,7 +178,7 @@ def test_the_words_are_a_setting(alias, superuser, settings):
     "words",
     [
         "bad password=%s", "{'api_key': '%s', 'b': 1}", 'no "token": "%s" here', "IBAN: %s!",
-        "Authorization: Bearer %s", "card_number = %s, x", "secret='%s",
+        "Authorization: Bearer %s", "Authorization: Token %s", "card_number = %s, x", "secret='%s",
     ],
 )  # fmt: skip
 def test_an_exceptions_words_are_masked_as_far_as_they_are_seen(alias, superuser, words):
