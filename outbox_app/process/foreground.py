@@ -122,14 +122,22 @@ def run_workers(
     # Before the first fork: a signal that comes too early must not leave orphans behind.
     stop_on_signals(stopping.set)
 
-    def start() -> Any:
+    def start() -> bool:
         child = context.Process(target=lambda: sys.exit(work(parent=parent)))
-        child.start()
-        return child
+        try:
+            child.start()
+        except OSError as error:  # no memory, or too many processes: the others go on meanwhile
+            logger.error("Process cannot be started error=%r", error)
+            stopping.wait(1)
+            return False
+        children.append(child)
+        return True
 
-    children = [start() for _ in range(count)]
-    code = 0
-    while children:
+    children: list[Any] = []
+    missing, code = count, 0
+    while children or (missing and not stopping.is_set()):
+        while missing and not stopping.is_set() and start():
+            missing -= 1
         for child in list(children):
             child.join(timeout=0.1)
             if child.exitcode is None:
@@ -145,7 +153,7 @@ def run_workers(
                     code = code or EXIT_DIED
                 else:
                     time.sleep(1)
-                    children.append(start())
+                    missing += 1
     return code
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_app.management.commands.outbox_pipeline import _stopped_by_signals
+from tests import forking
+from tests.patience import eventually, patience
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(20)
@@ -27,3 +33,50 @@ def test_a_signal_at_any_moment_of_a_wait() -> None:
         finally:
             sys.settrace(before)
         assert stopped.is_set()
+
+
+SHORT_OF_PROCESSES = """
+import multiprocessing.context, time
+import django
+django.setup()
+from outbox_app.process.foreground import run_workers, stop_on_signals
+
+fork, asked = multiprocessing.context.ForkProcess.start, []
+
+def start(process):
+    asked.append(process)
+    if len(asked) in {refused}:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    fork(process)
+
+def work(parent):
+    stopped = []
+    stop_on_signals(lambda: stopped.append(True))
+    print("begun", flush=True)
+    while not stopped:
+        time.sleep(0.05)
+    print("ended", flush=True)
+    return 0
+
+multiprocessing.context.ForkProcess.start = start
+raise SystemExit(run_workers(work, count=2, restart=True))
+"""
+
+
+@pytest.mark.parametrize("refused", [(1,), (2,), (2, 3)], ids=str)
+def test_where_a_process_cannot_be_forked(refused: tuple[int, ...], tmp_path: Path) -> None:
+    """Another one works, it is tried again, and a stop reaches all of them."""
+    script, log = SHORT_OF_PROCESSES.format(refused=refused), tmp_path / "log"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    with log.open("w") as output:
+        parent = forking.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+    try:
+        eventually(lambda: log.read_text().count("begun") == 2, "both work")
+        assert "cannot be started" in log.read_text()
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(patience()) == 0
+    finally:
+        parent.kill()
+    assert log.read_text().count("ended") == 2
