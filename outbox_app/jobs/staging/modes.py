@@ -43,7 +43,15 @@ def is_by_hand(options: Mapping[str, Any]) -> bool:
 
 def own_mode(app: Any, name: str) -> Any:
     """Return what a task itself says: ``@app.task(outbox="send")``."""
-    return getattr(app._tasks.get(name), "outbox", None)  # loads no tasks
+    return getattr(loaded_task(app, name), "outbox", None)
+
+
+def loaded_task(app: Any, name: str) -> Any:
+    """Return the task of this name, if the app has it; loads no tasks."""
+    try:
+        return app._tasks[name]
+    except KeyError:
+        return None
 
 
 def deciding_pattern(name: str) -> str | None:

@@ -32,7 +32,7 @@ from ...conf import outbox_settings
 from ...exceptions import NotAtomic
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from . import validation
-from .modes import Mode, is_by_hand, mode_of
+from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
 from .results import defer_result_subscriptions, refuse_waiting, remember_staged
 from .shadow import Call, recording
@@ -143,7 +143,7 @@ class StagingMixin:
         ours = {key: options.pop(key) for key in _OURS if key in options and key not in stamps}
         if isinstance(options.get("producer"), LazyProducer):
             del options["producer"]
-        if getattr(self._tasks.get(name), "immediate", None):  # type: ignore[attr-defined]
+        if getattr(loaded_task(self, name), "immediate", None):
             options.setdefault("immediate", False)  # or Celery's would take it for AMQP's
         by_hand = is_by_hand(options)
         task_args = args[0] if args else options.get("args")
@@ -249,8 +249,8 @@ class StagingMixin:
 
     def _is_immediate(self, name: str, asked: bool | None) -> bool:
         explicit = _forced.get()
-        task = self._tasks.get(name)  # type: ignore[attr-defined]
-        said = [asked, explicit and explicit.immediate, getattr(task, "immediate", None)]
+        own = getattr(loaded_task(self, name), "immediate", None)
+        said = [asked, explicit and explicit.immediate, own]
         return next(each for each in [*said, outbox_settings().IMMEDIATE] if each is not None)
 
     def _follows_a_task(self, options: dict[str, Any]) -> bool:

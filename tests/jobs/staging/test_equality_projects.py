@@ -307,3 +307,16 @@ def test_without_django_setup_it_is_sent(settings_module):
     plain = run("celery", "Celery")
     assert plain.count("alone.add") == 6
     assert run("outbox_app.celery", "OutboxCelery") == plain
+
+
+@on_sqlite
+def test_a_registry_of_tasks_that_can_only_be_asked_by_name(alias, app, sent, staged, monkeypatch):
+    class Registry:
+        def __getitem__(self, name):
+            raise KeyError(name)
+
+    monkeypatch.setattr(app, "_tasks", Registry())
+    app.send_task("elsewhere", (1, 1))
+    with transaction.atomic():
+        app.send_task("elsewhere", (2, 2))
+    assert (sent(), staged()) == ([[1, 1]], [[2, 2]])
