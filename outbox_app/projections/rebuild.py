@@ -30,7 +30,7 @@ from ..failpoints import failpoint
 from ..models import Cursor, EventLog, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
-from ..subscriptions.cursors import cursor_of
+from ..subscriptions.cursors import begin
 from ..subscriptions.subscriber import subscriber_named
 from ..text import Write, get_logger
 from .projection import Projection
@@ -178,8 +178,8 @@ class Rebuild:
         )
         begun = Cursor.objects.using(self.using).filter(subscription=self.name)
         for reader in self.readers:
-            if not begun.filter(log=reader.table).exists():  # one that is paused may have
-                cursor_of(self.subscriber, 0, reader)
+            if not begun.filter(log=reader.table).exists():
+                begin(self.subscriber, reader)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function on the connection that reads."""

@@ -118,11 +118,6 @@ class LogCursor:
         row.failed_event = failed_event
 
 
-def cursor_of(subscriber: Subscriber, part: int, reader: LogReader) -> Cursor:
-    """Return the cursor of a partition in a log; made where it has never run."""
-    return StoredRows(subscriber, [part]).cursor(part, reader)
-
-
 def cursors_of(
     subscriber: Subscriber, parts: Collection[int], reader: LogReader
 ) -> dict[int, Cursor]:
@@ -140,7 +135,7 @@ def cursors_of(
     )
     found: list[Any] = list(cursors)
     if len(found) < len(parts):
-        _begin(subscriber, reader)
+        begin(subscriber, reader)
         found = list(cursors.all())
     if any(each.is_paused for each in found):
         raise Paused(f"Subscription {subscriber.name!r} is paused.")
@@ -153,7 +148,8 @@ def reader_of(cursor: Cursor, *, using: str) -> LogReader:
     return LogReader(log_named(cursor.log), using=using, by_time=by_time)
 
 
-def _begin(subscriber: Subscriber, reader: LogReader) -> None:
+def begin(subscriber: Subscriber, reader: LogReader) -> None:
+    """Make the cursors of a subscription that has never read a log, where it is to start."""
     state = reader.window.start(0 if subscriber.start == "beginning" else None).dump()
     name, count, using = subscriber.name, subscriber.partitions, subscriber.using
     with transaction.atomic(using=using):

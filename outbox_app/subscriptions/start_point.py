@@ -39,8 +39,8 @@ def parse_start_point(text: str) -> StartPoint:
         if moment := parse_datetime(text):
             return moment
     raise ReplayRefused(
-        f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole number), or "
-        "a time as 2026-01-31T12:00."
+        f"{text[:100]!r} is no place in a log: write beginning, now, a position (a whole number), "
+        "or a time as 2026-01-31T12:00."
     )
 
 
