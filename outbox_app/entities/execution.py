@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 import random
+import sys
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -24,6 +25,7 @@ from functools import cache
 from typing import Any
 
 from django.db import (
+    DatabaseError,
     IntegrityError,
     InterfaceError,
     InternalError,
@@ -146,6 +148,7 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     unknown: Exception | None = None
+    outer = sys.exception()
     commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
@@ -179,15 +182,20 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 if handled or not _is_alive(using):
                     connections[using].close()
                 if handled:
-                    unknown = error
+                    unknown = _what_broke(error, outer)
                 elif unknown is not None:
                     break
                 elif attempts > 1:  # a connection that was stale is opened anew once
                     raise
-        except InternalError:  # a standby, which only reads
-            if unknown is None:
+        except DatabaseError as error:
+            said = [getattr(error.__cause__, name, None) for name in ("sqlstate", "pgcode")]
+            if handled and not any(said):  # no server has refused it
+                connections[using].close()
+                unknown = _what_broke(error, outer)
+            elif unknown is not None and isinstance(error, InternalError):  # a standby, which reads
+                break
+            else:
                 raise
-            break
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break
@@ -203,6 +211,19 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     for call in set(calls).difference(rest):
         call.answer = call.late(begun=True) if call.begun else _own(contended)
     return rest
+
+
+def _what_broke(error: Exception, outer: BaseException | None) -> Exception:
+    """Return the error of a COMMIT that was broken off; raise what did it, if that ends the thread.
+
+    Django hides it: the connection that it leaves raises errors of its own.
+    """
+    cause: BaseException | None = error
+    while isinstance(cause, Exception) and cause is not outer:
+        cause = cause.__context__
+    if cause is not None and cause is not outer:
+        raise cause
+    return error
 
 
 def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextManager[None]:

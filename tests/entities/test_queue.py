@@ -605,3 +605,30 @@ def test_what_may_be_committed_is_not_said_to_be_not_begun(
     answer = asyncio.run(run())
     assert len(rows()) == 2
     assert type(answer) is OutcomeUnknown
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_commit_that_is_broken_off_ends_its_thread_alone(
+    alias, account, withdraw, held, fresh, rows, monkeypatch
+):
+    """By a signal. Django hides it: the connection that it leaves raises an error of its own."""
+
+    def lead():
+        connection = connections[alias]
+
+        def end():
+            connection.connection.pgconn.send_query(b"COMMIT")
+            raise SystemExit
+
+        connection._commit = end
+        return withdraw("c0")
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(withdraw, "first")
+        held.wait()
+        calls = in_turn(pool, fresh, lead, lambda: withdraw("c1"), lambda: withdraw("c2"))
+        held.go.set()
+        first.result()
+        assert [type(call.exception()) for call in calls] == [SystemExit, type(None), type(None)]
+    assert withdraw("c0").version == 3
+    assert len(rows()) == 5
