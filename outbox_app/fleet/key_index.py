@@ -101,9 +101,7 @@ class _Index(TableCopy):
                 "WHERE 1 = 0"
             )
             self.run(f"ALTER TABLE {self.n} ADD PRIMARY KEY ({self.names(self.key)})")
-            self.make_journal(self.number)
-
-    number: str
+            self.make_journal()
 
     def copy(self) -> None:
         key = self.names(self.key)
@@ -116,8 +114,6 @@ class _Index(TableCopy):
 
 
 class _PostgresIndex(PostgresCopy, _Index):
-    number = "GENERATED ALWAYS AS IDENTITY"
-
     def take_over(self) -> None:
         body = self.mirrored()
         text = (
@@ -134,8 +130,6 @@ class _PostgresIndex(PostgresCopy, _Index):
 
 
 class _MysqlIndex(MysqlCopy, _Index):
-    number = "AUTO_INCREMENT"
-
     def swap(self) -> None:
         self.retry(self.mirror)
         for event in "iud":

@@ -95,7 +95,7 @@ class PostgresPartitions(PostgresCopy, Partitions):
                 [self.n, self.t],
             ):
                 self.run(sql)
-            self.make_journal("GENERATED ALWAYS AS IDENTITY")
+            self.make_journal()
 
     def _make_indexes(self) -> Iterator[tuple[str, str]]:
         """Make the indexes of the table; yield their names, and the names that they are to have."""
@@ -182,7 +182,7 @@ class MysqlPartitions(MysqlCopy, Partitions):
             f"ALTER TABLE {self.n} {', '.join(changes)} "
             f"PARTITION BY {self.method} ({self.quote(self.by)}) PARTITIONS {self.shards}"
         )
-        self.make_journal("AUTO_INCREMENT")
+        self.make_journal()
 
     def swap(self) -> None:
         """Rename, which MariaDB does under no lock: so the tables are kept equal until then."""

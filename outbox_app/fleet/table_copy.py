@@ -86,6 +86,8 @@ class TableCopy:
     watches: int
     delete_sql: str
     analyze_sql: str
+    #: How a column gets numbers.
+    number: str
     #: Whether the rest may have a row that meets an older one: its own entry comes later.
     ignores_conflicts = True
 
@@ -204,10 +206,10 @@ class TableCopy:
         for name in left:
             self.run(f"DROP TABLE IF EXISTS {self.quote(name)}")
 
-    def make_journal(self, number: str) -> None:
+    def make_journal(self) -> None:
         keys = self.names(self.key)
         self.run(f"CREATE TABLE {self.j} AS SELECT {keys} FROM {self.t} WHERE 1 = 0")
-        self.run(f"ALTER TABLE {self.j} ADD noted_n BIGINT {number} PRIMARY KEY")
+        self.run(f"ALTER TABLE {self.j} ADD noted_n BIGINT {self.number} PRIMARY KEY")
 
     def noted(self, *rows: str) -> str:
         values = ", ".join(f"({self.names(self.key, row)})" for row in rows)
@@ -227,7 +229,7 @@ class TableCopy:
 
 class PostgresCopy(TableCopy):
     delete_sql, analyze_sql = "DELETE FROM {new} USING {journal} WHERE", "ANALYZE"
-    watches = 1
+    number, watches = "GENERATED ALWAYS AS IDENTITY", 1
     #: Put the new table to its use, under the lock.
     take_over: Callable[[], None]
 
@@ -298,7 +300,7 @@ class PostgresCopy(TableCopy):
 class MysqlCopy(TableCopy):
     delete_sql = "DELETE {new} FROM {journal} STRAIGHT_JOIN {new} WHERE"
     analyze_sql = "ANALYZE TABLE"
-    watches = 3
+    number, watches = "AUTO_INCREMENT", 3
 
     def begin(self) -> None:
         self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
