@@ -33,7 +33,9 @@ class Watchdog:
         self.listener: Any = None
         self.limit = limit
         self._since: float | None = None
+        #: Of the driver's connection that had the last statement.
         self._socket: int | None = None
+        self._driver: Any = None
         self._ended = threading.Event()
 
     @contextmanager
@@ -67,7 +69,7 @@ class Watchdog:
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
         # Asked for here: some drivers let no other thread ask while a statement runs.
-        self._socket = _socket_of(self.connection)
+        self._socket, self._driver = _socket_of(self.connection), self.connection.connection
         with self.busy():
             return execute(*args)
 
@@ -77,7 +79,9 @@ class Watchdog:
             if since is not None and time.monotonic() - since > self.limit:
                 self._since = None
                 logger.error("Database does not answer, cutting connections after=%.1f", self.limit)
-                for number in (self._socket, _socket_of(self.listener)):
+                # While it connects anew, the number of the old socket may be another's.
+                own = self._socket if self._driver is self.connection.connection else None
+                for number in (own, _socket_of(self.listener)):
                     if number is not None:
                         _cut(number)
 

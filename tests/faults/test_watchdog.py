@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import django.db
 import pytest
@@ -54,6 +55,27 @@ def test_what_comes_before_a_statement_is_cut_too(behind_a_proxy):
         with pytest.raises(django.db.Error):
             connections[alias].commit()
     connections[alias].close()
+
+
+def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
+    """While it connects anew, the number of the old one may be another part's, or a broker's."""
+    alias, _ = behind_a_proxy
+    watchdog = Watchdog(using=alias, limit=0.2)
+    one, other = socket.socketpair()
+    with watchdog.watching():
+        assert answer(alias) == (1,)
+        number = connections[alias].connection.fileno()
+        connections[alias].close()
+        os.dup2(one.fileno(), number)
+        try:
+            with watchdog.busy():
+                watchdog._ended.wait(0.8)
+            other.send(b"x")
+            assert one.recv(1) == b"x"
+        finally:
+            os.close(number)
+            one.close()
+            other.close()
 
 
 def test_time_spent_with_the_broker_is_not_the_database_s(behind_a_proxy):
