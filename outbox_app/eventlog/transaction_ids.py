@@ -56,7 +56,8 @@ def require_unwritten(reader: LogReader, last: int) -> None:
     """
     if connections[reader.using].vendor != "postgresql":
         return
-    full = f"({XMAX} - (({XMAX} - xmin::text::bigint) & 4294967295))"
+    now = f"(SELECT {XMAX})"
+    full = f"({now} - (({now} - xmin::text::bigint) & 4294967295))"
     key = f"indrelid = '{reader.window.source}'::regclass AND indisprimary"
     [(own,)] = reader.run(
         "SELECT min(first) FROM (SELECT min(id) AS first "
