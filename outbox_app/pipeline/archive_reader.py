@@ -34,8 +34,9 @@ logger = get_logger("outbox_app.pipeline")
 
 #: Plans that are made, one after the other, where the archive gets on meanwhile.
 PLANS = 10
-#: A file that has rotted or gone is an error, whatever the session says.
+#: Whatever the session says, a file that has rotted or gone is an error, and a day is that day.
 _STRICT = {
+    "datetimeRebaseMode": "CORRECTED",
     "parquet.page.verify-checksum.enabled": True,
     "ignoreCorruptFiles": False,
     "ignoreMissingFiles": False,

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from outbox_app import publish
 from outbox_app.exceptions import ArchiveRefused
-from outbox_app.pipeline.archive_reader import file_batches, planned
+from outbox_app.pipeline.archive_reader import file_batches, planned, read
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
 from tests.eventlog.own_log.models import Visit
@@ -129,6 +129,25 @@ def test_no_number_is_archived_as_it_is(alias, new_log, run, tmp_path):
     run(f"UPDATE {TABLE} SET {share} = 'NaN' WHERE version = 1")
     assert archive(alias, tmp_path, log=Visit) == 2
     assert [repr(row["share"]) for row in archived(tmp_path)] == ["nan", "None"]
+
+
+@pytest.mark.timeout(300)
+@on("postgres")
+def test_old_dates_are_what_they_are_whatever_the_session_says(
+    alias, new_log, run, tmp_path, spark
+):
+    """Spark may take days before 1582 for days of the Julian calendar."""
+    due = run.add("due", "date")
+    publish_visits(alias, 1)
+    run(f"UPDATE {TABLE} SET {due} = '0099-03-01'")
+    archive(alias, tmp_path, log=Visit)
+    name = "spark.sql.parquet.datetimeRebaseModeInRead"
+    spark.conf.set(name, "LEGACY")
+    try:
+        frame = read(spark, log=source(alias, Visit), archive=str(tmp_path), schema="due date")
+        assert frame.collect() == [(date(99, 3, 1),)]
+    finally:
+        spark.conf.unset(name)
 
 
 @on("mariadb")
