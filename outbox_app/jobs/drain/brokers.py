@@ -6,6 +6,7 @@ that are first-class.
 
 from __future__ import annotations
 
+import json
 import sys
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,6 +19,7 @@ from kombu.transport import virtual
 
 from ...exceptions import Undeliverable, Unroutable, UnsafeBroker
 from ...text import get_logger
+from ..message import Message
 
 logger = get_logger("outbox_app.drain")
 
@@ -183,11 +185,17 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
         )
 
 
-def check_frame(connection: Any, envelope: str) -> None:
-    """Refuse headers and properties that cannot fit the one frame that AMQP has for them.
+def is_plain(envelope: str) -> bool:
+    """Say whether ``check_frame`` refuses an envelope on no connection."""
+    return len(envelope) <= SMALL_ENVELOPE and "NaN" not in envelope and "Infinity" not in envelope
+
+
+def check_frame(connection: Any, envelope: str, message: Message) -> None:
+    """Refuse headers and properties that cannot be in the one frame that AMQP has for them.
 
     RabbitMQ closes the connection for these. Where they are much larger it does so while they are
-    still being sent, and then nothing says why.
+    still being sent, and then nothing says why. For numbers that Erlang does not have it says that
+    it has failed itself.
     """
     if connection.transport.driver_type != "amqp":
         return
@@ -199,6 +207,13 @@ def check_frame(connection: Any, envelope: str) -> None:
             f"Headers and properties of {len(envelope)} bytes do not fit AMQP's frame of {limit} "
             "bytes. Pass large data as arguments, or store it elsewhere and pass its key."
         )
+    try:
+        json.dumps([message.headers, message.properties], allow_nan=False, default=str)
+    except ValueError as error:
+        raise Undeliverable(
+            "A header or property is NaN or infinite, which RabbitMQ cannot read. Leave it out, or "
+            "pass it as text or as an argument."
+        ) from error
 
 
 def row_at_fault(error: BaseException) -> bool:

@@ -102,8 +102,8 @@ class Publisher:
             raise
         self._has_confirms = isinstance(channel, amqp.Channel)
         self._broadcasts = brokers.declare_broadcasts(app, channel)
-        options: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
-        self.producer = Producer(channel, auto_declare=False, **options)
+        heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
+        self.producer = Producer(channel, auto_declare=False, **heard)
 
     def close(self) -> None:
         """Drop the connection without a word to the broker."""
@@ -171,8 +171,8 @@ class Publisher:
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
             is_declared = item.declare.keys() <= self._declared
-            is_small = len(item.row.envelope) <= brokers.SMALL_ENVELOPE
-            if is_declared and route in checked and self.producer and is_small:
+            is_plain = brokers.is_plain(item.row.envelope)
+            if is_declared and route in checked and self.producer and is_plain:
                 ready.append(item)  # as one before it in the batch
                 continue
             if not is_declared:
@@ -182,7 +182,7 @@ class Publisher:
                 for name, declaration in item.declare.items():
                     self._declare_once(name, declaration)
                 self.open()
-                brokers.check_frame(self.connection, item.row.envelope)
+                brokers.check_frame(self.connection, item.row.envelope, item.message)
                 if route not in checked:
                     brokers.check_route(self.producer.channel, *route)
                     checked.add(route)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Exchange, Queue
@@ -43,6 +45,14 @@ def test_exchange_does_not_exist(alias, rabbitmq, make_named_app, book):
     app, jobs = make_named_app(rabbitmq.url), book(alias)
     reason = refused_among_others(alias, app, jobs, exchange="missing", routing_key="x")
     assert "NOT_FOUND - no exchange 'missing'" in reason
+
+
+@pytest.mark.parametrize("value", [math.nan, [{"x": -math.inf}]])
+def test_number_that_it_cannot_read(alias, value, rabbitmq, make_named_app, book):
+    """It closes the connection with 541, as if the fault were its own."""
+    app, jobs = make_named_app(rabbitmq.url), book(alias)
+    reason = refused_among_others(alias, app, jobs, headers={"ratio": value})
+    assert "NaN or infinite, which RabbitMQ cannot read" in reason
 
 
 def test_larger_than_the_broker_takes(alias, rabbitmq, make_named_app, book):
