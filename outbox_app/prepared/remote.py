@@ -33,6 +33,12 @@ REFUSED = (400, 403, 413, 415, 422)
 IN_TRANSACTION = 2.0
 
 
+def _halves(elements: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return two parts of a request that is too large: the other side alone knows its limits."""
+    middle = len(elements) // 2
+    return [elements[:middle], elements[middle:]]
+
+
 class HttpKeeper:
     """The keeper of another service."""
 
@@ -120,6 +126,12 @@ class HttpKeeper:
             status, said = call(self.peer, method, path, payload, seconds=seconds, **options)
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
+        if status == 413 and payload and len(payload) > 1:
+            return [
+                each
+                for half in _halves(payload)
+                for each in self._call(method, path, half, **options)
+            ]
         if status in REFUSED:
             raise InvalidPrepared(f"The keeper {self.name!r} refuses the request: {status}.")
         listed = isinstance(said, list) and all(isinstance(each, dict) for each in said)
@@ -143,9 +155,9 @@ class HttpSender:
             for id, at, stream, type in questions
         ]
         status, said = call(self.peer, "POST", "check", asked)
-        if status == 413 and len(asked) > 1:  # its limits for us, which only it knows
-            middle = len(asked) // 2
-            return self.check(questions[:middle]) | self.check(questions[middle:])
+        if status == 413 and len(asked) > 1:
+            first, second = _halves(questions)
+            return self.check(first) | self.check(second)
         if status != 200:
             raise PeerUnavailable(f"The sender {self.peer.name!r} has answered {status}.")
         found = by_id(said, [each.event_id for each in questions])

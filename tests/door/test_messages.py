@@ -43,6 +43,7 @@ from outbox_app.prepared import (
     prepare,
     prepare_many,
     prepared,
+    prepared_many,
     questions,
     remote,
 )
@@ -258,6 +259,16 @@ def test_a_check_back(alias: str, sender: str, states: Any, ask: Any) -> None:
         [Question(each.event_id, timezone.now()) for each in (gone, done)]
     )
     assert answers == {gone.event_id: "rolled_back", done.event_id: "committed"}
+
+
+@one
+def test_a_keeper_that_takes_few_at_once(alias: str, sender: str, served: Any, states: Any) -> None:
+    """Confirms that wait go in one request: under load it was too large."""
+    served(limits={"events": 2})
+    new = [NewPrepared("a", "order.paid")] * 7
+    with prepared_many(new, using=sender, to="shop", wait=True):
+        pass
+    assert states() == ["confirmed"] * 7
 
 
 @one
