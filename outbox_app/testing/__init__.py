@@ -152,7 +152,8 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
 
     What the tasks send in turn is staged and executed too: further steps of a chain, ``link``, the
     body of a chord (this one needs a result backend such as ``cache+memory://``). Jobs with an eta
-    run last, without waiting; ``retry()`` runs the task again, after the others.
+    run last, without waiting; ``retry()`` runs the task again, after the others. What a worker
+    would revoke, since it has expired, is not run.
 
     Args:
         using: Database alias. Default: the outbox's.
@@ -180,6 +181,8 @@ def run_staged(*, using: str | None = None, limit: int = 1000) -> list[Job]:
                     raise AssertionError(f"There is no end after {limit} jobs (limit=).\n{listed}")
                 StagedJob.objects.using(using).filter(pk=job.row.pk).delete()
                 forget_staged([job.task_id], using=using)
+                if job.has_expired:
+                    continue
                 done.append(job)
                 with force_staging(using=using, ordering_key="", immediate=False):
                     retry = job.execute()

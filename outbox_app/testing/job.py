@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -91,6 +91,13 @@ class Job:
             row=row,
             request={**message.properties, **request},
         )
+
+    @property
+    def has_expired(self) -> bool:
+        """Say whether a worker would revoke it, now or when it is due."""
+        app, now = celery_app(self.row.app), datetime.now(UTC)
+        expires = moment(self.request.get("expires"), app) if app else None
+        return expires is not None and max(now, self.eta or now) > expires
 
     def matches(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from django.db import transaction
+from django.utils import timezone
 
 from outbox_app import idempotent, stage
 from outbox_app.models import InboxEntry, StagedJob
@@ -93,6 +96,16 @@ def test_due_times_come_last_and_are_not_waited_for(alias, note, ran):
     stage(note, ("now",), using=alias)
     run_staged(using=alias)
     assert ran == ["now", "minute", "minute+", "hour"]
+
+
+def test_what_has_expired_is_not_run(alias, note, ran):
+    past, soon = timezone.now() - timedelta(seconds=1), timezone.now() + timedelta(seconds=600)
+    stage(note, ("expired",), using=alias, expires=past)
+    stage(note, ("expires before its time",), using=alias, countdown=3600, expires=soon)
+    stage(note, ("in time",), using=alias, countdown=3600, expires=7200)
+    assert [job.args for job in run_staged(using=alias)] == [["in time"]]
+    assert ran == ["in time"]
+    assert not StagedJob.objects.using(alias).exists()
 
 
 def test_worker_request(alias, app):
