@@ -49,6 +49,10 @@ class Moved(Exception):
     """Do it anew: another transaction was ahead, or an index refuses the last command's row."""
 
 
+def _keep_hidden(table: str, id: str, versions: list[int]) -> None:
+    """Do nothing: its arguments are what it is for."""
+
+
 class Attempt:
     """Answers commands of one entity, in their order, in the open transaction.
 
@@ -87,7 +91,7 @@ class Attempt:
             seen, head = self._lock() if self.locked else (None, None)
             self._load(head)
             failpoint("entity_loaded")
-            self._look_up(range((seen or 0) + 1, (head or 0) + 1))
+            self._look_up(self._hidden(seen or 0, head or 0))
             new = any(call.command_id not in self.answered for call in self.calls)
             if new and self.locked and self.version != head:
                 raise self._damaged()
@@ -128,7 +132,23 @@ class Attempt:
         #: Where the entity is read; a compare-and-set.
         self.loaded = int(values["version"])
 
-    def _look_up(self, hidden: range) -> None:
+    def _hidden(self, seen: int, head: int) -> list[int]:
+        """Return the versions that the snapshot of the caller's transaction hides.
+
+        After a command of its own, it sees the head as it is. So they are kept as long as that is
+        there: by a callback, which is dropped with its savepoint.
+        """
+        hidden = list(range(seen + 1, head + 1))
+        if self.wait is not None or self.connection.vendor != "mysql":
+            return hidden
+        callbacks = [f for _, f, *_ in self.connection.run_on_commit if isinstance(f, partial)]
+        kept = [f.args for f in callbacks if f.func is _keep_hidden]
+        if hidden:
+            keep = partial(_keep_hidden, self.table, self.id, hidden)
+            transaction.on_commit(keep, using=self.using)
+        return hidden + [n for *of, some in kept if of == [self.table, self.id] for n in some]
+
+    def _look_up(self, hidden: list[int]) -> None:
         ids = {call.command_id for call in self.calls}
         found = answered(self.cursor, self.entity.versions, self.id, ids)
         if hidden and len(found) < len(ids) and self.connection.vendor == "mysql":

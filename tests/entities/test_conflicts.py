@@ -349,3 +349,21 @@ def test_a_lost_commit_and_a_database_that_only_reads(alias, account, ask, rows,
             connection.close()
     assert ask("withdraw", {"amount": 4}, command_id="x").replayed
     assert len(rows()) == 2
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("undone", [False, True])
+def test_after_a_command_of_its_own_the_snapshot_of_a_caller_hides_the_twin(
+    alias, account, ask, rows, elsewhere, snapshots, undone
+):
+    """What is hidden is no longer at the end of the versions."""
+    with transaction.atomic(using=alias):
+        assert len(rows()) == 1  # takes the snapshot
+        elsewhere("withdraw", {"amount": 4}, "x")
+        with transaction.atomic(using=alias):
+            assert ask("withdraw", {"amount": 1}).version == 3
+            assert ask("withdraw", {"amount": 1}).version == 4
+            transaction.set_rollback(undone, using=alias)
+        outcome = ask("withdraw", {"amount": 4}, command_id="x", expected_version=1)
+        assert (outcome.replayed, outcome.version) == (True, 2)
+    assert len(rows()) == (2 if undone else 4)
