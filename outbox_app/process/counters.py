@@ -73,20 +73,8 @@ PEER_CLOCK, PEER = "peer_clock", "peer"
 
 #: All counters. None of them is a statistic of a log (``pipeline.statistic_names``).
 NAMES = (
-    *(
-        PUBLISHED,
-        PUBLISHED_BY,
-        DEAD,
-        IMMEDIATE,
-        RELEASED,
-        SWEPT,
-        DELAY,
-        READ_ID,
-        READY,
-        HELD,
-        OLDEST,
-    ),
-    *(HANDLED, FAILED, NEWEST_ID, NEWEST_POSITION),
+    *(PUBLISHED, PUBLISHED_BY, DEAD, IMMEDIATE, RELEASED, SWEPT, DELAY, READ_ID),
+    *(READY, HELD, OLDEST, NEWEST_ID, HANDLED, FAILED, NEWEST_POSITION),
     *OF_ENTITIES,
     *(DECIDED, DECIDE_TIME, PEER_CLOCK),
 )
