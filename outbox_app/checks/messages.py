@@ -37,7 +37,7 @@ PAGES = {
     "docs/howto/poolers.md": ("W022",),
     "docs/howto/preflight.md": ("E028", "W015", "W023", "W024"),
 }
-#: Said of settings alone; what else is wrong is found when they are right.
+#: Said of settings with which another check may fail. What it would say is found afterwards.
 UNREADABLE = {"outbox.E001", "outbox.E002", "outbox.E003"}
 #: Where every id is listed.
 EVERYWHERE = "docs/reference/checks.md"
@@ -59,16 +59,15 @@ def page_of(id: str) -> str:
 def linked(check: Callable[..., Iterable[CheckMessage]]) -> Callable[..., list[CheckMessage]]:
     @wraps(check)
     def with_pages(**kwargs: Any) -> list[CheckMessage]:
-        messages = list(check(**kwargs)) if check is check_settings or _are_readable() else []
+        try:
+            messages = list(check(**kwargs))
+        except Exception:  # such as TypeError, of a setting that is of another type
+            if UNREADABLE.isdisjoint(each.id for each in check_settings()):
+                raise
+            messages = []
         for message in messages:
             message.msg = escaped(message.msg)
             message.hint = f"{escaped(message.hint)}\n\tSee {page_of(str(message.id))}."
         return messages
 
     return with_pages
-
-
-def _are_readable() -> bool:
-    """Say whether the settings are of their types: else the other checks would fail on them."""
-    wrong = (each for each in check_settings() if not each.is_silenced())
-    return UNREADABLE.isdisjoint(each.id for each in wrong)
