@@ -70,8 +70,9 @@ class Attempt:
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
         self.gifts = Gifts(using=using)
-        #: Those that are recorded.
+        #: Those that are recorded, and how many of them are written.
         self.steps: list[Call] = []
+        self.written = 0
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: The command that ends the transaction, as an index may refuse what it changes.
@@ -80,6 +81,10 @@ class Attempt:
     @property
     def version(self) -> int:
         return self.loaded + len(self.steps)
+
+    @property
+    def unwritten(self) -> list[Call]:
+        return self.steps[self.written :]
 
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
@@ -96,9 +101,14 @@ class Attempt:
             if new and self.locked and self.version != head:
                 raise self._damaged()
             left = self._handle_all()
-            failpoint("entity_handled")
-            if self.steps:
+            while left and self.last is None:  # an atomic one sees what those before it have done
                 self._write()
+                self.calls = left
+                left = self._handle_all()
+            failpoint("entity_handled")
+            if self.unwritten:
+                self._write()
+            if self.steps:
                 failpoint("entity_written")
             else:  # not even a head that was made to be locked
                 transaction.set_rollback(True, using=self.using)
@@ -167,8 +177,8 @@ class Attempt:
         with self.gifts.without_statements():
             while number < len(self.calls) and self.last is None:
                 spec = self.types.commands.get(self.calls[number].command)
-                if spec and spec.atomic and self.steps:
-                    break  # it sees what they have done, and writes after them
+                if spec and spec.atomic and self.unwritten:
+                    break
                 run = [] if number < alone else self._run_of_batch(number)
                 if len(run) > 1:
                     if self._handle_run(run):
@@ -299,11 +309,13 @@ class Attempt:
             self.last.refused += (error,)
             self.last.alone = True
             raise Moved from error
-        write_versions(self.cursor, self.entity, self.steps)
+        write_versions(self.cursor, self.entity, self.unwritten)
         self.gifts.write()
+        self.written, self.existed = len(self.steps), self.text is not None
 
     def _write_entity(self) -> None:
-        count = len(self.steps)
+        steps = self.unwritten
+        count, at_row = len(steps), self.loaded + self.written
         if self.locked or self.loaded:
             at = None if self.locked else self.loaded
             bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
@@ -312,12 +324,12 @@ class Attempt:
         if not bumped:
             raise Moved
         given: dict[str, Any] = {}
-        if not all(step.rejected for step in self.steps):
+        if not all(step.rejected for step in steps):
             own = self.types.fields if self.types.derives_columns or not self.existed else ()
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}
         if self.existed:
-            if not update(self.cursor, self.entity, self.id, self.loaded, count, given):
+            if not update(self.cursor, self.entity, self.id, at_row, count, given):
                 raise self._damaged()
         elif given:
             given["state"] = json.loads(given["state"])

@@ -50,8 +50,7 @@ def command(
             ``self.state`` is None until it sets it.
         event: The type of its event. Default: ``<type>.<command>``, as in ``account.withdraw``.
         atomic: It may query the entity's database, and no other, inside a savepoint of its own; the
-            entity is locked before. All others may touch no database. Where others come before it,
-            it begins the next transaction.
+            entity is locked before. All others may touch no database.
         batch: It is given a list: the arguments of each of the commands that follow one another. It
             returns a list with an answer, or a ``Rejected``, for each, and must answer as it would
             one by one. Where it raises, or breaks a rule, it is called for each alone. Only for

@@ -75,7 +75,8 @@ class Gifts:
     def write(self) -> None:
         """Write the events and the jobs into the open transaction."""
         by_log: dict[type[EventLog], list[CheckedEvent]] = defaultdict(list)
-        for log, event in self.events:
+        events, self.events = self.events, []
+        for log, event in events:
             by_log[log].append(event)
         for log in sorted(by_log, key=lambda log: log._meta.db_table):
             publish_checked(by_log[log], log, {}, using=self.using)

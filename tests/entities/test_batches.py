@@ -235,21 +235,33 @@ def test_a_handler_of_batches_that_returns_something_else(alias, monkeypatch, le
 
 
 @commits
-def test_an_atomic_command_sees_what_those_before_it_have_done(alias, declare):
+def test_an_atomic_command_sees_what_those_before_it_have_done(alias, declare, batches, rows):
     """Its own row, too, as it would one by one."""
 
     def read(self):
         return Account.objects.using(alias).get(pk=self.pk).state["balance"]
 
+    def read_and_fail(self):
+        return read(self) / 0
+
     declare(read, atomic=True)
+    declare(read_and_fail, atomic=True)
     commands = [
         Command("a", "open", {"owner": "ann", "balance": 5}, command_id="x"),
         Command("a", "read", command_id="y"),
         Command("a", "withdraw", {"amount": 1}, command_id="z"),
         Command("a", "read", command_id="w"),
+        Command("a", "withdraw", {"amount": 9}, command_id="no"),
+        Command("a", "read_and_fail", command_id="f"),
     ]
-    answers = Account.execute_many(commands, using=alias)
-    assert [answer.response for answer in answers] == [None, 5, {"balance": 4}, 4]
+    *answers, error = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert [answer.response for answer in answers] == [None, 5, {"balance": 4}, 4, None]
+    assert type(error) is ZeroDivisionError
+    assert [(version, state["balance"]) for version, *_, state in rows()] == [
+        *((1, 5), (2, 5), (3, 4), (4, 4), (5, 4))
+    ]
+    assert batches == [6]
+    assert Account.execute("a", "withdraw", {"amount": 4}, command_id="v", using=alias).version == 6
 
 
 @commits
