@@ -37,9 +37,9 @@ PLANS = 10
 #: Whatever the session says, a file that has rotted or gone is an error, and a day is that day.
 _STRICT = {
     "datetimeRebaseMode": "CORRECTED",
-    "parquet.page.verify-checksum.enabled": True,
-    "ignoreCorruptFiles": False,
-    "ignoreMissingFiles": False,
+    "parquet.page.verify-checksum.enabled": "true",
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
 }
 
 
