@@ -43,8 +43,6 @@ else:
 MESSAGE = ("body", "envelope", "data", "metadata")
 #: Columns of exceptions' words, which may quote anything.
 WORDS = ("error", "reason", "trouble", "detail", "last_answer")
-
-
 #: In the address of a list: where the rows end that it looks at.
 BEFORE = "before"
 #: In the address of each page, and in its forms: the alias of the outbox, of several.

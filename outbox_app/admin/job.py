@@ -21,8 +21,7 @@ from ..models import counting
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
 from .base import OutboxAdmin, column
-from .masking import in_messages
-from .payload import Part, Payload, payload
+from .payload import Part, Payload, in_messages, payload
 from .row_range import RowRange
 
 #: The parts of a message, as fields of a page. Not named as columns: Django would take those.

@@ -8,12 +8,8 @@ contains such a word is not shown at all. An argument without a name may be sens
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
-
-from django.db.models import Q, QuerySet, TextField, Value
-from django.db.models.functions import Concat, Replace
 
 from ..conf import outbox_settings
 from ..text import one_line
@@ -59,28 +55,6 @@ def masked(value: Any, *, hidden: str = MASK) -> Any:
 def may_be_sensitive(text: str) -> bool:
     """Say whether text that is no JSON contains a sensitive word, so that it cannot be shown."""
     return _is_sensitive(_unescaped(text), _words())
-
-
-def in_messages(rows: QuerySet[Any], term: str) -> tuple[QuerySet[Any], Q]:
-    """Return jobs, and what finds those that have a text in their message and nothing sensitive.
-
-    What is not shown could else be guessed, bit by bit, by whether a row is found.
-    """
-    found = Q(envelope__contains=json.dumps(term)[1:-1])  # as the envelope has it
-    words = ("".join(filter(str.isalnum, word)) for word in outbox_settings().SENSITIVE_KEYS)
-    sensitive = "|".join("[^a-zA-Z0-9]*".join(map(_cases, word)) for word in words if word)
-    if not sensitive:
-        return rows, found
-    # All tasks of a name like charge_card would not be found.
-    name: Any = Concat(Value('"task": "'), "task", Value('"'))
-    nameless = Replace("envelope", name, Value(""), output_field=TextField())
-    return rows.alias(nameless=nameless), found & ~Q(nameless__regex=sensitive)
-
-
-def _cases(letter: str) -> str:
-    """Return a regular expression, of every database, for a letter in JSON."""
-    cases = sorted({json.dumps(each)[1:-1] for each in (letter.lower(), letter.upper())})
-    return f"[{''.join(cases)}]" if letter.isascii() else f"({'|'.join(map(re.escape, cases))})"
 
 
 def masked_text(text: str) -> str:

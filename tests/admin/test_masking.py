@@ -10,7 +10,7 @@ from outbox_app.admin.masking import MASK, masked, masked_text
 from outbox_app.admin.payload import data_of
 from tests.jobs.dead.rows import dead_jobs, message, staged_jobs
 
-from .pages import DEAD, STAGED, body, page, text
+from .pages import DEAD, STAGED, body, hidden, page, text
 from .test_lists import listed
 from .test_subscriptions import publish
 
@@ -134,6 +134,11 @@ def test_a_search_does_not_tell_what_is_masked(alias, superuser, settings, key):
              envelope=message(headers={"kwargsrepr": repr({key: SECRET})}))  # fmt: skip
         rows(using=alias, task_id="header", envelope=message(headers={key: SECRET}))
         assert listed(superuser.get(url, {"q": SECRET})) == ["told"]
+    address = f"{DEAD}?q={SECRET}"
+    every = {"action": "discard_selected", "select_across": "1", "_selected_action": "0"}
+    question = superuser.post(address, every)
+    superuser.post(address, {**hidden(question), "confirmed": "yes", "reason": "why"})
+    assert sorted(listed(superuser.get(DEAD))) == ["header", "repr"]
 
 
 @pytest.mark.django_db(transaction=True)
