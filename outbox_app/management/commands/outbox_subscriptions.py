@@ -71,9 +71,7 @@ TAKEN_BY = {
     **dict.fromkeys(("dry_run", "skip_ahead"), ("replay", "reset")),
     "log": ("replay", "reset", "skip", "discard"),
     "stream": ("release", "discard"),
-    "position": ("skip",),
-    "all": ("release",),
-    "restart": ("count",),
+    **{"position": ("skip",), "all": ("release",), "restart": ("count",)},
 }
 
 
@@ -105,8 +103,7 @@ class Command(TeachingCommand):
             require_alias(using)
         for option, actions in TAKEN_BY.items():
             if options[option] and action not in actions:
-                given = f"--{option.replace('_', '-')}"
-                raise InvalidArgument(f"{action} takes no {given}; {', '.join(actions)} may.")
+                raise InvalidArgument(f"{action} takes no --{option.replace('_', '-')}.")
         if action not in ("list", "gaps") and not name:
             raise InvalidArgument(f"Which one? {action} needs a NAME, or an ID.")
         if (action == "replay") != (options["place"] is not None):
@@ -189,18 +186,12 @@ class Command(TeachingCommand):
         control.resume(name, using=using)
         self.write(f"Resumed {name}.")
 
-    def _replay(self, name: str, *, place: str, using: str, **options: Any) -> None:
+    def _replay(self, name: str, *, place: str | None, using: str, **options: Any) -> None:
         try:
-            where = parse_start_point(place)
+            where = parse_start_point("beginning" if place is None else place)
         except OutboxError as error:
             raise InvalidArgument(str(error)) from error
-        self._move(name, where, using=using, **options)
-
-    def _reset(self, name: str, *, place: None, using: str, **options: Any) -> None:
-        self._move(name, "beginning", using=using, **options)
-
-    def _move(self, name: str, place: Any, *, using: str, **options: Any) -> None:
-        moves = control.plan(name, place, log=options["log"], using=using)
+        moves = control.plan(name, where, log=options["log"], using=using)
         for move in moves:
             self.write(f"{name} goes in {move}.")
         if options["dry_run"]:
@@ -208,16 +199,12 @@ class Command(TeachingCommand):
             return
         if options["skip_ahead"] and options["interactive"] and any(each.passes for each in moves):
             self.confirm("Skip these events?")
-        control.replay(
-            name,
-            place,
-            log=options["log"],
-            skip_ahead=options["skip_ahead"],
-            by=self.user,
-            reason=options["reason"] or "",
-            using=using,
-        )
+        given = {key: options[key] for key in ("log", "skip_ahead")}
+        reason = options["reason"] or ""
+        control.replay(name, where, by=self.user, reason=reason, using=using, **given)
         self.write("Done.")
+
+    _reset = _replay
 
     def _release(self, name: str, *, using: str, **options: Any) -> None:
         streams = None if options["all"] else [options["stream"]]

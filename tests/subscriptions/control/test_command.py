@@ -155,6 +155,7 @@ def test_repartition(alias, published, run, seen_by, command):
         (["replay", "shop"], 2),
         (["reset", "shop", "--from", "now"], 2),
         (["replay", "shop", "--from", "yesterday"], 2),
+        (["replay", "shop", "--from", ""], 2),
         (["replay", "shop", "--from", "now", "--log", "nowhere"], 2),
         (["replay", "shop", "--from", "77"], 1),
         (["release", "shop"], 2),
