@@ -8,10 +8,12 @@ committed, so it must not write elsewhere, and takes the time from ``self.now``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError
 from django.db.models import CheckConstraint, Field, UniqueConstraint
 
 from ..eventlog.newevent import checked_name
@@ -147,6 +149,31 @@ class TypeSpec:
             if getattr(constraint, "condition", None)
             or field.name in (getattr(constraint, "fields", ()) or (field.name,))
         }
+
+    def require_free(self, instance: Any, refused: Sequence[IntegrityError], *, using: str) -> None:
+        """Raise ``Rejected``, by the constraint or unique field, where a row may not be written.
+
+        What is not seen to hold it back may have been gone in between: the database is asked again.
+        """
+
+        def rejected(constraint: Any) -> Rejected:
+            if constraint in self.entity._meta.constraints:
+                text = str(constraint.get_violation_error_message())
+            else:
+                [text] = instance.unique_error_message(self.entity, constraint.fields).messages
+            return Rejected(text, code=constraint.name)
+
+        for constraint in self.constraints:
+            try:
+                constraint.validate(self.entity, instance, using=using)
+            except ValidationError:
+                raise rejected(constraint) from None
+        if len(refused) > 1:
+            # What the snapshot of the caller's transaction hides, the database names.
+            for constraint in self.constraints:
+                if constraint.name in str(refused[-1]):
+                    raise rejected(constraint)
+            raise refused[-1]
 
 
 @cache

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, connections, transaction
+from django.db import connections, transaction
 
 from ..aliases import log_alias
 from ..eventlog.newevent import CheckedEvent, NewEvent, canonical, checked
@@ -172,7 +172,7 @@ def handle(
         if refused:
             gifts.may_query = True
             vars(instance).update(left[-1] or {})
-            require_free(types, instance, refused, using=using)
+            types.require_free(instance, refused, using=using)
         if not spec.batch:
             return Handled(*left, [storable(name, "the response", response)])
         if not isinstance(response, list) or len(response) != len(given):
@@ -255,31 +255,3 @@ def stored_rejection(name: str, error: Rejected) -> tuple[Rejection, str]:
         )
     stored, text = storable(name, "the rejection", {"code": code, "text": str(error.text)})
     return Rejection(**stored), text
-
-
-def require_free(
-    types: TypeSpec, instance: Any, refused: Sequence[IntegrityError], *, using: str
-) -> None:
-    """Raise ``Rejected``, by the constraint or the unique field, where a row may not be written.
-
-    What is not seen to hold it back may have been gone in between: the database is asked again.
-    """
-
-    def rejected(constraint: Any) -> Rejected:
-        if constraint in types.entity._meta.constraints:
-            text = str(constraint.get_violation_error_message())
-        else:
-            [text] = instance.unique_error_message(types.entity, constraint.fields).messages
-        return Rejected(text, code=constraint.name)
-
-    for constraint in types.constraints:
-        try:
-            constraint.validate(types.entity, instance, using=using)
-        except ValidationError:
-            raise rejected(constraint) from None
-    if len(refused) > 1:
-        # What the snapshot of the caller's transaction hides, the database names.
-        for constraint in types.constraints:
-            if constraint.name in str(refused[-1]):
-                raise rejected(constraint)
-        raise refused[-1]
