@@ -52,10 +52,6 @@ _KNOWN_PACKAGES = {
     *("amqp", "celery", "django", "kombu", "outbox_app", "redis", "vine"),
 }
 
-#: No broker refuses an envelope of so many characters: see ``check_frame``. 4,096 bytes are the
-#: least that AMQP allows for a frame.
-SMALL_ENVELOPE = 4 * 4096
-
 
 def transport_options(driver_type: str, timeout: float) -> dict[str, Any]:
     """Return the transport options that bound every wait of the drain's own connection.
@@ -187,7 +183,8 @@ def check_route(channel: Any, exchange: str, routing_key: str) -> None:
 
 def is_plain(envelope: str) -> bool:
     """Say whether ``check_frame`` refuses an envelope on no connection."""
-    return len(envelope) <= SMALL_ENVELOPE and "NaN" not in envelope and "Infinity" not in envelope
+    # 4,096 bytes are the least that AMQP allows for a frame.
+    return len(envelope) <= 4 * 4096 and "NaN" not in envelope and "Infinity" not in envelope
 
 
 def check_frame(connection: Any, envelope: str, message: Message) -> None:
@@ -247,11 +244,9 @@ def refuses_declaration(error: BaseException, is_channels: bool) -> bool:
 
     ``is_channels``: it is one of the transport's channel errors.
     """
-    if not is_channels:
-        return is_foreign(error)
     # kombu binds in a MULTI.
-    is_known = hasattr(error, "reply_code") or lacks_command(error) or is_foreign(error)
-    return is_known or not broker_at_fault(error)
+    is_known = hasattr(error, "reply_code") or lacks_command(error) or not broker_at_fault(error)
+    return is_foreign(error) or (is_channels and is_known)
 
 
 def refused_for_certain(error: BaseException) -> bool:

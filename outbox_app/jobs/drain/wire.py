@@ -33,8 +33,6 @@ class Wire:
 
     def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Return messages with those last that failed alone, and with each its key's later ones."""
-        if not self._failed:
-            return list(items)
         first, last, keys = [], [], set()
         for item in items:
             key = item.row.ordering_key
@@ -88,24 +86,19 @@ class Wire:
         self._taken += 1
 
     def has_failed(self, batch: list[PreparedMessage], answer: Exception | None = None) -> None:
-        """Learn from a batch that was cut off, or several messages that were refused as a whole.
-
-        ``answer``: what the broker said of a single one, where nobody here knows what that means.
-        """
+        """Learn from a batch that was cut off, or refused as a whole; or from an unknown answer."""
         if len(batch) > 1:
             self._limit = min(self._limit, sum(item.size for item in batch)) / 4
         elif batch:
             attempts, taken, _ = self._failed.get(batch[0].row.task_id, (0, -1, None))
-            if taken < self._taken:
-                attempts += 1
+            attempts += taken < self._taken
             self._failed[batch[0].row.task_id] = attempts, self._taken, answer
 
     def gives_up(self, item: PreparedMessage) -> Exception | None:
         """Return why a message is refused: it failed alone too often, and others were taken."""
         attempts, taken, answer = self._failed.get(item.row.task_id, (0, 0, None))
-        if attempts < ATTEMPTS or self._taken <= taken:
-            return None
-        if answer is None and item.size <= SMALL_BYTES:
+        is_suspect = answer is not None or item.size > SMALL_BYTES
+        if not is_suspect or attempts < ATTEMPTS or self._taken <= taken:
             return None
         del self._failed[item.row.task_id]  # it may be requeued
         return answer or Undeliverable(
