@@ -119,10 +119,10 @@ def reschedule(
             is_far = ahead > hold_horizon(celery_app(job.app) or current_app)
             envelope = _with_eta(job.envelope, eta.isoformat())
             changed += held.filter(is_immediate=None).update(
-                available_at=stored(eta) if is_far else None, envelope=envelope
+                available_at=stored(eta, using=using) if is_far else None, envelope=envelope
             )
         if changed:
-            TaskResult.objects.using(using).keep_from(stored(eta), jobs)
+            TaskResult.objects.using(using).keep_from(stored(eta, using=using), jobs)
         wake_after_commit(using, JOBS)
     return bool(changed)
 

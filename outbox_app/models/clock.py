@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
+from django.db import connections
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -26,10 +27,16 @@ class DatabaseNow(Now):
         return self.as_sql(compiler, connection, template=function, **context)
 
 
-def stored(moment: datetime) -> datetime:
-    """Return a time as Django stores it: in the project's zone, naive, where ``USE_TZ`` is off."""
+def stored(moment: datetime, *, using: str | None = None) -> datetime:
+    """Return a time as ``DatabaseNow`` has it, by which it is judged.
+
+    Where ``USE_TZ`` is off that is naive, in the project's zone; on an alias of SQLite in UTC.
+    """
     aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-    return aware.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(aware)
+    if settings.USE_TZ:
+        return aware.astimezone(UTC)
+    is_sqlite = using is not None and connections[using].vendor == "sqlite"
+    return timezone.make_naive(aware, UTC if is_sqlite else None)
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

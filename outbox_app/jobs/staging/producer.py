@@ -137,7 +137,7 @@ class StagingProducer(Producer):
             raise InvalidJob(f"The message of {job} cannot be stored: {error}") from error
         validation.check_eta(eta)
         if eta is not None and eta - datetime.now(UTC) > timedelta(seconds=self.hold):
-            job.available_at = stored(eta)
+            job.available_at = stored(eta, using=self.using)
         if self.immediate and not self.ordering_key and eta is None:
             job.is_immediate = True
         validation.check_job(job, message, self.app)
