@@ -134,7 +134,9 @@ class Publisher:
             outcome.prepared = prepare(rows, self.app, now=now, outcome=outcome)
             ready = self._declare(outcome.prepared, outcome, may_send)
             self.open(may_send)
-            ready = self._wire.in_turn(item for item in ready if not self._gives_up(item, outcome))
+            if self._wire.failed:
+                left = (item for item in ready if not self._gives_up(item, outcome))
+                ready = self._wire.in_turn(left)
             if self._takes_batches():
                 self._publish_batches(ready, outcome, may_send)
             else:
@@ -171,7 +173,7 @@ class Publisher:
         for item in prepared:
             route = item.message.exchange, item.message.routing_key
             is_declared = item.declare.keys() <= self._declared
-            is_plain = brokers.is_plain(item.row.envelope)
+            is_plain = not self._has_confirms or brokers.is_plain(item.row.envelope)
             if is_declared and route in checked and self.producer and is_plain:
                 ready.append(item)  # as one before it in the batch
                 continue
@@ -222,8 +224,7 @@ class Publisher:
         self._fresh.add(name)
 
     def _gives_up(self, item: PreparedMessage, outcome: PublishResult) -> bool:
-        error = self._wire.gives_up(item)
-        if error is not None:
+        if error := self._wire.gives_up(item):
             outcome.refuse(item.row, error)
         return error is not None
 

@@ -29,14 +29,14 @@ class Wire:
         #: How often the broker has taken anything, and of messages that failed alone how often they
         #: did, that number at the last time, and the answer then. By task id.
         self._taken = 0
-        self._failed: dict[str, tuple[int, int, Exception | None]] = {}
+        self.failed: dict[str, tuple[int, int, Exception | None]] = {}
 
     def in_turn(self, items: Iterable[PreparedMessage]) -> list[PreparedMessage]:
         """Return messages with those last that failed alone, and with each its key's later ones."""
         first, last, keys = [], [], set()
         for item in items:
             key = item.row.ordering_key
-            if item.row.task_id in self._failed or key in keys:
+            if item.row.task_id in self.failed or key in keys:
                 last.append(item)
                 keys |= {key} - {""}
             else:
@@ -54,7 +54,7 @@ class Wire:
         size = 0
         for item in items:
             either = (item, *batch[:1])
-            failed = self._failed and any(each.row.task_id in self._failed for each in either)
+            failed = self.failed and any(each.row.task_id in self.failed for each in either)
             is_alone = failed or (alone and any(map(alone, either)))
             if batch and (is_alone or size + item.size > self._limit):
                 yield batch
@@ -80,7 +80,7 @@ class Wire:
         elif seconds < target / 2 and size > self._limit / 2:
             self._limit = min(self._limit * 2, BUDGET_BYTES)
         for item in batch:
-            self._failed.pop(item.row.task_id, None)
+            self.failed.pop(item.row.task_id, None)
 
     def has_probed(self) -> None:
         self._taken += 1
@@ -90,17 +90,17 @@ class Wire:
         if len(batch) > 1:
             self._limit = min(self._limit, sum(item.size for item in batch)) / 4
         elif batch:
-            attempts, taken, _ = self._failed.get(batch[0].row.task_id, (0, -1, None))
+            attempts, taken, _ = self.failed.get(batch[0].row.task_id, (0, -1, None))
             attempts += taken < self._taken
-            self._failed[batch[0].row.task_id] = attempts, self._taken, answer
+            self.failed[batch[0].row.task_id] = attempts, self._taken, answer
 
     def gives_up(self, item: PreparedMessage) -> Exception | None:
         """Return why a message is refused: it failed alone too often, and others were taken."""
-        attempts, taken, answer = self._failed.get(item.row.task_id, (0, 0, None))
+        attempts, taken, answer = self.failed.get(item.row.task_id, (0, 0, None))
         is_suspect = answer is not None or item.size > SMALL_BYTES
         if not is_suspect or attempts < ATTEMPTS or self._taken <= taken:
             return None
-        del self._failed[item.row.task_id]  # it may be requeued
+        del self.failed[item.row.task_id]  # it may be requeued
         return answer or Undeliverable(
             f"The broker did not take this message of {item.size:,} bytes within the lease, in "
             f"{ATTEMPTS} attempts, and took others in between. Pass large data as a file or a row, "
