@@ -73,7 +73,7 @@ class Line:
         return batch
 
     def put_back(self, calls: Sequence[Any]) -> int:
-        """Let those wait again that somebody waits for; say how many. Who has gone cannot lead."""
+        """Put calls back, but for those whose caller has gone and cannot lead; return how many."""
         again = [call for call in calls if not call.gone]
         for call in reversed(again):
             self.waiting[call] = None

@@ -30,7 +30,7 @@ BATCH, FEW = 2000, 200
 LOCK_WAIT, ATTEMPTS = 2, 60
 #: Seconds in which the session of a run that was killed ends.
 ENDS = 5
-#: What a session is told that is idle while tables are copied, and how it takes the lock of a
+#: Settings of the session that is idle while tables are copied, and how it takes the lock of a
 #: table's runs. On PostgreSQL in a transaction, for which a pooler, too, keeps a session.
 ONE_RUN = {
     "postgresql": (

@@ -155,7 +155,7 @@ def _once(task: Any, job_id: str, function: Callable[[], Any], *, using: str) ->
 
 
 def retry_later(task: Any, error: Exception) -> NoReturn:
-    """Let a worker deliver its message again, whatever ``max_retries`` says."""
+    """Let a worker deliver its message again, also beyond ``max_retries``."""
     attempts = task.request.retries + 1
     try:
         raise task.retry(exc=error, countdown=RETRY_SECONDS, max_retries=attempts) from error

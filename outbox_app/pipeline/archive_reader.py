@@ -34,7 +34,7 @@ logger = get_logger("outbox_app.pipeline")
 
 #: Plans that are made, one after the other, where the archive gets on meanwhile.
 PLANS = 10
-#: Whatever the session says, a file that has rotted or gone is an error, and a day is that day.
+#: Over the session's settings: a file that has rotted or gone is an error, and a day is that day.
 _STRICT = {
     "datetimeRebaseMode": "CORRECTED",
     "parquet.page.verify-checksum.enabled": "true",

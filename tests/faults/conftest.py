@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connections
 
-from outbox_app.models import StagedJob
-from tests import emptying
 from tests.servers import MariaDB, PostgreSQL
 
-from .tools import alias_for
+from .tools import outbox_on
 
 SERVERS = {"postgres": PostgreSQL, "mariadb": MariaDB}
 
@@ -33,9 +30,5 @@ def private_alias(private_database: Any, django_db_blocker: Any, settings: Any) 
 
     Not for tests with the mark ``django_db``: that knows the aliases of the settings only.
     """
-    with django_db_blocker.unblock(), alias_for(private_database.url) as alias:
-        if StagedJob._meta.db_table not in connections[alias].introspection.table_names():
-            call_command("migrate", database=alias, verbosity=0)
-        emptying.empty(alias)
-        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    with outbox_on(private_database.url, django_db_blocker, settings) as alias:
         yield alias

@@ -22,12 +22,13 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from django.core.management import call_command
 from django.db import connections, transaction
 
 from outbox_app import stage_many
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import DeadJob, Incident, Lease, Process, StagedJob
-from tests import forking
+from tests import emptying, forking
 from tests.patience import SECONDS, eventually, patience
 from tests.servers import processes
 
@@ -65,6 +66,17 @@ def alias_for(url: str) -> Iterator[str]:
         connections[alias].close()
         del connections[alias]
         del connections.settings[alias]
+
+
+@contextmanager
+def outbox_on(url: str, blocker: Any, settings: Any) -> Iterator[str]:
+    """An alias on a private server, migrated and empty, with the outbox on it."""
+    with blocker.unblock(), alias_for(url) as alias:
+        if StagedJob._meta.db_table not in connections[alias].introspection.table_names():
+            call_command("migrate", database=alias, verbosity=0)
+        emptying.empty(alias)
+        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+        yield alias
 
 
 class Book:

@@ -8,17 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
-from django.core.management import call_command
 from django.db import connections
 
 from outbox_app.exceptions import ArchiveRefused, ForeignCursor, ReadRefused, Unreachable
 from outbox_app.models import Event
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
-from tests import emptying
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.conftest import SERVERS
-from tests.faults.tools import alias_for, on
+from tests.faults.tools import on, outbox_on
 from tests.patience import patience
 
 from .archiver import Here
@@ -292,11 +290,7 @@ def server(request):
 @pytest.fixture
 def private(server, django_db_blocker, settings):
     """An alias on a server that may be killed."""
-    with django_db_blocker.unblock(), alias_for(server.url) as alias:
-        if Event._meta.db_table not in connections[alias].introspection.table_names():
-            call_command("migrate", database=alias, verbosity=0)
-        emptying.empty(alias)
-        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    with outbox_on(server.url, django_db_blocker, settings) as alias:
         yield alias
 
 

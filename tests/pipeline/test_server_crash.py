@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import call_command
 from django.db import connections, transaction
 
 from outbox_app import publish
@@ -13,7 +12,7 @@ from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.offset import Offsets
 from outbox_app.pipeline.schema import SCHEMA, arrow_types
 from outbox_app.pipeline.source import batches
-from tests.faults.tools import alias_for
+from tests.faults.tools import outbox_on
 from tests.servers import PostgreSQL
 
 from .harness import source
@@ -34,9 +33,7 @@ def server():
 def alias(server, django_db_blocker, settings):
     if "postgres" not in connections:
         pytest.skip("no PostgreSQL")
-    with django_db_blocker.unblock(), alias_for(server.url) as alias:
-        call_command("migrate", database=alias, verbosity=0)
-        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    with outbox_on(server.url, django_db_blocker, settings) as alias:
         yield alias
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import call_command
 from django.db import connections, transaction
 
 from outbox_app import publish, subscriber
@@ -11,7 +10,7 @@ from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import Cursor
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
-from tests.faults.tools import alias_for
+from tests.faults.tools import outbox_on
 from tests.servers import PostgreSQL
 
 pytestmark = pytest.mark.django_db(databases=[])
@@ -29,9 +28,7 @@ def server():
 def alias(server, django_db_blocker, settings):
     if "postgres" not in connections:
         pytest.skip("no PostgreSQL")
-    with django_db_blocker.unblock(), alias_for(server.url) as alias:
-        call_command("migrate", database=alias, verbosity=0)
-        settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
+    with outbox_on(server.url, django_db_blocker, settings) as alias:
         yield alias
 
 

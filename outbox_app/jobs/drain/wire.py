@@ -4,8 +4,8 @@ Batches are cut by what the wire took last time; after a failure they are smalle
 message. A large message that fails alone three times, while in between the broker took others, or
 a probe, is refused: it would be tried for ever. In the meantime it stands behind the others of its
 batch, and the later ones of its ordering key behind it. Small messages are never refused so: what
-delays them is not their size. What a transport's library says of a message, where nothing is known
-of its errors here, is taken for the message's fault in the same way, whatever its size.
+delays them is not their size. An error that is not known here, of another transport's library, is
+taken for the fault of a message of any size in the same way.
 """
 
 from __future__ import annotations
