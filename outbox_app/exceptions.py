@@ -3,67 +3,20 @@
 ::
 
     OutboxError
-    ├── StagingRefused          the job is not staged; the caller's transaction stays usable
-    │   ├── NotAtomic           no transaction, or one on another alias
-    │   ├── InvalidJob          a field of the job is out of bounds   (also a ValueError)
-    │   └── UnknownTask         strict mode: the app has no such task (also a LookupError)
-    ├── SentInTransaction       the detector is to raise; nothing was sent
-    ├── StillStaged             a result was waited for before its job could leave (RuntimeError)
-    ├── InvalidArgument         an argument is out of bounds, or names nothing (also a ValueError)
-    ├── NotMigrated             the outbox's own tables are not there, or not yet
-    ├── UnfitSession            the database's sessions have settings that break statements
-    ├── BrokerUnavailable       nothing was sent; the drain backs off and tries again
-    ├── UnsafeBroker            the broker is configured to lose messages
-    ├── LeaseLost               the lease ran out: another process may own the shards
-    ├── Undeliverable           the job is dead, with this as its reason
-    │   ├── UnknownApp          its Celery app is not loaded in the drainer's process
-    │   ├── Unroutable          no queue is bound for its exchange and routing key
-    │   └── KeyBlocked          an earlier job of its ordering key is dead
-    ├── InboxError              an idempotent task cannot be noted; nothing of it is committed
-    ├── StatementRefused        a handler or an idempotent task may not end its transaction
-    ├── TransactionEnded        it has ended it all the same; its effects may be there in part
-    ├── PublishRefused          the event is not published; the caller's transaction stays usable
-    │   ├── InvalidEvent        a field of the event is out of bounds     (also a ValueError)
-    │   ├── UnknownLog          there is no such log                      (also a LookupError)
-    │   ├── VersionConflict     the stream is at another version than expected
-    │   └── MessageIdConflict   the message id belongs to another event
-    ├── EntityError             a command of an entity is not answered; nothing of it is written
-    │   ├── InvalidCommand      something of it cannot be stored, or fits no command (ValueError)
-    │   ├── UnknownEntity       it does not exist, or has no such version (also a LookupError)
-    │   ├── CommandIdConflict   the command id belongs to another request
-    │   ├── EntityContended     other commands were ahead each time
-    │   ├── DamagedEntity       its row was edited by hand
-    │   └── WrittenByCommands   rows of entities are written by commands only (also a TypeError)
-    ├── OutcomeUnknown          a command may be committed: repeat it with the same id
-    ├── PreparedError           a prepared event is not what the call takes it for
-    │   ├── PrepareRefused      it is not recorded; do not begin the transaction
-    │   │   ├── InvalidPrepared     something of it could never be published  (also a ValueError)
-    │   │   └── PreparedConflict    the id belongs to another one, or to one that is decided
-    │   ├── KeeperUnavailable   the keeper gave no answer; what it was told may have arrived
-    │   ├── FencedOut           the fence says otherwise: the transaction cannot commit, or has not
-    │   ├── UnknownPrepared     the keeper has no such event             (also a LookupError)
-    │   └── Contradiction       it was decided otherwise before; an incident says so
-    ├── PeerError               another service cannot be talked to
-    │   ├── InvalidPeer         it is not registered, or not in a way that can work
-    │   └── PeerUnavailable     it gave no answer that can be believed
-    ├── NoNode                  no id can be made: no time is reserved, and none can be
-    ├── InvalidSubscriber       a subscription is declared in a way that cannot work
-    ├── UnknownSubscription     no subscription has this name             (also a LookupError)
-    ├── ReplayRefused           a subscription cannot be replayed, paused, repartitioned … now
-    ├── GapNotSkippable         a gap, or an event, is not one that a person can skip
-    ├── RebuildRefused          a view cannot be rebuilt, or not from here; nothing was written
-    ├── RebuildFailed           a rebuild has ended with an error; the view is as it was
-    ├── ReadRefused             a log cannot be read exactly from here; nothing is advanced
-    │   ├── DamagedCursor       the cursor's state is not one that its window writes
-    │   ├── ForeignCursor       the cursor belongs to another database cluster, or to its past
-    │   ├── UnsafeLog           the server or the connection cannot tell what has been committed
-    │   └── TooManyGaps         more positions are missing than a cursor may keep
-    └── PipelineError           a pipeline on Spark cannot run; nothing was written
-        ├── NoSpark             PySpark, pyarrow or Java is missing
-        ├── InvalidOption       an option of the data source is invalid (also a ValueError)
-        ├── InvalidSchema       a column that no log has, or of another type (also a ValueError)
-        ├── Unreachable         a database or an object store does not answer, or refuses
-        └── ArchiveRefused      a folder is no archive of this log, or one that is damaged
+    ├── StagingRefused: NotAtomic, InvalidJob, UnknownTask
+    ├── Undeliverable: UnknownApp, Unroutable, KeyBlocked
+    ├── PublishRefused: InvalidEvent, UnknownLog, VersionConflict, MessageIdConflict
+    ├── EntityError: InvalidCommand, UnknownEntity, CommandIdConflict, EntityContended,
+    │   CommandTimeout, Overloaded, DamagedEntity, WrittenByCommands
+    ├── PreparedError: KeeperUnavailable, FencedOut, UnknownPrepared, Contradiction
+    │   └── PrepareRefused: InvalidPrepared, PreparedConflict
+    ├── PeerError: InvalidPeer, PeerUnavailable
+    ├── ReadRefused: DamagedCursor, ForeignCursor, UnsafeLog, TooManyGaps
+    ├── PipelineError: NoSpark, InvalidOption, InvalidSchema, Unreachable, ArchiveRefused
+    └── SentInTransaction, StillStaged, InvalidArgument, NotMigrated, UnfitSession,
+        BrokerUnavailable, UnsafeBroker, LeaseLost, InboxError, StatementRefused,
+        TransactionEnded, OutcomeUnknown, NoNode, InvalidSubscriber, UnknownSubscription,
+        ReplayRefused, GapNotSkippable, RebuildRefused, RebuildFailed
 
 What refuses a job or an event is raised before any statement that could break a transaction.
 A command that one of them ends says its message, and exits with its ``returncode``.
@@ -122,7 +75,7 @@ class UnfitSession(OutboxError):
 
 
 class BrokerUnavailable(OutboxError):
-    """The broker could not be reached. Nothing of the batch was sent."""
+    """The broker could not be reached. Nothing of the batch was sent; it is tried again."""
 
 
 class UnsafeBroker(OutboxError):
