@@ -17,7 +17,7 @@ from django.db import connection, transaction
 
 from example_project.demo.terminal import Progress
 from example_project.processes import MANAGE, Child, stop
-from outbox_app.fleet.status import live_servers
+from outbox_app.fleet.topology import live_servers
 
 from .callers import DESKS, Callers
 from .counting import SEATS, Count, picture

@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy as _
 from ..aliases import log_alias, outbox_alias
 from ..entities.operations import entity_types
 from ..eventlog.newevent import slice_of
-from ..fleet.status import leaders_of, live_servers
+from ..fleet.topology import leaders_of, live_servers
 from ..models import EntityRow, EntityVersion
 from .base import OutboxAdmin, column, given
 from .event import EventAdmin, stream_of

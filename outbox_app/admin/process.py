@@ -28,7 +28,7 @@ from django.views.decorators.http import require_safe
 from ..fleet.balance import Failing
 from ..fleet.cluster import known_failing
 from ..fleet.registries.database import change
-from ..fleet.status import live_servers, slices
+from ..fleet.topology import live_servers, slices
 from ..models import Process
 from ..pipeline.statistic_names import NAMES
 from ..text import LIMIT, one_line, shown

@@ -39,13 +39,12 @@ def leader_of(call: Call, entity: Any, *, using: str) -> str:
     """
     if not entity.routed or not call.usual or using != log_alias(entity.versions):
         return ""
-    slice = slice_of(call.id)
     try:
-        call.leader = topology.leader_elsewhere(slice)
-        if not call.leader and topology.is_leader_avoided(slice):
-            call.route = ELSEWHERE
+        call.leader = topology.other_leader(slice_of(call.id))
     except RuntimeError:  # the thread that pulls the list cannot be started: the next call tries
         return ""
+    if call.leader and topology.is_avoided(call.leader):
+        call.route, call.leader = ELSEWHERE, ""
     return call.leader
 
 

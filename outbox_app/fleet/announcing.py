@@ -13,21 +13,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import random
 import signal
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from django.db import connections
-
-from ..conf import fleet_settings, outbox_settings
-from ..process.backoff import Backoff
-from ..process.lease import BEATS
-from ..process.waiting import StopFlag
+from ..conf import fleet_settings
 from ..text import get_logger
-from .registry import CLIENT, SERVER, Member, Registry, new_member, new_registry
+from .registry import CLIENT, SERVER, Member, Registry, RegistryThread, new_member
 
 logger = get_logger("outbox_app.fleet")
 
@@ -56,43 +50,22 @@ def announce(application: Application) -> Application:
     return announced
 
 
-class Announcement:
+class Announcement(RegistryThread):
     """The place of a process in the registry, and the thread that keeps it."""
 
     def __init__(self, kind: str) -> None:
+        super().__init__("outbox-fleet")
         self.kind = kind
-        self.stop = StopFlag()
-        self.thread = threading.Thread(target=self._run, name="outbox-fleet", daemon=True)
         self.member: Member | None = None
 
-    def _run(self) -> None:
-        backoff = Backoff("the registry", logger)
-        while not self.stop.is_set():
-            try:
-                registry = new_registry()
-                with registry.session(self.stop):
-                    self._stay(registry, backoff)
-            except Exception as error:  # no session: a thread of its own cannot be started
-                backoff.failed(error)
-                connections.close_all()
-                self.stop.wait(pause())
-
-    def _stay(self, registry: Registry, backoff: Backoff) -> None:
-        while not self.stop.is_set():
-            try:
-                self._keep(registry)
-                backoff.succeeded()
-            except Exception as error:  # each registry has errors of its own
-                backoff.failed(error)
-                connections.close_all()
-            self.stop.wait(pause())
+    def end(self, registry: Registry) -> None:
         try:
             if self.member is not None:
                 registry.leave(self.member)
         except Exception as error:
             logger.warning("Not taken off, so the lease has to run out error=%r", error)
 
-    def _keep(self, registry: Registry) -> None:
+    def step(self, registry: Registry) -> None:
         before = self.member
         if before is not None and registry.beat(before):
             self.member = registry.current(before)
@@ -102,11 +75,6 @@ class Announcement:
             self.member = replace(self.member, weight=before.weight, draining=before.draining)
         registry.register(self.member)
         logger.info("Registered kind=%s address=%s", self.kind, self.member.address)
-
-
-def pause() -> float:
-    """Return the seconds between two looks at a registry, with jitter."""
-    return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)
 
 
 _lock = threading.Lock()

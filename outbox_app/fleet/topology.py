@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from hashlib import blake2b
 
 from ..conf import SLICES, fleet_settings
 from ..models import Server
+from ..process.lease import alive
 from ..text import get_logger
 from .cluster import known_of
 from .registry import SERVER, Member
@@ -24,26 +26,16 @@ logger = get_logger("outbox_app.fleet")
 
 #: Seconds for which nothing is passed to a server that has not answered.
 AVOIDED = 5.0
+#: Servers of the database's registry that are looked at: the newest.
+LISTED = 256
 _avoided: dict[str, float] = {}
 
 
-def leader_elsewhere(slice: int) -> str:
-    """Return the address that commands of a slice are passed to; empty: they stay here."""
-    address = other_leader(slice)
-    return "" if _is_avoided(address) else address
-
-
-def is_leader_avoided(slice: int) -> bool:
-    """Say whether nothing is passed to the leader of a slice, as it has not answered."""
-    return any(map(_is_avoided, list(_avoided))) and _is_avoided(other_leader(slice))
-
-
-def _is_avoided(address: str) -> bool:
-    return time.monotonic() < _avoided.get(address, 0)
-
-
 def other_leader(slice: int) -> str:
-    """Return the address of another server that leads a slice, whether it answers or not."""
+    """Return the address of another server that leads a slice, whether it answers or not.
+
+    Empty: this process leads it, or none does.
+    """
     conf = fleet_settings()
     if conf.TOPOLOGY is None or not conf.SERVICE:
         return ""
@@ -75,6 +67,11 @@ def _score(slice: int, server: tuple[str, int]) -> float:
     return -weight / math.log((int.from_bytes(digest) + 0.5) / 2**48)
 
 
+def is_avoided(address: str) -> bool:
+    """Say whether nothing is passed to a server, as it has not answered lately."""
+    return time.monotonic() < _avoided.get(address, 0)
+
+
 def avoid(address: str, commands: int, why: object) -> None:
     """Pass nothing to a server for a while."""
     logger.warning(
@@ -82,6 +79,23 @@ def avoid(address: str, commands: int, why: object) -> None:
         *(address, commands, why),
     )
     for each in list(_avoided):  # by other threads, too
-        if not _is_avoided(each):
+        if not is_avoided(each):
             _avoided.pop(each, None)
     _avoided[address] = time.monotonic() + AVOIDED
+
+
+def live_servers(*, using: str) -> list[Server]:
+    """Return the newest servers of the database's registry that are not silent. Changes nothing."""
+    rows = Server.objects.using(using).filter(kind=Server.Kind.SERVER)
+    return alive(rows.order_by("-started_at")[:LISTED])
+
+
+def leaders_of(members: Iterable[Member | Server]) -> tuple[str, ...]:
+    """Return the address of the leader of each slice of this service's entities; empty: none."""
+    service = fleet_settings().SERVICE
+    return allocation(each for each in members if each.service == service) if service else ()
+
+
+def slices(members: Iterable[Member | Server]) -> dict[str, int]:
+    """Return how many slices each server of this service leads, by its address."""
+    return dict(sorted(Counter(leaders_of(members)).items()))

@@ -14,14 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from django.db import connections
-
 from ..door.peers import address_fault
-from ..process.backoff import Backoff
-from ..process.waiting import StopFlag
+from ..process.waiting import PollWaiter
 from ..text import get_logger
-from .announcing import pause
-from .registry import SERVER, Member, Registry, new_registry
+from .registry import SERVER, Member, Registry, RegistryThread, new_registry, pause
 
 logger = get_logger("outbox_app.fleet")
 
@@ -66,7 +62,7 @@ def _is_server(member: Member) -> bool:
     return not fault
 
 
-class Watch:
+class Watch(RegistryThread):
     """The list of one service, and the thread that pulls it."""
 
     def __init__(
@@ -76,14 +72,11 @@ class Watch:
         registry: Callable[[], Registry] = new_registry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(f"outbox-watch-{service}", registry)
         self.service = service
         self.clock = clock
-        self.stop = StopFlag()
-        self._registry = registry
         self._listing = Listing()
         self._pulled = threading.Event()
-        name = f"outbox-watch-{service}"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def listing(self, seconds: float = 0) -> Listing:
@@ -91,31 +84,16 @@ class Watch:
         self._pulled.wait(seconds)
         return self._listing
 
-    def _run(self) -> None:
-        backoff = Backoff("the registry", logger)
-        while not self.stop.is_set():
-            try:
-                registry = self._registry()
-                with registry.session(self.stop) as waiter:
-                    while not self.stop.is_set():
-                        self._pull(registry, backoff)
-                        self._pulled.set()
-                        waiter.wait(pause())
-            except Exception as error:  # no session: a thread of its own cannot be started
-                self._failed(error, backoff)
-                self._pulled.set()
-                self.stop.wait(pause())
+    def step(self, registry: Registry) -> None:
+        found = registry.members(self.service)
+        self._listing = self._listing.after(found, self.clock())
+        self._pulled.set()
 
-    def _pull(self, registry: Registry, backoff: Backoff) -> None:
-        try:
-            found = registry.members(self.service)
-            self._listing = self._listing.after(found, self.clock())
-            backoff.succeeded()
-        except Exception as error:  # each registry has errors of its own
-            self._failed(error, backoff)
+    def wait(self, waiter: PollWaiter) -> None:
+        waiter.wait(pause())
 
-    def _failed(self, error: Exception, backoff: Backoff) -> None:
-        backoff.failed(error)
-        connections.close_all()
+    def failed(self, error: Exception) -> None:
+        super().failed(error)
         # What is gone when it is back is kept from then on.
-        self._listing = replace(self._listing, trouble=backoff.text, kept_since=None)
+        self._listing = replace(self._listing, trouble=self.backoff.text, kept_since=None)
+        self._pulled.set()

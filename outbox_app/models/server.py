@@ -6,7 +6,6 @@ its lease has run out and another process looks. It is a hint: nothing that is t
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from uuid import uuid4
 
 from django.core.validators import MaxValueValidator
@@ -51,7 +50,3 @@ class Server(models.Model):
 
     def __str__(self) -> str:
         return f"{self.service} {self.node}"
-
-    @property
-    def lease_ends_at(self) -> datetime:
-        return self.heartbeat_at + timedelta(seconds=self.lease_seconds)

@@ -21,7 +21,7 @@ from ..conf import fleet_settings
 from ..door.clocks import wrong_clocks
 from ..entities.operations import entity_types
 from ..eventlog.long_transactions import LongTransactions, long_transactions, open_writers
-from ..fleet.status import live_servers, slices
+from ..fleet.topology import live_servers, slices
 from ..jobs.dead_summary import DeadMatrix, dead_matrix
 from ..jobs.drain import status
 from ..jobs.drain.status import Backlog, DrainerStatus, Held

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -108,11 +109,11 @@ def test_a_registry_that_is_away_is_waited_for(rows: Any, fleet: Any, monkeypatc
 def test_what_was_drained_comes_back_so(alias: str, rows: Any, fleet: Any) -> None:
     fleet(ADDRESS=URL)
     kept, registry = announcing.Announcement(SERVER), new_registry()
-    kept._keep(registry)
+    kept.step(registry)
     registry.change(URL, weight=7, draining=True)
-    kept._keep(registry)
+    kept.step(registry)
     Server.objects.using(alias).all().delete()  # its lease has run out
-    kept._keep(registry)
+    kept.step(registry)
     [row] = Server.objects.using(alias)
     assert (row.weight, row.draining) == (7, True)
 
@@ -139,6 +140,13 @@ def test_a_list_whose_thread_could_not_be_started(
     cannot_start.append("outbox-watchdog")
     assert servers("bank") == []
     eventually(lambda: [each.member.address for each in servers("bank")] == [URL])
+
+
+def test_imported_before_django_is_set_up() -> None:
+    """As asgi.py and gunicorn's configuration file do."""
+    code = "from outbox_app.fleet import announce; import outbox_app.fleet.gunicorn"
+    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def in_a_child(run: Callable[[], None]) -> int:

@@ -13,7 +13,7 @@ from outbox_app.entities.passing import leader_of
 from outbox_app.entities.request import Call
 from outbox_app.fleet import topology
 from outbox_app.fleet.registry import CLIENT, Member
-from outbox_app.fleet.topology import allocation, leader_elsewhere
+from outbox_app.fleet.topology import allocation, other_leader
 from tests.entities.models import Account
 from tests.patience import eventually
 
@@ -57,21 +57,22 @@ def test_who_leads_nothing(fleet: Any) -> None:
 
 def test_elsewhere(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet(TOPOLOGY=URLS[:2], ADDRESS=URLS[0])
-    found = [leader_elsewhere(n) for n in range(1024)]
+    found = [other_leader(n) for n in range(1024)]
     assert set(found) == {"", URLS[1]}  # this server's own stay
     at = found.index(URLS[1])
     now = [100.0]
     monkeypatch.setattr(topology.time, "monotonic", lambda: now[0])
+    assert not topology.is_avoided(URLS[1])
     topology.avoid(URLS[1], 3, "no answer")
-    assert leader_elsewhere(at) == ""
+    assert topology.is_avoided(URLS[1])
     now[0] += topology.AVOIDED
-    assert leader_elsewhere(at) == URLS[1]
+    assert not topology.is_avoided(URLS[1])
     for changes in ({"TOPOLOGY": None}, {"TOPOLOGY": URLS[:2], "SERVICE": ""}):
         fleet(**{"SERVICE": "shop"} | changes)
-        assert leader_elsewhere(at) == ""
+        assert other_leader(at) == ""
 
 
-def test_servers_are_avoided_by_several_threads(fleet: Any, monkeypatch: Any) -> None:
+def test_servers_are_avoided_by_several_threads(monkeypatch: Any) -> None:
     """One adds to them while another looks; what is over is forgotten."""
 
     class Avoided(dict[str, float]):
@@ -80,8 +81,8 @@ def test_servers_are_avoided_by_several_threads(fleet: Any, monkeypatch: Any) ->
             return super().get(address, *given)
 
     monkeypatch.setattr(topology, "_avoided", Avoided({URLS[2]: 0.0}))
-    fleet(TOPOLOGY=URLS[:2], ADDRESS=URLS[0])
-    assert not topology.is_leader_avoided(7)
+    topology.avoid(URLS[1], 3, "no answer")
+    assert topology.is_avoided(URLS[1])
     monkeypatch.setattr(topology, "_avoided", {URLS[2]: 0.0})
     topology.avoid(URLS[1], 3, "no answer")
     assert list(topology._avoided) == [URLS[1]]
@@ -105,4 +106,4 @@ def test_a_command_stays_here_where_no_list_can_be_pulled(
 
 def test_a_list_that_is_not_known_yet(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet(REGISTRY=STATIC, SERVERS={"shop": []})
-    assert leader_elsewhere(7) == ""
+    assert other_leader(7) == ""

@@ -6,7 +6,6 @@ process has made of its answers.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...entities.operations import entity_types
 from ...eventlog.newevent import slice_of
 from ...exceptions import InvalidArgument
 from ...fleet.registry import Registry, new_registry
-from ...fleet.topology import allocation
+from ...fleet.topology import leaders_of, slices
 from ...monitoring.series import commands
 from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
@@ -84,13 +83,14 @@ class Command(TeachingCommand):
         self.write(f"{service}: {len(found)} registered")
 
     def _topology(self, registry: Registry, *, id: str | None, **_: Any) -> None:
-        leaders = allocation(registry.members(fleet_settings().SERVICE))
+        members = registry.members(fleet_settings().SERVICE)
+        leaders = leaders_of(members)
         if not leaders:
             self.write("No server leads: commands are executed where they arrive.")
         elif id is not None:
             self.write(f"{id}: {leaders[slice_of(id)]}")
         else:
-            for address, count in sorted(Counter(leaders).items()):
+            for address, count in slices(members).items():
                 self.write(f"{count:4} slices  {address}")
             counted = commands({log_alias(each.versions) for each in entity_types()})
             self.write(
