@@ -7,27 +7,13 @@ into parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...exceptions import ForeignCursor
 from ..filter import EventFilter
 from ..scan import LogScan, dealt, ranges
 from ..state import BEGINNING, NEVER, PostgresState, Snapshot
-from ..windows.postgres import PostgresWindow, array, not_running
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows due in one snapshot and not consumed in another."""
-
-    lo: Snapshot
-    hi: Snapshot
-    #: Positions up to this are left out …
-    after: int = 0
-    #: … and beyond this; None: none are.
-    upto: int | None = None
-    #: A state that knows between which positions the rows lie.
-    known: PostgresState | None = None
+from ..windows.postgres import PostgresWindow, array, sees
 
 
 class PostgresScan(PostgresWindow, LogScan[PostgresState]):
@@ -43,15 +29,13 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         self, state: PostgresState, limit: int | None = None, bound: PostgresState | None = None
     ) -> PostgresState:
         """A limited one ends with its window."""
-        now, cluster = self._snapshot()
-        self._require_own(state, now, cluster)
+        now = self._own_snapshot(state)
         reached = self._reach(state, Snapshot.parse(bound.lo) if bound else now, limit)
         if reached != state:
             self._outlast_a_crash()
         return reached
 
     def _reach(self, state: PostgresState, now: Snapshot, limit: int | None) -> PostgresState:
-        cluster = state.cluster
         reached = opened = state
         while True:
             if not opened.hi:
@@ -64,7 +48,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
             [(rows, last)] = self.run(f"SELECT count(*), max(id) FROM ({sql}) page", params)
             if limit and rows == limit:
                 return replace(opened, pos=last)
-            opened = PostgresState(cluster, opened.hi)
+            opened = PostgresState(state.cluster, opened.hi)
             if rows:
                 reached = opened
                 if limit:
@@ -76,8 +60,27 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
                 f"Between two database clusters, {start.cluster} and {end.cluster}, there are no "
                 f"rows of {self.table}: their transaction ids have nothing to do with one another."
             )
-        segments = (self._cut(segment, count) for segment in _segments(start, end))
-        return dealt(count, *segments)
+        return dealt(count, *(self._cut(*each, count) for each in self._windows(start, end)))
+
+    def _windows(
+        self, start: PostgresState, end: PostgresState
+    ) -> Iterator[tuple[PostgresState, int | None]]:
+        """Yield what is left of the window of ``start``, what came then, and the window of ``end``.
+
+        With each the position at which it ends; None: all of it is meant.
+        """
+        if start.hi and (start.lo, start.hi) == (end.lo, end.hi):
+            yield start, end.pos
+            return
+        between = start
+        if start.hi:
+            yield start, None
+            between = PostgresState(start.cluster, start.hi)
+        between = self._open(between, Snapshot.parse(end.lo))
+        if between.hi:
+            yield between, None
+        if end.hi:
+            yield replace(end, pos=0), end.pos
 
     def _outlast_a_crash(self) -> None:
         """Flush to the server's disk all that the snapshots of a state rest on.
@@ -91,48 +94,18 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         message = "pg_logical_emit_message(true, 'outbox_app', '')::text"
         self.run(f"SELECT set_config('synchronous_commit', 'local', true), {message}", [])
 
-    def _cut(self, segment: Segment, count: int) -> list[list[str]]:
-        lo, hi = segment.lo, segment.hi
-        begun = f"txid < {hi.xmax} AND {not_running(hi)}"
-        if lo.xmax != NEVER:
-            begun = f"txid >= {lo.xmax} AND {begun}"
-        first, last = self._bounds(segment, begun)
-        upto = last if segment.upto is None else min(last, segment.upto)
+    def _cut(self, window: PostgresState, upto: int | None, count: int) -> list[list[str]]:
+        """Return the parts of an open window, from its place to a position."""
+        lo, hi = Snapshot.parse(window.lo), Snapshot.parse(window.hi)
+        begun = sees(hi) if lo.xmax == NEVER else f"txid >= {lo.xmax} AND {sees(hi)}"
+        last = window.last if upto is None else min(window.last, upto)
         parts = [
             [f"id > {a} AND id <= {b} AND {begun}"]
-            for a, b in ranges(max(segment.after, first - 1), upto, count)
+            for a, b in ranges(max(window.pos, window.first - 1), last, count)
         ]
         if ended := lo.running - hi.running:
-            condition = f"txid = ANY({array(ended)}) AND id > {segment.after}"
-            if segment.upto is not None:
-                condition += f" AND id <= {segment.upto}"
+            condition = f"txid = ANY({array(ended)}) AND id > {window.pos}"
+            if upto is not None:
+                condition += f" AND id <= {upto}"
             parts = dealt(count, [[condition]], parts)
         return parts
-
-    def _bounds(self, segment: Segment, begun: str) -> tuple[int, int]:
-        """Return the first and the last position, or 1 and 0."""
-        if segment.known is not None:
-            return segment.known.first, segment.known.last
-        # As in PostgresWindow._open; from the beginning the primary key knows both ends.
-        ends = f"SELECT min(id + 0), max(id + 0) FROM {self.source} WHERE {begun}"
-        if segment.lo.xmax == NEVER:
-            ends = f"SELECT min(id), max(id) FROM {self.source}"
-        [(first, last)] = self.run(ends, [])
-        return (first, last) if first is not None else (1, 0)
-
-
-def _segments(start: PostgresState, end: PostgresState) -> Iterator[Segment]:
-    """Yield what is left of the window of ``start``, what came then, and the window of ``end``."""
-    if start.hi and (start.lo, start.hi) == (end.lo, end.hi):
-        lo, hi = Snapshot.parse(start.lo), Snapshot.parse(start.hi)
-        yield Segment(lo, hi, after=start.pos, upto=end.pos, known=start)
-        return
-    at = Snapshot.parse(start.lo)
-    if start.hi:
-        lo, at = at, Snapshot.parse(start.hi)
-        yield Segment(lo, at, after=start.pos, known=start)
-    lo = Snapshot.parse(end.lo)
-    if lo.text != at.text:
-        yield Segment(at, lo)
-    if end.hi:
-        yield Segment(lo, Snapshot.parse(end.hi), upto=end.pos, known=end)

@@ -40,8 +40,7 @@ class PostgresWindow(Window[PostgresState]):
     def read(
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
-        now, cluster = self._snapshot()
-        self._require_own(state, now, cluster)
+        now = self._own_snapshot(state)
         if state.rebased:
             return self._read_rebased(state, columns=columns, limit=limit, only=only)
         if state.hi:
@@ -58,14 +57,13 @@ class PostgresWindow(Window[PostgresState]):
         lo = Snapshot.parse(state.lo)
         condition = f"(txid >= {lo.xmax} OR txid = ANY({array(lo.running)}))"
         if state.hi:
-            condition += f" AND NOT (id <= {state.pos} AND {_sees(Snapshot.parse(state.hi))})"
+            condition += f" AND NOT (id <= {state.pos} AND {sees(Snapshot.parse(state.hi))})"
         if state.rebased:
             condition = f"({condition} OR {self._due_before(state)})"
         return f"({condition})"
 
     def verify(self, state: PostgresState) -> None:
-        now, cluster = self._snapshot()
-        self._require_own(state, now, cluster)
+        self._own_snapshot(state)
         self._require_own_rows()
         require_exact("postgresql", self.table, self.run)
 
@@ -90,7 +88,7 @@ class PostgresWindow(Window[PostgresState]):
         # min(id + 0): as min(id) the planner may walk the primary key from the log's beginning.
         [(first, last)] = self.run(
             f"SELECT min(id + 0), max(id + 0) FROM {self.source} "
-            f"WHERE txid >= {lo.xmax} AND txid < {now.xmax} AND {not_running(now)}",
+            f"WHERE txid >= {lo.xmax} AND {sees(now)}",
             [],
         )
         if first is None and not lo.running - now.running:
@@ -146,8 +144,8 @@ class PostgresWindow(Window[PostgresState]):
         sql = (
             f"SELECT {names} FROM {self.source} "
             f"WHERE id > {after} AND id <= {min(reach, state.last)} "
-            f"AND CASE WHEN txid >= {lo.xmax} AND txid < {hi.xmax} AND {not_running(hi)} "
-            f"{condition} THEN TRUE ELSE FALSE END ORDER BY id LIMIT {limit}"
+            f"AND CASE WHEN txid >= {lo.xmax} AND {sees(hi)} {condition} THEN TRUE ELSE FALSE END "
+            f"ORDER BY id LIMIT {limit}"
         )
         ended = lo.running - hi.running
         if not ended:
@@ -208,17 +206,9 @@ class PostgresWindow(Window[PostgresState]):
             )
         return Snapshot.parse(text), cluster
 
-    def _require_own_rows(self) -> None:
-        """Check, by one look at an index, that no row has a transaction id of the future."""
-        [(top, xmax)] = self.run(f"SELECT max(txid), {XMAX} FROM {self.source}", [])
-        if top is not None and top >= xmax:
-            raise ForeignCursor(
-                f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "
-                "was restored, or replication switched over, or it was set back. Run manage.py "
-                "outbox_rebase."
-            )
-
-    def _require_own(self, state: PostgresState, now: Snapshot, cluster: str) -> None:
+    def _own_snapshot(self, state: PostgresState) -> Snapshot:
+        """Return what is committed now; check that the state is from before, in this cluster."""
+        now, cluster = self._snapshot()
         known = Snapshot.parse(state.hi or state.lo)
         if state.cluster != cluster:
             raise ForeignCursor(
@@ -231,15 +221,26 @@ class PostgresWindow(Window[PostgresState]):
                 f"The cursor of {self.table} has seen transaction {known.xmax}; the cluster is at "
                 f"{now.xmax}: it was set back. Run manage.py outbox_rebase."
             )
+        return now
+
+    def _require_own_rows(self) -> None:
+        """Check, by one look at an index, that no row has a transaction id of the future."""
+        [(top, xmax)] = self.run(f"SELECT max(txid), {XMAX} FROM {self.source}", [])
+        if top is not None and top >= xmax:
+            raise ForeignCursor(
+                f"{self.table} holds rows of transaction {top}; the cluster is at {xmax}: a dump "
+                "was restored, or replication switched over, or it was set back. Run manage.py "
+                "outbox_rebase."
+            )
 
 
 def array(numbers: Iterable[int]) -> str:
     return f"'{{{','.join(map(str, sorted(numbers)))}}}'::bigint[]"
 
 
-def not_running(snapshot: Snapshot) -> str:
-    return f"NOT (txid = ANY({array(snapshot.running)}))" if snapshot.running else "TRUE"
-
-
-def _sees(snapshot: Snapshot) -> str:
-    return f"txid < {snapshot.xmax} AND {not_running(snapshot)}"
+def sees(snapshot: Snapshot) -> str:
+    """Return the condition: a snapshot sees the row."""
+    begun = f"txid < {snapshot.xmax}"
+    if not snapshot.running:
+        return begun
+    return f"{begun} AND NOT (txid = ANY({array(snapshot.running)}))"
