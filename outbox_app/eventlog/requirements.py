@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..exceptions import UnsafeLog
+from ..exceptions import ForeignCursor, UnsafeLog
 from .window import Run
 
 _VARIABLES = (
@@ -36,6 +36,15 @@ def require_exact(vendor: str, table: str, run: Run) -> None:
     for violation in violations(vendor, table, run):
         if violation.refused:
             raise UnsafeLog(f"{violation.text} {violation.hint} ({violation.id})")
+
+
+def require_given_out(table: str, position: int, used: int) -> None:
+    """Raise ``ForeignCursor`` where a position was read that was not given out since."""
+    if position > used:
+        raise ForeignCursor(
+            f"The cursor has read {table} up to position {position}, but the database has given "
+            f"out {used} only: it was restored. Run manage.py outbox_rebase."
+        )
 
 
 def violations(vendor: str, table: str, run: Run) -> Iterator[Violation]:

@@ -222,18 +222,18 @@ def test_sqlite_that_was_restored(alias, scan):
         scan.end(state)
 
 
-def test_intervals_without_holes():
+def test_runs_without_holes():
     dice = random.Random(1)
 
     def some():
         cuts = sorted(dice.sample(range(1, 40), 2 * dice.randrange(1, 6)))
-        return list(zip(cuts[::2], cuts[1::2], strict=True))
+        return [(first, last, None) for first, last in zip(cuts[::2], cuts[1::2], strict=True)]
 
-    def numbers(intervals):
-        return {n for first, last in intervals for n in range(first, last + 1)}
+    def numbers(runs):
+        return {n for first, last, _ in runs for n in range(first, last + 1)}
 
     for _ in range(500):
-        intervals, holes = some(), some()
-        left = _without(intervals, holes)
-        assert numbers(left) == numbers(intervals) - numbers(holes)
-        assert all(first <= last for first, last in left)
+        runs, holes = some(), some()
+        left = _without(runs, holes)
+        assert numbers(left) == numbers(runs) - numbers(holes)
+        assert all(first <= last for first, last, _ in left)

@@ -19,8 +19,6 @@ from ..windows.mysql import MAX_RUNS, MysqlWindow, Runs, any_between, chunks, le
 #: Positions counted together.
 BLOCK = 1_000
 
-Interval = tuple[int, int]
-
 
 class MysqlScan(MysqlWindow, LogScan[MysqlState]):
     def beginning(self) -> MysqlState:
@@ -57,11 +55,10 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         return after
 
     def parts(self, start: MysqlState, end: MysqlState, count: int) -> list[list[str]]:
-        missing = [(first, last) for first, last, _ in end.missing]
-        late = _without([(first, last) for first, last, _ in start.missing], missing)
+        late = _without(start.missing, end.missing)
         cuts = ranges(start.high, end.high, count)
-        new = [_conditions(_without([(after + 1, upto)], missing)) for after, upto in cuts]
-        return dealt(count, list(filter(None, new)), [_conditions(late)] if late else [])
+        new = [_without([(after + 1, upto, None)], end.missing) for after, upto in cuts]
+        return dealt(count, _conditions(new), _conditions([late]))
 
     def _reach(self, high: int, limit: int | None) -> int:
         """Return the position of the row that many further on, or that of the last one."""
@@ -87,43 +84,41 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
             f"WHERE id > {after} AND id <= {upto} GROUP BY id DIV {BLOCK}",
             [],
         )
-        full: list[Interval] = []
+        full: Runs = []
         torn: Runs = []
         settled = 0
         for block, rows, top, age in counts:
             first = max(int(block) * BLOCK, after + 1)
             last = min(int(block) * BLOCK + BLOCK - 1, upto)
             if rows == last - first + 1:
-                full.append((first, last))
+                full.append((first, last, None))
             else:
                 torn.append((first, last, None))
             if age >= self.settle:
                 settled = max(settled, int(top))
-        there = sorted(full + [(id, id) for id in self._committed(torn)])
-        holes = _without([(after + 1, upto)], there)
-        return [(first, last, 0 if last < settled else None) for first, last in holes]
-
-    def _committed(self, runs: Runs) -> list[int]:
-        """Return the positions of the runs that have a committed row, in order."""
-        select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
-        rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
-        return sorted(int(id) for (id,) in rows)
+        there = sorted(full + [(id, id, None) for id in self._committed(torn)])
+        holes = _without([(after + 1, upto, None)], there)
+        return [(first, last, 0 if last < settled else None) for first, last, _ in holes]
 
 
-def _without(intervals: Iterable[Interval], holes: list[Interval]) -> list[Interval]:
-    """Return what is left of intervals; both are in order and do not overlap."""
-    found: list[Interval] = []
-    for first, last in intervals:
+def _without(runs: Runs, holes: Runs) -> Runs:
+    """Return what is left of runs; both are in order and do not overlap."""
+    found: Runs = []
+    for first, last, _ in runs:
         begin = bisect_left(holes, first, key=itemgetter(1))
-        for a, b in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
+        for a, b, _ in holes[begin : bisect_right(holes, last, key=itemgetter(0))]:
             if first < a:
-                found.append((first, a - 1))
+                found.append((first, a - 1, None))
             first = b + 1
         if first <= last:
-            found.append((first, last))
+            found.append((first, last, None))
     return found
 
 
-def _conditions(intervals: list[Interval]) -> list[str]:
-    runs: Runs = [(first, last, None) for first, last in intervals]
-    return [f"({within(chunk)}) AND type <> '{TOMBSTONE}'" for chunk in chunks(runs)]
+def _conditions(parts: Iterable[Runs]) -> list[list[str]]:
+    """Return the SQL conditions of each part that has a run."""
+    return [
+        [f"({within(chunk)}) AND type <> '{TOMBSTONE}'" for chunk in chunks(runs)]
+        for runs in parts
+        if runs
+    ]

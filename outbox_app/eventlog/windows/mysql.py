@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from ...exceptions import ForeignCursor, TooManyGaps, UnsafeLog
+from ...exceptions import TooManyGaps, UnsafeLog
 from ..filter import EventFilter
-from ..requirements import require_exact
+from ..requirements import require_exact, require_given_out
 from ..state import MysqlState
 from ..window import TOMBSTONE, Page, Window
 
@@ -40,6 +40,7 @@ WIDE = 50
 #: Longer runs are not sealed: they come of setting AUTO_INCREMENT.
 MAX_SEALED = 10_000
 
+#: As in ``MysqlState.missing``.
 Runs = list[tuple[int, int, Any]]
 
 
@@ -59,9 +60,7 @@ class MysqlWindow(Window[MysqlState]):
         floor = max(0, end - LOOK_BACK)
         waited = _joined((run for state in states for run in state.missing), end)
         runs = _joined([*waited, (floor + 1, end, None)], end)
-        select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
-        ids = [id for chunk in chunks(runs) for (id,) in self.run(f"{select} {within(chunk)}", [])]
-        runs = left(runs, sorted(ids))
+        runs = left(runs, self._committed(runs))
         seen, now = self._look(runs)
         state, _ = self._settle(high, runs, seen, now)
         near = end - LOOK_NEAR
@@ -116,17 +115,18 @@ class MysqlWindow(Window[MysqlState]):
 
     def verify(self, state: MysqlState) -> None:
         require_exact("mysql", self.table, self.run)
-        if self.tombstones and self._key() != [("id",)]:
-            raise UnsafeLog(
-                f"{self.table} is split by another column, so a tombstone refuses no late row. Set "
-                "OUTBOX['TOMBSTONES'] = False."
+        if self.tombstones:
+            key = self.run(
+                "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = "
+                "DATABASE() AND table_name = %s AND constraint_name = 'PRIMARY'",
+                [self.table],
             )
-        used = self._used()
-        if state.high > used:
-            raise ForeignCursor(
-                f"The cursor has read {self.table} up to position {state.high}, but the database "
-                f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
-            )
+            if key != [("id",)]:
+                raise UnsafeLog(
+                    f"{self.table} is split by another column, so a tombstone refuses no late row. "
+                    "Set OUTBOX['TOMBSTONES'] = False."
+                )
+        require_given_out(self.table, state.high, self._used())
 
     def reached(self, state: MysqlState) -> int | None:
         return state.high
@@ -145,12 +145,11 @@ class MysqlWindow(Window[MysqlState]):
         )
         return max(int(used), self.top())
 
-    def _key(self) -> list[tuple[Any, ...]]:
-        return self.run(
-            "SELECT column_name FROM information_schema.key_column_usage "
-            "WHERE table_schema = DATABASE() AND table_name = %s AND constraint_name = 'PRIMARY'",
-            [self.table],
-        )
+    def _committed(self, runs: Runs) -> list[int]:
+        """Return the positions of the runs that have a committed row, in order."""
+        select = f"SELECT id FROM {self.source} FORCE INDEX (PRIMARY) WHERE"
+        rows = [row for chunk in chunks(runs) for row in self.run(f"{select} {within(chunk)}", [])]
+        return sorted(int(id) for (id,) in rows)
 
     def _rows(
         self, high: int | None, runs: Runs, *, columns: Sequence[str], limit: int, only: EventFilter

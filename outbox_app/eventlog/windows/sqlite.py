@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...exceptions import ForeignCursor
 from ..filter import EventFilter
-from ..requirements import require_exact
+from ..requirements import require_exact, require_given_out
 from ..state import SqliteState
 from ..window import MAX_POSITIONS, Page, Window
 
@@ -45,12 +44,7 @@ class SqliteWindow(Window[SqliteState]):
 
     def verify(self, state: SqliteState) -> None:
         require_exact("sqlite", self.table, self.run)
-        used = self._used()
-        if state.pos > used:
-            raise ForeignCursor(
-                f"The cursor has read {self.table} up to position {state.pos}, but the database "
-                f"has given out {used} only: it was restored. Run manage.py outbox_rebase."
-            )
+        require_given_out(self.table, state.pos, self._used())
 
     def reached(self, state: SqliteState) -> int | None:
         return state.pos
