@@ -92,17 +92,24 @@ def prune_events(
     archived = ArchiveLookup(archive, chosen[0]._meta.db_table) if archive else None
     removed = 0
     for each in chosen:
-        alias = using or log_alias(each)
-        check_arguments(alias, days, batch_size)
+        table, alias = each._meta.db_table, using or log_alias(each)
+        check_arguments(alias, days, batch_size, given=older_than)
         require_migrated(alias)
-        table = each._meta.db_table
-        if table in connections[alias].introspection.table_names():
-            age = kept_days(each, days)
-            if age > days:
-                write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
-            removed += _prune(
-                each, age, batch_size, archived, using=alias, dry_run=dry_run, write=write
+        if table not in connections[alias].introspection.table_names():
+            continue
+        age = kept_days(each, days)
+        if age > days:
+            write(f"kept log={table} for={age}d: OUTBOX['ENTITY_COMMAND_DAYS']")
+        for name in _not_begun(each, alias):
+            write(
+                f"warning log={table} subscription={name}: it has not run yet, and will not be "
+                "given the events that are removed now"
             )
+        steps = prune_steps(each, age, batch_size, archived, using=alias, dry_run=dry_run)
+        batches = _batches(steps, table, write)
+        removed += remove(
+            f"log={table}", batches, f"{age}d", using=alias, dry_run=dry_run, write=write
+        )
     return removed
 
 
@@ -147,38 +154,20 @@ def needed(log: type[EventLog], *, using: str | None = None) -> str:
     return " OR ".join(hold.condition for hold in holds(log, using=using)) or "(1 = 0)"
 
 
-def _prune(
-    log: type[EventLog],
-    days: int,
-    batch_size: int,
-    archived: ArchiveLookup | None,
-    *,
-    using: str,
-    dry_run: bool,
-    write: Write,
-) -> int:
-    table = log._meta.db_table
-    for name in _not_begun(log, using):
-        write(
-            f"warning log={table} subscription={name}: it has not run yet, and will not be given "
-            "the events that are removed now"
-        )
-
-    def batches() -> Iterator[tuple[int, int]]:
-        removed, holder = 0, ""
-        steps = prune_steps(log, days, batch_size, archived, using=using, dry_run=dry_run)
-        try:
-            for count, reached, held in steps:
-                removed, holder = removed + count, held
-                yield count, reached
-        except (ArchiveRefused, Unreachable) as error:
-            text = f"{removed} rows of {table} were removed, then: {error}"
-            raise type(error)(text) from error
-        if holder and holder != TOO_YOUNG:
-            write(f"held log={table} by={holder}")
-
-    age = f"{days}d"
-    return remove(f"log={table}", batches(), age, using=using, dry_run=dry_run, write=write)
+def _batches(
+    steps: Iterator[tuple[int, int, str]], table: str, write: Write
+) -> Iterator[tuple[int, int]]:
+    """Yield how many rows each step removed, and the position reached; say what holds the rest."""
+    removed, holder = 0, ""
+    try:
+        for count, reached, held in steps:
+            removed, holder = removed + count, held
+            yield count, reached
+    except (ArchiveRefused, Unreachable) as error:
+        text = f"{removed} rows of {table} were removed, then: {error}"
+        raise type(error)(text) from error
+    if holder not in ("", TOO_YOUNG):
+        write(f"held log={table} by={holder}")
 
 
 def prune_steps(

@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.models import Model, QuerySet
 
 from ..aliases import inbox_alias, outbox_alias
-from ..conf import outbox_settings
+from ..conf import MAX_DAYS, outbox_settings
 from ..exceptions import InvalidArgument
 from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic, TaskResult
 from ..models.clock import database_time
@@ -121,19 +121,23 @@ def prune(
     kept = KEPT[kind]
     using = using or kept.alias()
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
-    check_arguments(using, age, batch_size)
+    check_arguments(using, age, batch_size, given=older_than)
     require_migrated(using, kept.model)
     if older_than is not None and kept.in_hours:
         age *= 24
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
-    batches: Batches
+    if kept.model is TaskResult:
+        rows = rows.settled()
+    batches: Batches = ()
     if kept.model is Fence:
         batches = fences.pruned(age, using=using, batch_size=batch_size, dry_run=dry_run)
-    elif kept.in_hours:
-        batches = _counter_batches(rows, age, batch_size, using=using, dry_run=dry_run)
-    else:
-        rows = rows.settled() if kept.model is TaskResult else rows
-        batches = _batches(rows, kept.column, age, batch_size, dry_run=dry_run)
+    elif now := database_time(rows):
+        before = now - (timedelta(hours=age) if kept.in_hours else timedelta(days=age))
+        if kept.model is Statistic:
+            counts = pruned(before, using=using, batch_size=batch_size, dry_run=dry_run)
+            batches = ((count, before) for count in counts)
+        else:
+            batches = _batches(rows, kept.column, before, batch_size, dry_run=dry_run)
     unit = "h" if kept.in_hours else "d"
     return remove(kind, batches, f"{age}{unit}", using=using, dry_run=dry_run, write=write)
 
@@ -157,15 +161,12 @@ def remove(
 
 
 def _batches(
-    rows: QuerySet[Any], column: str, days: int, batch_size: int, *, dry_run: bool
+    rows: QuerySet[Any], column: str, before: datetime, batch_size: int, *, dry_run: bool
 ) -> Iterator[tuple[int, datetime]]:
     """Delete batch after batch; yield how many rows each had, and the time that it reached."""
-    now = database_time(rows)
-    if now is None:
-        return
-    old = front = rows.filter(**{f"{column}__lt": now - timedelta(days=days)})
+    old = front = rows.filter(**{f"{column}__lt": before})
     if dry_run:
-        yield old.count(), now
+        yield old.count(), before
         return
     while batch := list(front.values_list("pk", column)[:batch_size]):
         old.filter(pk__in=[pk for pk, _ in batch]).delete()  # if it is so still
@@ -176,18 +177,12 @@ def _batches(
             front = old.filter(**{f"{column}__gte": reached})
 
 
-def _counter_batches(
-    rows: QuerySet[Any], hours: int, batch_size: int, *, using: str, dry_run: bool
-) -> Iterator[tuple[int, datetime]]:
-    if now := database_time(rows):
-        before = now - timedelta(hours=hours)
-        for count in pruned(before, using=using, batch_size=batch_size, dry_run=dry_run):
-            yield count, before
-
-
-def check_arguments(using: str, days: int, batch_size: int) -> None:
+def check_arguments(using: str, age: int, batch_size: int, *, given: int | None) -> None:
+    """Raise ``InvalidArgument``; the age is the one that is given, in days, or a setting."""
     require_alias(using)
-    if days < 1:
-        raise InvalidArgument(f"--older-than must be at least 1 day; got {days}.")
+    if age < 1:
+        raise InvalidArgument(f"--older-than must be at least 1 day; got {age}.")
+    if given is not None and given > MAX_DAYS:
+        raise InvalidArgument(f"--older-than must be at most {MAX_DAYS} days.")
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise InvalidArgument(f"--batch-size must be from 1 to {MAX_BATCH_SIZE}; got {batch_size}.")

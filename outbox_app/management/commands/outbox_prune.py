@@ -9,7 +9,6 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...conf import MAX_DAYS
 from ...exceptions import InvalidArgument
 from ...retention.events import prune_events
 from ...retention.prune import BATCH_SIZE, KEPT, prune
@@ -73,8 +72,6 @@ class Command(TeachingCommand):
         for name in ("archived", "log"):
             if options[name] == "":  # a script's variable that is not set
                 raise InvalidArgument(f"--{name} is empty. Nothing was removed.")
-        if (options["older_than"] or 0) > MAX_DAYS:
-            raise InvalidArgument(f"--older-than must be at most {MAX_DAYS} days.")
         options["events"] = options["events"] or bool(options["archived"])
         chosen = [name for name in (*KEPT, "events") if options[name]]
         if not chosen:

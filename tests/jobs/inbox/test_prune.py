@@ -11,6 +11,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app import idempotent
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import DatabaseNow, InboxEntry, Incident
 from outbox_app.retention import prune as retention
 from outbox_app.retention.prune import prune_inbox, prune_incidents
@@ -108,9 +109,9 @@ def test_rows_go_in_batches_oldest_first(alias, kept, django_assert_num_queries)
         assert prune_inbox(batch_size=3, write=lambda line: None) == 7
     assert kept.inbox == []
 
-    batches = retention._batches(
-        Incident.objects.using(alias).order_by("created_at"), "created_at", 30, 3, dry_run=False
-    )
+    rows = Incident.objects.using(alias).order_by("created_at")
+    before = retention.database_time(rows) - timedelta(days=30)
+    batches = retention._batches(rows, "created_at", before, 3, dry_run=False)
     assert next(batches)[0] == 3
     assert kept.incidents == [31, 32, 33, 34]
 
@@ -147,6 +148,13 @@ def test_wrong_arguments_are_refused(alias, kept, arguments, message):
         prune(*arguments)
 
     assert error.value.returncode in {1, 2}  # argparse's own errors say 1 when called from Python
+    assert kept.inbox == [99]
+
+
+def test_an_age_beyond_all_time_is_refused_by_the_function_too(alias, kept):
+    kept.fill(99)
+    with pytest.raises(InvalidArgument, match="at most 365000 days"):
+        prune_inbox(older_than=10**9)
     assert kept.inbox == [99]
 
 
