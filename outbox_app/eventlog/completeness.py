@@ -46,6 +46,7 @@ class Completeness:
 
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
+        self._unread = reader.window.unread
         self._run, self._source = reader.window.run, reader.window.source
 
     def check(
@@ -174,9 +175,6 @@ class Completeness:
             params,
         )
         return self.reader.records(rows)
-
-    def _unread(self, state: WindowState) -> str:
-        return str(self.reader.window.unread(state))
 
 
 def _contiguous(version: int, events: Iterable[RecordedEvent]) -> list[RecordedEvent]:

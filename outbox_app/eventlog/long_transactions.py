@@ -106,8 +106,6 @@ LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
 WHERE t.trx_mysql_thread_id <> CONNECTION_ID() AND {condition}
 ORDER BY t.trx_started LIMIT {limit}
 """
-_MYSQL_WRITERS = "t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())"
-_MYSQL_SNAPSHOTS = "t.trx_started < NOW() - INTERVAL %s SECOND"
 
 
 def open_writers(table: type[Model], *, using: str) -> LongTransactions:
@@ -115,23 +113,21 @@ def open_writers(table: type[Model], *, using: str) -> LongTransactions:
 
     On MySQL, which does not say where: that have written anything to the database.
     """
-    vendor = connections[using].vendor
-    if vendor == "postgresql":
+    if connections[using].vendor == "postgresql":
         found = _listed(_POSTGRES_WRITERS, [table._meta.db_table], using)
         return _postgres(found, hidden=any(each.seconds is None for each in found))
-    return _mysql(_MYSQL_WRITERS, [], using) if vendor == "mysql" else LongTransactions([])
+    return _mysql("t.trx_rows_modified > 0 AND (p.db IS NULL OR p.db = DATABASE())", [], using)
 
 
 def long_transactions(*, using: str, seconds: float) -> LongTransactions:
     """Return the transactions of the server that have been open for at least so many seconds."""
-    vendor = connections[using].vendor
-    if vendor == "postgresql":
+    if connections[using].vendor == "postgresql":
         found = _listed(_POSTGRES_SNAPSHOTS, [seconds, seconds], using)
         with connections[using].cursor() as cursor:
             cursor.execute(_POSTGRES_HIDDEN)
             [hidden] = cursor.fetchone()
         return _postgres(found, hidden=bool(hidden))
-    return _mysql(_MYSQL_SNAPSHOTS, [seconds], using) if vendor == "mysql" else LongTransactions([])
+    return _mysql("t.trx_started < NOW() - INTERVAL %s SECOND", [seconds], using)
 
 
 def _postgres(found: list[LongTransaction], *, hidden: bool) -> LongTransactions:
@@ -139,6 +135,8 @@ def _postgres(found: list[LongTransaction], *, hidden: bool) -> LongTransactions
 
 
 def _mysql(condition: str, params: list[Any], using: str) -> LongTransactions:
+    if connections[using].vendor != "mysql":
+        return LongTransactions([])
     sql = _MYSQL.format(condition=condition, limit=LISTED)
     try:
         with transaction.atomic(using=using):  # a savepoint where a transaction is open

@@ -61,7 +61,7 @@ class NewEvent:
     data: Any = field(default_factory=dict)
     metadata: Any = field(default_factory=dict)
     topic: str = ""
-    message_id: UUID | None = None
+    message_id: UUID | str | None = None
 
 
 class CheckedEvent(NamedTuple):

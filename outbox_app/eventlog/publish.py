@@ -67,8 +67,8 @@ def publish(
         VersionConflict: The stream is at another version; ``current`` says which. The same.
         MessageIdConflict: The message id belongs to an event of other content. The same.
     """
-    event = NewEvent(stream, type, {} if data is None else data, metadata or {}, topic)
-    event.message_id = message_id  # type: ignore[assignment]  # checked with the rest
+    given = {} if data is None else data
+    event = NewEvent(stream, type, given, metadata or {}, topic, message_id)
     return publish_many([event], expected_version=expected_version, log=log, using=using)[0]
 
 
@@ -117,8 +117,7 @@ def publish_checked(
     if len({row.message_id for row in repeatable}) < len(repeatable):
         raise InvalidEvent("Two of the events have the same message_id. Give each its own.")
     known = _published_before(repeatable, log, using=using)
-    written = False
-    while not written:
+    while True:
         new = [each for each in offered if each.row.message_id not in known]
         streams = Counter(each.row.stream for each in new)
         # A savepoint costs two statements: only where what was written may have to be undone.
@@ -127,7 +126,7 @@ def publish_checked(
         try:
             with transaction.atomic(using=using) if undo else nullcontext():
                 _write(new, streams, expected, log, table, using=using)
-            written = True
+            return [known.get(each.row.message_id, each.row) for each in offered]
         except (IntegrityError, VersionConflict) as error:
             # The same call, in another transaction, may have been ahead by a moment. Where there is
             # no such row a lock would be one on a gap, and hold others up.
@@ -138,7 +137,6 @@ def publish_checked(
             known |= met
             for each in new:
                 each.row.pk, each.row._state.adding = None, True
-    return [known.get(each.row.message_id, each.row) for each in offered]
 
 
 def _write(

@@ -89,18 +89,18 @@ class LogReader:
         self._known: tuple[Any, ...] | None = None
         #: The state for which the log was found to have been emptied.
         self._foreign: WindowState | None = None
+        self.vendor = connections[using].vendor
         decoders = _decoders(log, using)
-        if connections[using].vendor == "postgresql":
+        if self.vendor == "postgresql":
             decoders |= {"message_id": _uuid, "recorded_at": self._time}
         self._record = lazy_record(decoders)
         #: What follows the columns in a record.
         self._rest = (self.table,) if len(self.columns) > len(COLUMNS) else (self.table, *NO_ANSWER)
         conf = outbox_settings()
-        vendor = connections[using].vendor
         windows = {**WINDOWS, **conf.WINDOWS}
         if by_time:
             windows = TIME_WINDOWS if settings.USE_TZ else LOCAL_TIME_WINDOWS
-        window: type[Window[Any]] = import_string(windows[vendor])
+        window: type[Window[Any]] = import_string(windows[self.vendor])
         self.window = window(
             self.table,
             self.run,
@@ -119,9 +119,8 @@ class LogReader:
         known = self._known
         if self._foreign == state and known and self._last_row(known[0]) != known:
             raise self._emptied()  # though positions may have come as far as the state again
-        vendor = connections[self.using].vendor
-        if vendor in outbox_settings().WINDOWS and not self.by_time:
-            require_exact(vendor, self.table, self.run)  # a class of the project may not look
+        if self.vendor in outbox_settings().WINDOWS and not self.by_time:
+            require_exact(self.vendor, self.table, self.run)  # a class of the project may not look
         self.window.verify(state)
         self._known, self._foreign = self._last_row(self.window.reached(state)), None
 
@@ -150,7 +149,7 @@ class LogReader:
         records: list[Any] = [
             make(record, (*row[:n], *rest, *row[n:])) for row in rows if row[_TYPE] != TOMBSTONE
         ]
-        if connections[self.using].vendor != "postgresql":
+        if self.vendor != "postgresql":
             # There a row that was edited by hand may hold what is no JSON: not a handler's fault.
             for each in records:
                 _ = each.data, each.metadata, each.response, each.state

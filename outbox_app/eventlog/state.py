@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import Any, ClassVar, Self, cast, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from ..exceptions import DamagedCursor
 
@@ -53,6 +53,7 @@ class Snapshot:
 BEGINNING = f"{NEVER}:{NEVER}:"
 
 
+@dataclass(frozen=True, slots=True)
 class WindowState:
     """Base of all states."""
 
@@ -60,7 +61,7 @@ class WindowState:
     window: ClassVar[str]
 
     def dump(self) -> str:
-        values = {"window": self.window, **asdict(cast(Any, self))}
+        values = {"window": self.window, **asdict(self)}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -81,7 +82,7 @@ class WindowState:
     def of(cls, values: dict[str, Any]) -> Self:
         """Return the state with these values, checked. ``load`` makes its errors one."""
         hints = get_type_hints(cls)
-        for field in fields(cls):  # type: ignore[arg-type]
+        for field in fields(cls):
             value, kind = values[field.name], hints[field.name]
             if kind in (int, str) and type(value) is not kind:
                 raise TypeError(f"{field.name} is {value!r:.100}")

@@ -54,7 +54,7 @@ def require_unwritten(reader: LogReader, last: int) -> None:
     higher one, and its own is from after the primary key, which a restore makes behind the rows.
     Raises ``ReadRefused``.
     """
-    if connections[reader.using].vendor != "postgresql":
+    if reader.vendor != "postgresql":
         return
     now = f"(SELECT {XMAX})"
     full = f"({now} - (({now} - xmin::text::bigint) & 4294967295))"
@@ -78,7 +78,7 @@ def require_unwritten(reader: LogReader, last: int) -> None:
 
 def require_all(reader: LogReader, last: int) -> None:
     """Check that no row after a position is from before, as far as its transaction tells."""
-    if connections[reader.using].vendor != "postgresql":
+    if reader.vendor != "postgresql":
         return
     newest = f"SELECT max(txid), {XMAX} FROM {reader.window.source} WHERE id > {last}"
     [(alien, xmax)] = reader.run(newest, [])
@@ -96,7 +96,7 @@ def renumber(reader: LogReader, last: int, *, batch: int = BATCH) -> Iterator[in
     Yields the positions that it reaches. No mark says which rows were done: commit all or none.
     """
     assert connections[reader.using].in_atomic_block
-    if connections[reader.using].vendor != "postgresql":
+    if reader.vendor != "postgresql":
         return
     table, reached = reader.window.source, 0
     while True:

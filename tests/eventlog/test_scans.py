@@ -7,7 +7,6 @@ One suite for the three databases, and a stress, in which the usual way to read 
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -19,9 +18,10 @@ from outbox_app.exceptions import DamagedCursor
 from outbox_app.models import Event
 
 from .conformance import commit, concurrent
-from .harness import Row, stress
-from .scans import EVERYTHING, batch, batches, names, read_all, rows
+from .harness import stress
+from .scans import batch, batches, names, read_all, rows
 from .sessions import Session, execute, truncate
+from .test_stress import by_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -263,25 +263,9 @@ def test_a_span_is_exact(alias, reader):
     scans.assert_same_again()
 
 
-class NaiveBatches:
-    """Batches up to the highest position there is: what a stream by ``id > last`` reads."""
-
-    def __init__(self, alias):
-        self.alias = alias
-        self.close = lambda: None
-
-    def start(self):
-        return "0"
-
-    def read(self, state, limit):
-        sql = f"{EVERYTHING} id > %s ORDER BY id LIMIT {limit}"
-        found = [Row(*row[:-1], json.loads(row[-1])) for row in execute(self.alias, sql, state)]
-        return found, str(found[-1].id if found else state), bool(found)
-
-
 @concurrent
 def test_naive_batches_are_caught(alias):
-    verdict = stress(alias, NaiveBatches(alias), writers=3, count=5, seed=5)
+    verdict = stress(alias, by_id(alias), writers=3, count=5, seed=5)
     assert verdict.lost > 0, verdict
     assert not verdict.invented
 
