@@ -37,21 +37,15 @@ CODES, OTHER = 20, "other"
 KNOWN = 1000
 
 
-def count(attempt: Attempt, *, conflicts: int, seconds: float) -> None:
-    """Count a batch that was committed, and the attempts before it."""
-    add = _figures(attempt)
+def count(attempt: Attempt | None, *, conflicts: int, seconds: float | None = None) -> None:
+    """Count the attempts of a batch; and what the last one has committed, which took so long."""
+    if attempt is None or not hasattr(attempt, "now"):
+        return  # it has not read the database's clock
     with counters.counting(attempt.now, using=attempt.using) as minute:
         minute.add(counters.CONFLICTS, conflicts)
-        if attempt.steps:
+        if seconds is not None and attempt.steps:
             minute.observe(counters.COMMIT_TIME, seconds)
-            add(minute)
-
-
-def count_conflicts(attempt: Attempt | None, conflicts: int) -> None:
-    """Count the attempts of a batch of which none was committed."""
-    if attempt is not None and hasattr(attempt, "now"):  # it has read the database's clock
-        with counters.counting(attempt.now, using=attempt.using) as minute:
-            minute.add(counters.CONFLICTS, conflicts)
+            _figures(attempt)(minute)
 
 
 def count_after_commit(attempt: Attempt) -> None:

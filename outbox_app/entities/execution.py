@@ -25,10 +25,9 @@ from functools import cache
 from typing import Any
 
 from django.db import (
-    DatabaseError,
+    Error,
     IntegrityError,
     InterfaceError,
-    InternalError,
     OperationalError,
     connections,
     transaction,
@@ -36,13 +35,7 @@ from django.db import (
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
-from ..exceptions import (
-    DamagedEntity,
-    EntityContended,
-    InvalidCommand,
-    NotAtomic,
-    OutcomeUnknown,
-)
+from ..exceptions import DamagedEntity, EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
@@ -108,7 +101,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     except Exception as error:
         if len(calls) == 1 or _blames_none(error, using):
             for call in calls:
-                call.answer = error if len(calls) == 1 else _own(error)
+                call.answer = call.told(error if len(calls) == 1 else _own(error))
             return ()
         # What the database, or a receiver, refuses of one command is not the others' failure.
         half = len(calls) // 2
@@ -120,7 +113,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 def _blames_none(error: Exception, using: str) -> bool:
     if isinstance(error, OperationalError | InterfaceError):
         return is_conflict(error) or not _is_alive(using)
-    return isinstance(error, DamagedEntity | OutcomeUnknown)
+    return isinstance(error, DamagedEntity)
 
 
 def _own(error: Exception) -> Exception:
@@ -147,16 +140,16 @@ def _join(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
-    unknown: Exception | None = None
     outer = sys.exception()
     commands = [spec_of(entity).commands.get(call.command) for call in calls]
     # The rows that a handler locks come after the head, in the first attempt too.
     atomic = any(spec is not None and spec.atomic for spec in commands)
     attempt: Attempt | None = None
     for attempts in range(1, ATTEMPTS + 1):
-        handled = False
+        recorded: list[Call] | None = None
         began = time.monotonic()
-        locked = atomic or attempts > 1
+        # A COMMIT that was broken off may still be under way: until then it has the lock.
+        locked = atomic or attempts > 1 or any(call.begun for call in calls)
         wait = max(calls[0].seconds_left, 0)
         try:
             with _transaction(wait, locked=locked, using=using):
@@ -165,7 +158,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 # An error of one after the commit is logged, and no answer.
                 hooks: list[Any] = connections[using].run_on_commit
                 hooks[:] = [(sids, named(hook, operator.call), True) for sids, hook, _ in hooks]
-                handled = True
+                recorded = attempt.steps
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index, and by no other
             counting.count(attempt, conflicts=attempts - 1 - refused, seconds=seconds)
@@ -177,31 +170,29 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
         except IntegrityError:
             if attempts > 1:
                 raise
-        except (OperationalError, InterfaceError) as error:
-            if not is_conflict(error):
-                if handled or not _is_alive(using):
-                    connections[using].close()
-                if handled:
-                    unknown = _what_broke(error, outer)
-                elif unknown is not None:
-                    break
-                elif attempts > 1:  # a connection that was stale is opened anew once
-                    raise
-        except DatabaseError as error:
+        except Error as error:
+            is_lost = isinstance(error, OperationalError | InterfaceError)
             said = [getattr(error.__cause__, name, None) for name in ("sqlstate", "pgcode")]
-            if handled and not any(said):  # no server has refused it
+            if is_conflict(error):
+                pass
+            elif recorded is None:
+                if not is_lost:
+                    raise
+                if not _is_alive(using):
+                    connections[using].close()
+                if attempts > 1:  # a connection that was stale is opened anew once
+                    raise
+            elif is_lost or not any(said):  # it may be committed: no server has refused it
                 connections[using].close()
-                unknown = _what_broke(error, outer)
-            elif unknown is not None and isinstance(error, InternalError):  # a standby, which reads
-                break
+                _raise_what_ends_the_thread(error, outer)
+                for call in recorded:
+                    call.begun = True
             else:
                 raise
         time.sleep(random.uniform(0, PAUSE))
         if calls[0].seconds_left <= 0:
             break
-    if unknown is not None:  # it may be committed
-        raise calls[0].late(begun=True) from unknown
-    counting.count_conflicts(attempt, attempts)
+    counting.count(attempt, conflicts=attempts)
     contended = EntityContended(
         f"{entity.__name__} {calls[0].id!r} was changed by other commands during each of "
         f"{attempts} attempts at {calls[0].command!r}. Nothing was written: send it again."
@@ -209,12 +200,12 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
     # The time of the oldest is over, and not that of the others.
     rest = [call for call in calls if call.seconds_left > 0 and attempts < ATTEMPTS]
     for call in set(calls).difference(rest):
-        call.answer = call.late(begun=True) if call.begun else _own(contended)
+        call.answer = call.told(_own(contended))
     return rest
 
 
-def _what_broke(error: Exception, outer: BaseException | None) -> Exception:
-    """Return the error of a COMMIT that was broken off; raise what did it, if that ends the thread.
+def _raise_what_ends_the_thread(error: Exception, outer: BaseException | None) -> None:
+    """Raise what has broken off a COMMIT, if it is no mere error.
 
     Django hides it: the connection that it leaves raises errors of its own.
     """
@@ -223,7 +214,6 @@ def _what_broke(error: Exception, outer: BaseException | None) -> Exception:
         cause = cause.__context__
     if cause is not None and cause is not outer:
         raise cause
-    return error
 
 
 def _transaction(wait: float, *, locked: bool, using: str) -> AbstractContextManager[None]:

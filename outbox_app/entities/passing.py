@@ -33,19 +33,20 @@ class NotPassedOn(Exception):
 
 
 def leader_of(call: Call, entity: Any, *, using: str) -> str:
-    """Note, and return, the address that a command is to be passed to; empty: it stays here.
+    """Return the address that a command is to be passed to; empty: it stays here.
 
     The leader has neither the language nor the time zone of a caller, and one database.
     """
     if not entity.routed or not call.usual or using != log_alias(entity.versions):
         return ""
     try:
-        call.leader = topology.other_leader(slice_of(call.id))
+        leader = topology.other_leader(slice_of(call.id))
     except RuntimeError:  # the thread that pulls the list cannot be started: the next call tries
         return ""
-    if call.leader and topology.is_avoided(call.leader):
-        call.route, call.leader = ELSEWHERE, ""
-    return call.leader
+    if leader and topology.is_avoided(leader):
+        call.route = ELSEWHERE
+        return ""
+    return leader
 
 
 def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
@@ -68,9 +69,8 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         topology.avoid(leader, len(calls), error)
         answers = [NotPassedOn() for _ in calls]
     for call, answer in zip(calls, answers, strict=True):
-        call.answer, call.route = answer, ELSEWHERE
-        # Where there is no answer, it waits here from now on; it may come to be executed there.
-        call.leader, call.leads, call.begun = "", False, True
+        # Where there is no answer, it may come to be executed there.
+        call.answer, call.route, call.begun = answer, ELSEWHERE, True
 
 
 def _outcome(said: Any) -> Outcome | NotPassedOn:
@@ -82,7 +82,7 @@ def _outcome(said: Any) -> Outcome | NotPassedOn:
 
 def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[Any]:
     """Execute what another server has passed on; None for what it has to do itself."""
-    from .queue import queues  # which imports this
+    from .queue import Key, queues  # which imports this
 
     using = log_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
@@ -91,10 +91,7 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
         call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
 
     async def wait() -> list[Any]:
-        waiting = (
-            queues.aask(call, entity, (using, scope, entity, call.id), using=using)
-            for call in calls
-        )
+        waiting = (queues.aask(call, Key(entity, using, call.id, scope)) for call in calls)
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     return [_told(each) for each in asyncio.run(wait())]

@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
@@ -50,20 +50,28 @@ MAX_TIMEOUT = 1_000_000
 ENDING = "This process is about to end."
 
 
-@dataclass(slots=True, eq=False)
-class Line:
-    """Who waits for one entity, the oldest first."""
+class Key(NamedTuple):
+    """What is the same of all calls of a line."""
 
-    key: Hashable
     entity: Any
     using: str
+    id: str = ""
+    scope: Hashable = None
+    #: The server that answers commands of many ids; empty: this one.
     leader: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Who waits for one entity, or one server, the oldest first."""
+
+    key: Key
     waiting: OrderedDict[Call, None] = field(default_factory=OrderedDict)
 
     def take(self) -> list[Call]:
         batch: list[Call] = []
         size = 0
-        while self.waiting and len(batch) < self.entity.batch_size:
+        while self.waiting and len(batch) < self.key.entity.batch_size:
             call = next(iter(self.waiting))
             size += len(call.text)
             if batch and size > BATCH_SIZE:
@@ -72,7 +80,7 @@ class Line:
             batch.append(call)
         return batch
 
-    def put_back(self, calls: Sequence[Any]) -> int:
+    def put_back(self, calls: Sequence[Call]) -> int:
         """Put calls back, but for those whose caller has gone and cannot lead; return how many."""
         again = [call for call in calls if not call.gone]
         for call in reversed(again):
@@ -85,7 +93,7 @@ class Queues:
     """The lines of this process; each that exists is led, or about to be."""
 
     def __init__(self) -> None:
-        self.lines: dict[Hashable, Line] = {}
+        self.lines: dict[Key, Line] = {}
         self.waiting = 0
         self.closed = False
         #: Lines that a thread of the pool is to lead.
@@ -96,10 +104,10 @@ class Queues:
         self.called, self.emptied = (threading.Condition(self.lock) for _ in range(2))
         self.of_thread = threading.local()
 
-    def ask(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Outcome:
+    def ask(self, call: Call, key: Key) -> Outcome:
         """Wait for the answer of a call, or lead."""
         call.waits = woken = threading.Event()
-        line = self._enter(call, entity, key, using=using)
+        line = self._enter(call, key)
         try:
             if not woken.wait(max(call.seconds_left, 0)):
                 waited = self._leave(line, call)
@@ -112,11 +120,11 @@ class Queues:
             raise
         return call.result()
 
-    async def aask(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Outcome:
+    async def aask(self, call: Call, key: Key) -> Outcome:
         """As ``ask``, for a coroutine."""
         loop = asyncio.get_running_loop()
         call.waits = future = loop.create_future()
-        line = self._enter(call, entity, key, using=using)
+        line = self._enter(call, key)
 
         def expire() -> None:
             if not future.done():
@@ -134,18 +142,19 @@ class Queues:
 
     def lead(self, line: Line, own: Call | None = None) -> None:
         """Answer one batch and pass the lead on, however that ends."""
-        left: Sequence[Any] = ()
+        left: Sequence[Call] = ()
         batch: list[Call] = []
+        entity, using = line.key.entity, line.key.using
         self.of_thread.leads = True
         began = time.time_ns()
         try:
             with self.lock:
                 batch = line.take()
                 self.waiting -= len(batch)
-            if batch and line.leader:
-                pass_on(line.entity, batch, leader=line.leader)
+            if batch and line.key.leader:
+                pass_on(entity, batch, leader=line.key.leader)
             elif batch:
-                left = answer(line.entity, batch, using=line.using)
+                left = answer(entity, batch, using=using)
         except BaseException:
             # This thread has to end. Others do what it leaves: ids tell what was committed, and an
             # error may tell of what was not.
@@ -162,13 +171,13 @@ class Queues:
             others = set(left)
             answered = [call for call in batch if call not in others]
             _deliver(answered)
-        if not line.leader:
-            counting.trace_batch(line.entity, answered, began)
-        counting.write_if_due(line.using)
+        if not line.key.leader:
+            counting.trace_batch(entity, answered, began)
+        counting.write_if_due(using)
 
     def waiting_on(self, using: str) -> int:
         with self.lock:
-            return sum(len(line.waiting) for line in self.lines.values() if line.using == using)
+            return sum(len(line.waiting) for key, line in self.lines.items() if key.using == using)
 
     def leads_here(self) -> bool:
         """Say whether this thread leads: those that wait for it are not to be waited for."""
@@ -183,16 +192,17 @@ class Queues:
             self.called.notify_all()
             self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
-    def _enter(self, call: Call, entity: Any, key: Hashable, *, using: str) -> Line:
+    def _enter(self, call: Call, key: Key) -> Line:
+        call.leads = False
         with self.lock:
-            line = self.lines.get(key) or Line(key, entity, using, call.leader)
+            line = self.lines.get(key) or Line(key)
             ahead = len(line.waiting)
             if self.closed:
-                raise _refusal(call, ENDING)
+                raise _overloaded(call, ENDING)
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
-                raise _refusal(
+                raise _overloaded(
                     call,
-                    f"{ahead} commands wait for {entity.__name__} {call.id!r} in this "
+                    f"{ahead} commands wait for {key.entity.__name__} {call.id!r} in this "
                     f"process, and {self.waiting} for all entities.",
                 )
             line.waiting[call] = None
@@ -245,7 +255,7 @@ class Queues:
         calls = [call for call in line.waiting if not call.leads]
         for call in calls:
             del line.waiting[call]
-            call.answer = _refusal(call, why)
+            call.answer = _overloaded(call, why)
         self.waiting -= len(calls)
         _deliver(calls)
 
@@ -263,7 +273,7 @@ class Queues:
             try:
                 self.lead(line)
             except BaseException:
-                logger.exception("A batch of %s was broken off.", line.entity.__name__)
+                logger.exception("A batch of %s was broken off.", line.key.entity.__name__)
         connections.close_all()
 
 
@@ -295,10 +305,8 @@ def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-def _refusal(call: Call, why: str) -> Exception:
-    if call.begun:
-        return call.late(begun=True)
-    return Overloaded(f"{why} Nothing was written: send it again later.")
+def _overloaded(call: Call, why: str) -> Exception:
+    return call.told(Overloaded(f"{why} Nothing was written: send it again later."))
 
 
 queues = Queues()
@@ -322,15 +330,15 @@ in_one_thread = False
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process, or its leader."""
     call = Call(asked, _deadline(entity, timeout))
-    if not _belongs_here(entity, using):
-        scope = scope_of(using)
-        if scope is None and leader_of(call, entity, using=using):
-            with suppress(NotPassedOn):
-                return queues.ask(call, entity, (using, entity, call.leader), using=using)
-        return queues.ask(call, entity, (using, scope, entity, call.id), using=using)
-    answer(entity, [call], using=using)
-    counting.write_if_due(using)
-    return call.result()
+    if _belongs_here(entity, using):
+        answer(entity, [call], using=using)
+        counting.write_if_due(using)
+        return call.result()
+    scope = scope_of(using)
+    if scope is None and (leader := leader_of(call, entity, using=using)):
+        with suppress(NotPassedOn):
+            return queues.ask(call, Key(entity, using, leader=leader))
+    return queues.ask(call, Key(entity, using, call.id, scope))
 
 
 async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
@@ -343,10 +351,10 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
         # The session belongs to the thread that Django's own synchronous code runs in.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
     call = Call(asked, _deadline(entity, timeout))
-    if leader_of(call, entity, using=using):
+    if leader := leader_of(call, entity, using=using):
         with suppress(NotPassedOn):
-            return await queues.aask(call, entity, (using, entity, call.leader), using=using)
-    return await queues.aask(call, entity, (using, scope, entity, call.id), using=using)
+            return await queues.aask(call, Key(entity, using, leader=leader))
+    return await queues.aask(call, Key(entity, using, call.id))
 
 
 def _belongs_here(entity: Any, using: str) -> bool:
@@ -373,7 +381,8 @@ def ask_many(
         except InvalidCommand as error:
             calls.append(error)
         else:
-            lines.setdefault(call.id, Line(call.id, entity, using)).waiting[call] = None
+            line = lines.setdefault(call.id, Line(Key(entity, using, call.id)))
+            line.waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
             batch, deadline = line.take(), _deadline(entity, timeout)

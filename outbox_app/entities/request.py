@@ -18,17 +18,31 @@ from math import inf
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import IntegrityError
+from django.db import IntegrityError, InterfaceError, InternalError, OperationalError
 from django.utils.timezone import activate as activate_zone
 from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
-from ..exceptions import CommandTimeout, InvalidCommand, InvalidEvent, OutcomeUnknown
+from ..exceptions import (
+    CommandTimeout,
+    DamagedEntity,
+    EntityContended,
+    EntityError,
+    InvalidCommand,
+    InvalidEvent,
+    OutcomeUnknown,
+    Overloaded,
+)
 from .declaration import Rejected
 
 Result = TypeVar("Result")
 
+#: Errors of a call for which no version with its command id may have been looked for.
+UNSURE = (
+    *(CommandTimeout, DamagedEntity, EntityContended, Overloaded),
+    *(InterfaceError, InternalError, OperationalError),
+)
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
 
@@ -101,7 +115,7 @@ class Call:
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
         #: No batch handler answers it with others: one has ended its thread, or an index refuses.
         self.alone = False
-        #: A batch that was broken off, or another server, may have executed it.
+        #: A batch that was broken off, or another server, may have executed it, or may yet.
         self.begun = False
         #: With what an index has refused its row: it ends its batch, and is rejected if that stays.
         self.refused: tuple[IntegrityError, ...] = ()
@@ -110,8 +124,6 @@ class Call:
         self.leads = False
         #: Whether its caller has given up, or has to end.
         self.gone = False
-        #: The server that it is passed to; empty: it is executed here.
-        self.leader = ""
         #: How it came to where it is executed, as ``counters.ROUTED`` tells it; empty: directly.
         self.route = ""
         #: What the last attempt made of it; the caller's as soon as that is committed.
@@ -141,13 +153,22 @@ class Call:
         assert self.answer is not None, "a call without an answer"
         raise self.answer
 
-    def late(self, *, begun: bool) -> CommandTimeout | OutcomeUnknown:
-        """Return the error of a caller whose time is over."""
-        what = f"The command {self.command!r} of {self.id!r} was"
-        if begun or self.begun:
-            return OutcomeUnknown(
-                f"{what} under way when its time was over, or the connection. Send it again with "
-                "the same command id: it is executed once."
-            )
-        text = f"{what} not begun in its time. Nothing was written: send it again."
-        return CommandTimeout(text)
+    def late(self, *, begun: bool) -> Exception:
+        """Return the error of a caller whose time is over, while its batch is under way or not."""
+        self.begun |= begun
+        text = f"The command {self.command!r} of {self.id!r} was not begun in its time."
+        return self.told(CommandTimeout(f"{text} Nothing was written: send it again."))
+
+    def told(self, error: Exception) -> Exception:
+        """Return what the caller is told of an error: not that nothing was written, if it may be.
+
+        What a look at its command id has come before (a handler's error, say) is told as it is.
+        """
+        if not self.begun or not isinstance(error, UNSURE):
+            return error
+        unknown = OutcomeUnknown(
+            f"The command {self.command!r} of {self.id!r} was under way when its time was over, or "
+            "the connection. Send it again with the same command id: it is executed once."
+        )
+        unknown.__cause__ = None if isinstance(error, EntityError) else error
+        return unknown

@@ -101,8 +101,8 @@ def test_what_has_gathered_goes_in_one_request(
 
 
 def test_all_that_waited_have_given_up(requests: list[Any], alias: str) -> None:
-    line = queue.Line("a", Account, alias, LEADER)
-    queue.queues.lines["a"] = line
+    line = queue.Line(queue.Key(Account, alias, leader=LEADER))
+    queue.queues.lines[line.key] = line
     queue.queues.lead(line)
     assert (requests, queue.queues.lines) == ([], {})
 
@@ -196,3 +196,17 @@ def test_what_the_leader_may_still_execute_is_not_said_to_be_not_begun(
             ask("withdraw", {"amount": 1}, timeout=0.1)
         held.go.set()
         first.result()
+
+
+def test_what_the_leader_may_still_execute_is_not_said_to_be_not_written(
+    requests: list[Any], ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not answered, and this process is about to end."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        queue.queues.closed = True
+        raise PeerUnavailable("It gave no answer.")
+
+    monkeypatch.setattr(client, "call", call)
+    with pytest.raises(OutcomeUnknown):
+        ask("withdraw", {"amount": 1})
