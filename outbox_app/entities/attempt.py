@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,8 +49,15 @@ class Moved(Exception):
     """Do it anew: another transaction was ahead, or an index refuses the last command's row."""
 
 
-def _keep_hidden(table: str, id: str, versions: list[int]) -> None:
-    """Do nothing: its arguments are what it is for."""
+@dataclass(frozen=True)
+class _Hidden:
+    """A callback that does nothing, but holds what a snapshot hides until its savepoint is gone."""
+
+    stream: tuple[str, str]
+    versions: list[int]
+
+    def __call__(self) -> None:
+        pass
 
 
 class Attempt:
@@ -77,6 +84,8 @@ class Attempt:
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: The command that ends the transaction, as an index may refuse what it changes.
         self.last: Call | None = None
+        #: Versions that the snapshot of the caller's transaction hides.
+        self.hidden: list[int] = []
 
     @property
     def version(self) -> int:
@@ -93,10 +102,10 @@ class Attempt:
         it must be rolled back, and ``DamagedEntity``.
         """
         with self.connection.cursor() as self.cursor:
-            seen, head = self._lock() if self.locked else (None, None)
+            head = self._lock() if self.locked else None
             self._load(head)
             failpoint("entity_loaded")
-            self._look_up(self._hidden(seen or 0, head or 0))
+            self._look_up()
             new = any(call.command_id not in self.answered for call in self.calls)
             if new and self.locked and self.version != head:
                 raise self._damaged()
@@ -114,8 +123,8 @@ class Attempt:
                 transaction.set_rollback(True, using=self.using)
             return left
 
-    def _lock(self) -> tuple[int, int]:
-        """Lock the head; return its version as a plain read sees it, and as it is."""
+    def _lock(self) -> int:
+        """Lock the head; return its version."""
         heads = StreamHead.objects.using(self.using).filter(log=self.table, stream=self.id)
         seen = heads.values_list("version", flat=True).first() or 0
         if not seen or self.connection.vendor == "sqlite":
@@ -123,7 +132,18 @@ class Attempt:
             # insert, and would hold off no other creator. SQLite has no other lock than a write.
             bump_versions(self.table, {self.id: 0}, {}, using=self.using)
         head = heads.select_for_update().values_list("version", flat=True).get()
-        return seen, head
+        if self.wait is None and self.connection.vendor == "mysql":
+            self._note_hidden(list(range(seen + 1, head + 1)))
+        return head
+
+    def _note_hidden(self, versions: list[int]) -> None:
+        """Note versions that the snapshot hides; those before, too: now it sees the head itself."""
+        stream = self.table, self.id
+        if versions:
+            transaction.on_commit(_Hidden(stream, versions), using=self.using)
+        for _, callback, *_ in self.connection.run_on_commit:
+            if isinstance(callback, _Hidden) and callback.stream == stream:
+                self.hidden += callback.versions
 
     def _load(self, head: int | None) -> None:
         # At REPEATABLE READ a plain read of MySQL shows the old version.
@@ -142,30 +162,14 @@ class Attempt:
         #: Where the entity is read; a compare-and-set.
         self.loaded = int(values["version"])
 
-    def _hidden(self, seen: int, head: int) -> list[int]:
-        """Return the versions that the snapshot of the caller's transaction hides.
-
-        After a command of its own, it sees the head as it is. So they are kept as long as that is
-        there: by a callback, which is dropped with its savepoint.
-        """
-        hidden = list(range(seen + 1, head + 1))
-        if self.wait is not None or self.connection.vendor != "mysql":
-            return hidden
-        callbacks = [f for _, f, *_ in self.connection.run_on_commit if isinstance(f, partial)]
-        kept = [f.args for f in callbacks if f.func is _keep_hidden]
-        if hidden:
-            keep = partial(_keep_hidden, self.table, self.id, hidden)
-            transaction.on_commit(keep, using=self.using)
-        return hidden + [n for *of, some in kept if of == [self.table, self.id] for n in some]
-
-    def _look_up(self, hidden: list[int]) -> None:
+    def _look_up(self) -> None:
         ids = {call.command_id for call in self.calls}
         found = answered(self.cursor, self.entity.versions, self.id, ids)
-        if hidden and len(found) < len(ids) and self.connection.vendor == "mysql":
-            # The snapshot of the caller's transaction hides them. They are read with a lock by
-            # their versions, which are there: a lock on an absent id would be one on a gap.
+        if self.hidden and len(found) < len(ids):
+            # Read with a lock by their versions, which are there: a lock on an absent id would be
+            # one on a gap.
             rows: Any = QuerySet(self.entity.versions, using=self.using)
-            newer = rows.filter(stream=self.id, version__in=hidden).select_for_update()
+            newer = rows.filter(stream=self.id, version__in=self.hidden).select_for_update()
             found += [row for row in newer.values_list(*ANSWER) if row[0] in ids]
         for id, hash, command, version, rejected, response in found:
             rejection = Rejection(**response) if rejected and response else None  # erased

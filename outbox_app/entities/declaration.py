@@ -71,8 +71,8 @@ def command(
         kinds = "iscoroutinefunction", "isasyncgenfunction", "isgeneratorfunction"
         if any(getattr(inspect, is_kind)(handler) for is_kind in kinds):
             raise TypeError(f"The command {handler.__name__!r} must be a plain method.")
-        options = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
-        setattr(handler, _MARK, options)
+        given = {"creates": creates, "event": event, "atomic": atomic, "batch": batch}
+        setattr(handler, _MARK, given)
         return handler
 
     return declare
@@ -176,6 +176,4 @@ class TypeSpec:
             raise refused[-1]
 
 
-@cache
-def spec_of(entity: Any) -> TypeSpec:
-    return TypeSpec(entity)
+spec_of = cache(TypeSpec)

@@ -146,23 +146,15 @@ def routed(request: HttpRequest, peer: Peer, content: Any) -> Said:
 
 @door("GET", SENDER, messages.JSON)
 def openapi(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Describe the commands that were granted to the caller."""
-    return 200, document(peer)
-
-
-def document(peer: Peer) -> dict[str, Any]:
-    """Return what a peer may execute as OpenAPI 3.1."""
+    """Describe the commands that were granted to the caller, by OpenAPI 3.1."""
     paths = {
         f"/entities/{entity._meta.label_lower}/{{id}}/{name}": {"post": _operation(entity, spec)}
         for entity in entity_types()
         for name, spec in sorted(spec_of(entity).commands.items())
         if peers.may_execute(peer, f"{entity._meta.label_lower}.{name}")
     }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Commands of entities", "version": "1"},
-        "paths": paths,
-    }
+    info = {"title": "Commands of entities", "version": "1"}
+    return 200, {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
 def _operation(entity: Any, spec: CommandSpec) -> dict[str, Any]:
