@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery import shared_task
 
+from ..exports import lazy
+
 if TYPE_CHECKING:
     from .backend import OutboxBackend as OutboxBackend
-
-
-def __getattr__(name: str) -> Any:
-    if name != "OutboxBackend":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .backend import OutboxBackend
-
-    return OutboxBackend
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, {".backend": ["OutboxBackend"]})
 
 
 # A message is acknowledged after its task: one that its worker did not survive is delivered again.

@@ -28,7 +28,7 @@ from ..models import StagedJob
 from ..signals import jobs_published, jobs_staged
 from ..transactions import is_atomic
 from .entities import assert_executed, assert_rejected, at_once, commands, in_one_thread
-from .events import assert_published, published_events, run_subscribers
+from .events import LISTED, assert_published, published_events, run_subscribers
 from .job import Job
 from .prepared import assert_confirmed, assert_prepared
 
@@ -54,8 +54,6 @@ __all__ = [
     "staged_jobs",
 ]
 
-#: How many jobs a failure message lists, at most.
-LISTED = 20
 #: Ids of the jobs that no transaction but the test's own holds: production sends them at once.
 _outside: set[str] = set()
 

@@ -20,7 +20,7 @@ from ..eventlog.state import SqliteState
 from ..models import Cursor, Event, EventLog
 from ..subscriptions.subscriber import Subscriber, all_subscribers, subscriber_named
 
-#: How many events a failure message lists, at most.
+#: How many jobs, events or commands a failure message lists, at most.
 LISTED = 20
 #: Rounds after which events that publish events are taken to have no end.
 ROUNDS = 100
