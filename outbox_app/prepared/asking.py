@@ -25,13 +25,12 @@ from django.db.models import Case, F, When
 from django.db.models.functions import Least
 
 from ..aliases import outbox_alias
-from ..conf import outbox_settings
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..process.backoff import Backoff, described
-from ..process.lease import BEATS, LeaseHolder
+from ..process.lease import BEATS
 from ..process.lock_wait import is_conflict
-from ..process.loop import ProcessLoop
+from ..process.loop import LeasedLoop
 from ..text import get_logger, storable
 from . import keeper
 from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
@@ -94,10 +93,12 @@ class SenderWorker:
                 continue
             del self.under_way[future]
             busy = True
-            hangs = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
-            error = future.result() if done else hangs  # the keeper's own errors are raised
-            if not done:  # as where its database was cut off, of which its thread hears nothing
-                self._put_off(rows, "unreachable", described(hangs))
+            error: Exception | None
+            if done:
+                error = future.result()  # the keeper's own errors are raised
+            else:  # as where its database was cut off, of which its thread hears nothing
+                error = TimeoutError(f"no answer in {CLAIM_SECONDS:g} s")
+                self._put_off(rows, "unreachable", described(error))
             if error:
                 self.backoff.failed(error)
             else:
@@ -211,7 +212,7 @@ class SenderWorker:
             self.decided += len(wanted)
 
 
-class CheckBack(ProcessLoop):
+class CheckBack(LeasedLoop):
     """Asks the senders of one keeper."""
 
     def __init__(
@@ -222,8 +223,10 @@ class CheckBack(ProcessLoop):
         lease_seconds: float | None = None,
         on_turn: Callable[[CheckBack], None] | None = None,
     ) -> None:
-        self.lease_seconds = lease_seconds or outbox_settings().LEASE_SECONDS
         super().__init__(
+            resource="prepared",
+            parts=PARTS,
+            lease_seconds=lease_seconds,
             using=using or outbox_alias(),
             interval=INTERVAL if interval is None else interval,
             answer_seconds=ANSWER_SECONDS,
@@ -231,13 +234,6 @@ class CheckBack(ProcessLoop):
             on_turn=on_turn,
             logger=logger,
         )
-        self.holder = LeaseHolder(
-            using=self.using,
-            lease_seconds=self.lease_seconds,
-            resource="prepared",
-            parts=PARTS,
-        )
-        self.backoff = Backoff("database", logger)
         self.workers: dict[str, SenderWorker] = {}
         self._decided = 0
 
@@ -251,16 +247,9 @@ class CheckBack(ProcessLoop):
         silent = [f"{w.name}: {w.backoff.text}" for w in self.workers.values() if w.backoff.text]
         return "; ".join(filter(None, [self.backoff.text, *silent]))
 
-    def run(self, *, once: bool = False) -> int:
-        """Run until ``stop()``; with ``once``, until nothing is due. Return how many it decided."""
-        self._loop(once=once)
-        return self.done
-
-    def _step(self, *, once: bool) -> bool | None:
-        return self._run_or_back_off(self._turn, self.backoff)  # type: ignore[no-any-return]
-
     def _turn(self) -> bool:
-        self._share()
+        if self._share():
+            self._take_senders()
         busy = any([worker.turn() for worker in self.workers.values()])
         if busy or not (under_way := self._under_way()):
             return busy
@@ -270,17 +259,10 @@ class CheckBack(ProcessLoop):
     def _under_way(self) -> list[Future[Exception | None]]:
         return [future for worker in self.workers.values() for future in worker.under_way]
 
-    def _share(self) -> None:
-        holder = self.holder
-        if holder.joined and holder.beat_is_due():
-            holder.beat(done=self.done, trouble=self.trouble)
-        if not holder.sharing_is_due():
-            return
-        if holder.joined:
-            holder.rebalance()
-        else:
-            holder.join()
-        owned = {name for name in self._senders() if crc32(name.encode()) % PARTS in holder.owned}
+    def _take_senders(self) -> None:
+        """Have a worker for each sender of an owned part."""
+        parts = self.holder.owned
+        owned = {name for name in self._senders() if crc32(name.encode()) % PARTS in parts}
         for name in owned.difference(self.workers):
             self.workers[name] = SenderWorker(name, using=self.using)
         for name in set(self.workers) - owned:
@@ -299,9 +281,8 @@ class CheckBack(ProcessLoop):
         return once and not busy
 
     def _pause(self) -> float:
-        return min(self.interval, self.lease_seconds / BEATS)
+        return min(self.interval, self.holder.lease_seconds / BEATS)
 
     def _leave(self) -> None:
         wait(self._under_way(), timeout=LEAVE_SECONDS)
-        if self.holder.joined:
-            self._hand_back(self.holder.leave, self.backoff)
+        super()._leave()

@@ -21,6 +21,7 @@ from django.db import close_old_connections, connections
 from ..conf import outbox_settings
 from ..exceptions import LeaseLost
 from .backoff import Backoff
+from .lease import LeaseHolder
 from .waiting import StopFlag, poll_interval, waiter
 from .wakeup import LINGER
 from .watchdog import Watchdog
@@ -151,3 +152,48 @@ class ProcessLoop(ABC):
     def _disconnect(self) -> None:
         connections[self.using].close()
         close_old_connections()  # a replica's, for example
+
+
+class LeasedLoop(ProcessLoop):
+    """A loop whose processes share the parts of one resource by leases."""
+
+    def __init__(
+        self, *, resource: str, parts: int, lease_seconds: float | None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.holder = LeaseHolder(
+            using=self.using,
+            lease_seconds=lease_seconds or outbox_settings().LEASE_SECONDS,
+            resource=resource,
+            parts=parts,
+        )
+        self.backoff = Backoff("database", self.logger)
+
+    def run(self, *, once: bool = False) -> int:
+        """Run until ``stop()``; with ``once``, until there is nothing to do. Return ``done``."""
+        self._loop(once=once)
+        return self.done
+
+    @abstractmethod
+    def _turn(self) -> bool:
+        """Do one turn; say whether there may be more at once."""
+
+    def _step(self, *, once: bool) -> bool | None:
+        return self._run_or_back_off(self._turn, self.backoff)  # type: ignore[no-any-return]
+
+    def _share(self) -> bool:
+        """Keep the lease; where it is time, share with the others, and say so."""
+        holder = self.holder
+        if holder.joined and holder.beat_is_due():
+            holder.beat(done=self.done, trouble=self.trouble)
+        if not holder.sharing_is_due():
+            return False
+        if holder.joined:
+            holder.rebalance()
+        else:
+            holder.join()
+        return True
+
+    def _leave(self) -> None:
+        if self.holder.joined:
+            self._hand_back(self.holder.leave, self.backoff)

@@ -19,10 +19,10 @@ from ..eventlog.registry import sinks
 from ..exceptions import OutboxError
 from ..models import EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
-from ..process.backoff import Backoff, described
+from ..process.backoff import described
 from ..process.foreground import Listen
-from ..process.lease import BEATS, LeaseHolder
-from ..process.loop import ProcessLoop
+from ..process.lease import BEATS
+from ..process.loop import LeasedLoop
 from ..process.waiting import PollWaiter
 from ..text import get_logger
 from .events import TOO_YOUNG, prune_events, prune_steps
@@ -34,7 +34,7 @@ logger = get_logger("outbox_app.retention")
 ANSWER_SECONDS = 300.0
 
 
-class Retention(ProcessLoop):
+class Retention(LeasedLoop):
     """Removes old rows of the outbox on ``using``, of the inbox, and of the logs."""
 
     resource = "retention"
@@ -42,20 +42,19 @@ class Retention(ProcessLoop):
     rest = 3600.0
 
     def __init__(self, *, using: str, lease_seconds: float | None = None) -> None:
-        self.lease_seconds = lease_seconds or outbox_settings().LEASE_SECONDS
         super().__init__(
+            resource=self.resource,
+            parts=1,
+            lease_seconds=lease_seconds,
             using=using,
-            interval=self.lease_seconds / BEATS,
+            interval=None,
             answer_seconds=ANSWER_SECONDS,
             channel="",
             on_turn=None,
             logger=logger,
         )
+        self.interval = self.holder.lease_seconds / BEATS
         self._waiter = PollWaiter(self._stop)  # nothing wakes it
-        self.holder = LeaseHolder(
-            using=using, lease_seconds=self.lease_seconds, resource=self.resource, parts=1
-        )
-        self.backoff = Backoff("database", logger)
         self._removed = 0
         #: What is left of the run in progress.
         self._work: Iterator[None] | None = None
@@ -78,21 +77,9 @@ class Retention(ProcessLoop):
     def has_failed(self) -> bool:
         return bool(self.backoff.text or self._faults)
 
-    def run(self, *, once: bool = False) -> int:
-        """Run until ``stop()``, or ``once``; return how many rows were removed."""
-        self._loop(once=once)
-        return self.done
-
-    def _step(self, *, once: bool) -> bool | None:
-        return self._run_or_back_off(self._turn, self.backoff)  # type: ignore[no-any-return]
-
     def _turn(self) -> bool:
-        holder = self.holder
-        if holder.joined and holder.beat_is_due():
-            holder.beat(done=self.done, trouble=self.trouble)
-        if holder.sharing_is_due():
-            (holder.rebalance if holder.joined else holder.join)()
-        if not holder.owned:
+        self._share()
+        if not self.holder.owned:
             self._work, self._held = None, ""  # what holds now, another process knows
             self._faults.clear()
         elif self._work is None and time.monotonic() >= self._next:
@@ -102,7 +89,7 @@ class Retention(ProcessLoop):
             return False
         if next(work, True):
             self._next = time.monotonic() + self.rest
-            holder.beat(done=self.done, trouble=self.trouble)
+            self.holder.beat(done=self.done, trouble=self.trouble)
             return False
         self._work = work
         return True
@@ -134,10 +121,6 @@ class Retention(ProcessLoop):
 
     def _pause(self) -> float:
         return self.backoff.remaining or self.interval
-
-    def _leave(self) -> None:
-        if self.holder.joined:
-            self._hand_back(self.holder.leave, self.backoff)
 
 
 class Sink(Retention):
