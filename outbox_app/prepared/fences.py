@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 COMMITTED, ROLLED_BACK = Fence.Outcome.COMMITTED.value, Fence.Outcome.ROLLED_BACK.value
 #: Answers that decide nothing: the transaction is open; its fence may have been removed.
 IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
+#: What is not answered: the id has committed, as that of another keeper's event.
+OF_ANOTHER = "another keeper's"
 
 #: Seconds for which an answer waits for a transaction that is open. MySQL knows whole ones only.
 LOCK_SECONDS = 0.5
@@ -93,6 +95,8 @@ def outcomes(
 ) -> dict[UUID, str]:
     """Say what became of the transactions of events, so that it cannot change any more.
 
+    Nothing is said of an event whose id has committed with another keeper.
+
     Args:
         events: When each was prepared, by its id.
         known: Those that have committed, as business rows show. A fence may say otherwise.
@@ -105,7 +109,7 @@ def outcomes(
     until = time.monotonic() + min(seconds or ANSWER_SECONDS, ANSWER_SECONDS)
     # A session whose transactions commit, even where the caller's does not.
     with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
-        answers = recorded(events, using=using)
+        answers = recorded(events, keeper=keeper, using=using)
         mark = answers.pop(Fence.MARK, None)
         missing = [id for id in events if id not in answers]
         # In no order: transactions that stay open may use up the time of the same few only.
@@ -115,15 +119,21 @@ def outcomes(
             elif time.monotonic() < until:
                 _insert(id, COMMITTED if id in known else ROLLED_BACK, keeper, using=using)
         # What is there now stays; what is not there waits for its transaction.
-        found = recorded(missing, using=using) if missing else {}
-        return {id: answers.get(id) or found.get(id, IN_PROGRESS) for id in events}
+        if missing:
+            answers = recorded(missing, keeper=keeper, using=using) | answers
+        return {id: answers.get(id, IN_PROGRESS) for id in events if answers.get(id) != OF_ANOTHER}
 
 
-def recorded(ids: Any, *, using: str) -> dict[UUID, Any]:
+def recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:
     """Return the outcomes that fences have; under ``MARK`` before when they were removed."""
     rows = Fence.objects.using(using).filter(pk__in=[*ids, Fence.MARK])
-    found = rows.values_list("event_id", "outcome", "written_at")
-    return {id: at if id == Fence.MARK else outcome for id, outcome, at in found}
+    found: dict[UUID, Any] = {}
+    for id, outcome, by, at in rows.values_list("event_id", "outcome", "keeper", "written_at"):
+        if id == Fence.MARK:
+            found[id] = at
+        else:
+            found[id] = OF_ANOTHER if outcome == COMMITTED and by != keeper else outcome
+    return found
 
 
 def _stored(id: UUID, *, using: str) -> UUID | str:

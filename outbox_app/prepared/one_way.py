@@ -29,16 +29,16 @@ THREADS, LONGEST, IDLE, AT_EXIT = 2, 10_000, 1.0, 2.0
 TOGETHER = 100
 
 _lock = threading.Lock()
-#: What is called, and what with.
-Call = tuple[Callable[[list[Any]], None], Sequence[Any]]
+#: What is called with which arguments, after its items; and the items.
+Call = tuple[Callable[..., None], tuple[Any, ...], Sequence[Any]]
 _calls: queue.Queue[Call] = queue.Queue(LONGEST)
 _threads: set[threading.Thread] = set()
 
 
-def send(call: Callable[[list[Any]], None], items: Sequence[Any]) -> None:
+def send(call: Callable[..., None], items: Sequence[Any], *args: Any) -> None:
     """Have a thread make a call, some time soon, with the items of others of it. It may be lost."""
     try:
-        _calls.put_nowait((call, items))
+        _calls.put_nowait((call, args, items))
     except queue.Full:
         logger.warning("Too many calls wait, so the keeper will ask queue=%d", LONGEST)
         return
@@ -74,14 +74,14 @@ def _work_once(calls: queue.Queue[Call]) -> bool:
                 return False
         return True
     with suppress(queue.Empty):
-        while sum(len(items) for _, items in taken) < TOGETHER:
+        while sum(len(items) for *_, items in taken) < TOGETHER:
             taken.append(calls.get_nowait())
-    together: dict[Callable[[list[Any]], None], list[Any]] = {}
-    for call, items in taken:
-        together.setdefault(call, []).extend(items)
-    for call, all_items in together.items():
+    together: dict[tuple[Callable[..., None], tuple[Any, ...]], list[Any]] = {}
+    for call, args, items in taken:
+        together.setdefault((call, args), []).extend(items)
+    for (call, args), all_items in together.items():
         try:
-            call(all_items)
+            call(all_items, *args)
         except Exception as error:
             logger.warning("The keeper was not told, so it will ask error=%r", error)
     for _ in taken:

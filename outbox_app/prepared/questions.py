@@ -62,7 +62,7 @@ def answers(
     asked = {each.event_id: each for each in questions}
     own: dict[UUID, str] = {}
     if _functions:
-        fenced = fences.recorded(asked, using=using)
+        fenced = fences.recorded(asked, keeper=keeper, using=using)
         for id, question in asked.items():
             if id not in fenced and (answer := _own_answer(question)):
                 own[id] = answer

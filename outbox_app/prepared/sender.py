@@ -9,7 +9,7 @@ check-back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,7 +35,7 @@ from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import is_in_test, is_only_tests, open_transactions
 from . import one_way
-from .fences import COMMITTED, ROLLED_BACK, fence
+from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, fence
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .local import LocalKeeper
 from .questions import Question, answers
@@ -233,7 +233,7 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
 def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:
     outcomes = _outcomes(events)
     for event in events:
-        if (outcome := outcomes[event.event_id]) != wanted:
+        if (outcome := outcomes.get(event.event_id, OF_ANOTHER)) != wanted:
             raise FencedOut(
                 f"The prepared event {event.event_id} cannot be {call}: its fence on "
                 f"{event.using!r} says {outcome}.{hint}"
@@ -256,7 +256,7 @@ def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
     try:
         outcomes = _outcomes(events)
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
-            told = [event for event in events if outcomes[event.event_id] == outcome]
+            told = [event for event in events if outcomes.get(event.event_id) == outcome]
             _tell(told, state, wait=wait)
     except Exception as error:  # the caller's own is the one to raise
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)
@@ -271,20 +271,13 @@ def _by_keeper(events: Sequence[Prepared]) -> Iterable[tuple[tuple[str, str], li
 
 def _tell(events: Sequence[Prepared], state: str, *, wait: bool) -> None:
     for (to, using), group in _by_keeper(events):
-        call = _call(state, to, using)
         if wait or is_in_test(using):
-            call(group)
+            _tell_keeper(group, state, to, using)
         else:
-            one_way.send(call, group)
+            one_way.send(_tell_keeper, group, state, to, using)
 
 
-@cache
-def _call(state: str, to: str, using: str) -> Callable[[list[Prepared]], None]:
-    """Return the call to one keeper, each time the same: what waits for it goes in one request."""
-    return partial(_tell_keeper, state, to, using)
-
-
-def _tell_keeper(state: str, to: str, using: str, events: list[Prepared]) -> None:
+def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) -> None:
     keeper = keeper_of(to, using)
     told = keeper.decide({event.event_id: state for event in events})
     if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:

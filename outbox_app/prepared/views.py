@@ -16,7 +16,7 @@ from ..door import messages, peers
 from ..door.messages import MessageRefused
 from ..door.serving import KEEPER, SENDER, Said, door, seconds_left
 from ..exceptions import InvalidPrepared
-from ..models import Fence, Peer, PreparedEvent
+from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..text import get_logger
 from . import keeper, questions
@@ -53,9 +53,7 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
                 raise MessageRefused(422, "An id is there twice.")
             requests[new.event_id] = new
         except MessageRefused as error:
-            if not batch:
-                raise
-            refused[place] = error.status, {}
+            refused[place] = error.status, {"detail": str(error)}
     rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=list(requests))
     known = set(rows.values_list("event_id", flat=True))
     answers = iter(keeper.prepare(peer.name, list(requests.values()), using=using))
@@ -171,10 +169,6 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
             detail = "A time has the form of ISO 8601, with a time zone."
             raise MessageRefused(422, detail) from error
         asked.append(questions.Question(messages.event_id(element["id"]), at, *names))
-    fences = Fence.objects.using(peer.database).filter(pk__in=[each.event_id for each in asked])
-    committed = fences.filter(outcome=Fence.Outcome.COMMITTED)
-    others = set(committed.exclude(keeper=peer.name).values_list("pk", flat=True))
-    asked = [each for each in asked if each.event_id not in others]
     # Half of the caller's time: the last of the transactions that are waited for begins within it.
     seconds = (seconds_left(request) or 0) / 2 or None
     answers = questions.answers(asked, keeper=peer.name, using=peer.database, seconds=seconds)

@@ -28,6 +28,7 @@ from outbox_app.door.client import call
 from outbox_app.door.peers import moment, peer_named
 from outbox_app.exceptions import (
     Contradiction,
+    FencedOut,
     InvalidPeer,
     InvalidPrepared,
     KeeperUnavailable,
@@ -311,6 +312,25 @@ def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> N
     id = time_ordered_id()
     Fence.objects.using(sender).create(event_id=id, outcome="committed", keeper="depot")
     assert HttpSender("billing").check([Question(id, timezone.now())]) == {}
+
+
+@one
+def test_an_id_that_has_committed_with_another_keeper(
+    alias: str, sender: str, told: Any, states: Any, ask: Any
+) -> None:
+    """Its second transaction was rolled back: the fence of the first one says nothing of it."""
+    with paid(sender) as event:
+        pass
+    told()
+    again = prepared("b", "order.paid", using=sender, event_id=event.event_id, immune=0)
+    with pytest.raises(FencedOut), again:
+        raise AssertionError("never begun")
+    told()
+    ask()
+    assert states() == ["confirmed", "prepared"]
+    other = prepare("b", "order.paid", using=sender, event_id=event.event_id)
+    with pytest.raises(FencedOut, match="says another keeper's"):
+        confirm(other)
 
 
 @one
