@@ -89,8 +89,6 @@ def call(
 async def _exchange(
     client: httpx2.AsyncClient, request: httpx2.Request, seconds: float, most: int
 ) -> tuple[httpx2.Response, bytes]:
-    from .signing import httpx2
-
     async with asyncio.timeout(seconds):
         response = await client.send(request, stream=True)
         try:
@@ -98,7 +96,7 @@ async def _exchange(
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > most:
-                    raise httpx2.ReadError(f"The answer has more than {most} bytes.")
+                    raise OSError(f"The answer has more than {most} bytes.")
             return response, bytes(body)
         finally:
             await response.aclose()

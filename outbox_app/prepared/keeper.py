@@ -27,7 +27,7 @@ from ..eventlog.insert import chunks
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
 from ..eventlog.registry import log_named
-from ..exceptions import OutboxError
+from ..exceptions import PreparedError
 from ..failpoints import failpoint
 from ..jobs.staging.stage import stage
 from ..models import DatabaseNow, Incident, PreparedEvent
@@ -66,10 +66,6 @@ class Answer(NamedTuple):
 
 class _Raced(django.db.OperationalError):
     """Another process has moved one of the rows."""
-
-
-class _Damaged(OutboxError):
-    """The row is not what was prepared: it was edited by hand."""
 
 
 def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[Answer]:
@@ -222,7 +218,7 @@ def _count(decided: Sequence[tuple[str, timedelta]], now: datetime, route: str, 
 
 def _publish(rows: Sequence[PreparedEvent], using: str, first: bool) -> None:
     if any(content_hash(row) != row.content_hash for row in rows):
-        raise _Damaged("The row differs from what was prepared: it was edited by hand.")
+        raise PreparedError("The row differs from what was prepared: it was edited by hand.")
     for name, group in groupby(rows, key=lambda row: row.log):
         if not name:
             for job in group:

@@ -35,11 +35,11 @@ State = PreparedEvent.State
 #: Events of one transaction.
 BATCH_SIZE = 500
 #: What is shown of an event besides its content.
-COLUMNS = (
-    *("event_id", "sender", "state", "policy", "log", "stream", "type", "topic"),
-    *("prepared_at", "decide_by", "next_check_at", "asked", "answered", "unreachable"),
-    *("last_answer", "decided_at", "decided_by", "reason"),
-)
+COLUMNS = [
+    field.name
+    for field in PreparedEvent._meta.fields
+    if field.name not in ("id", "content", "content_hash")
+]
 
 
 class Done(NamedTuple):

@@ -33,10 +33,20 @@ REFUSED = (400, 403, 413, 415, 422)
 IN_TRANSACTION = 2.0
 
 
-def _halves(elements: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return two parts of a request that is too large: the other side alone knows its limits."""
-    middle = len(elements) // 2
-    return [elements[:middle], elements[middle:]]
+def call_in_parts(
+    peer: Peer, method: str, path: str, payload: Any = None, **options: Any
+) -> tuple[int, Any]:
+    """Call a peer, in halves where that is too large: the other side alone knows its limits."""
+    status, said = call(peer, method, path, payload, **options)
+    if status != 413 or not payload or len(payload) == 1:
+        return status, said
+    middle, answers = len(payload) // 2, []
+    for half in (payload[:middle], payload[middle:]):
+        status, said = call_in_parts(peer, method, path, half, **options)
+        if status != 200 or not isinstance(said, list):
+            return status, said
+        answers += said
+    return status, answers
 
 
 class HttpKeeper:
@@ -123,15 +133,11 @@ class HttpKeeper:
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
         seconds = IN_TRANSACTION if open_transactions() else SECONDS
         try:
-            status, said = call(self.peer, method, path, payload, seconds=seconds, **options)
+            status, said = call_in_parts(
+                self.peer, method, path, payload, seconds=seconds, **options
+            )
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
-        if status == 413 and payload and len(payload) > 1:
-            return [
-                each
-                for half in _halves(payload)
-                for each in self._call(method, path, half, **options)
-            ]
         if status in REFUSED:
             raise InvalidPrepared(f"The keeper {self.name!r} refuses the request: {status}.")
         listed = isinstance(said, list) and all(isinstance(each, dict) for each in said)
@@ -154,10 +160,7 @@ class HttpSender:
             {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
             for id, at, stream, type in questions
         ]
-        status, said = call(self.peer, "POST", "check", asked)
-        if status == 413 and len(asked) > 1:
-            first, second = _halves(questions)
-            return self.check(first) | self.check(second)
+        status, said = call_in_parts(self.peer, "POST", "check", asked)
         if status != 200:
             raise PeerUnavailable(f"The sender {self.peer.name!r} has answered {status}.")
         found = by_id(said, [each.event_id for each in questions])
