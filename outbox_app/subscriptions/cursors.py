@@ -1,6 +1,6 @@
 """Cursors in the database: made once, moved by compare and set.
 
-``store_position`` runs first inside the transaction of the effects: it locks the row, so another
+A move is the first statement of the transaction of the effects: it locks the row, so another
 process that holds the same page waits, and then finds that the page is no longer its own.
 
 Nothing indexes the slices of a log, so a partition that reads alone walks the rows of all. Those of
@@ -14,8 +14,8 @@ one has stored that state; after a crash it reads from before the page, where no
 from __future__ import annotations
 
 import traceback
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -33,10 +33,10 @@ from ..eventlog.registry import log_named
 from ..eventlog.state import WindowState
 from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
+from ..failpoints import failpoint
 from ..models import Cursor, DatabaseNow, Gap, ParkedStream, Subscription
 from ..process.backoff import described
 from ..text import storable
-from .id_gaps import open_gaps
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 TRACEBACK = 8000
 #: Rows of one page, and characters of JSON in it, above which the next one is shorter.
 MAX_ROWS, MAX_SIZE = 20_000, 16 * 1024 * 1024
-#: States that were stored, of which it is known.
-KEPT = 64
+#: No handler's fault: the runner backs off, and no error is recorded.
+DATABASE_UNAVAILABLE = (django.db.OperationalError, django.db.InterfaceError)
 
 _DATA, _METADATA = COLUMNS.index("data"), COLUMNS.index("metadata")
 
@@ -83,63 +83,48 @@ class LogCursor:
     #: The state after pages without events of its own (``SharedPages``).
     passed: WindowState | None = None
 
-    def store_position(
+    @property
+    def fails(self) -> bool:
+        """Whether its last page has failed, or an event is known at which it fails."""
+        return bool(self.cursor.failures or self.cursor.failed_event)
+
+    def meets(self, other: LogCursor) -> bool:
+        """Say whether the two can read a page together."""
+        together = self.reader.table == other.reader.table and self.state == other.state
+        return together and not (self.fails or other.fails)
+
+    @contextmanager
+    def moving(
         self,
         state: WindowState,
         *,
         handled: int,
+        failed_event: dict[str, Any] | None,
         position: int = 0,
-        failed_event: dict[str, Any] | None = None,
-    ) -> None:
-        """Move it, in the open transaction of the effects, unless it was moved meanwhile."""
+    ) -> Iterator[None]:
+        """Move it in one transaction with the effects of the block; in memory once it is committed.
+
+        Raises ``CursorConflict`` where it was moved meanwhile.
+        """
         row = self.cursor
-        rows = Cursor.objects.using(row._state.db).filter(pk=row.pk, revision=row.revision)
-        if not rows.move(
-            state=state.dump(),
-            position=max(row.position, position),
-            handled=F("handled") + handled,
-            moved_at=DatabaseNow(),
-            failed_event=failed_event,
-        ):
-            raise CursorConflict(
-                f"The cursor {row} was moved by another process; this page is dropped."
-            )
-
-    def apply_position(
-        self, state: WindowState, *, position: int = 0, failed_event: dict[str, Any] | None = None
-    ) -> None:
-        """Set in memory what ``store_position`` wrote, once it is committed."""
-        row, self.state, self.passed = self.cursor, state, None
-        row.state = state.dump()
-        row.position = max(row.position, position)
+        using = row._state.db
+        columns: dict[str, Any] = {
+            "state": state.dump(),
+            "position": max(row.position, position),
+            "failed_event": failed_event,
+        }
+        with transaction.atomic(using=using):
+            rows = Cursor.objects.using(using).filter(pk=row.pk, revision=row.revision)
+            if not rows.move(**columns, handled=F("handled") + handled, moved_at=DatabaseNow()):
+                raise CursorConflict(
+                    f"The cursor {row} was moved by another process; this page is dropped."
+                )
+            failpoint("advanced")
+            yield
+        self.state, self.passed = state, None
         row.revision += 1
-        row.failures = 0
-        row.error = ""
-        row.failed_event = failed_event
-
-
-def cursors_of(
-    subscriber: Subscriber, parts: Collection[int], reader: LogReader
-) -> dict[int, Cursor]:
-    """Return the cursors of partitions in a log, not checked; made where they have never run.
-
-    Raises ``Paused`` where the subscription is: ``pause`` bumps the revisions in the same
-    transaction, so a position cannot be stored any more with a cursor that was returned before.
-    """
-    # One statement: a pause that comes between two of them would be missed.
-    paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
-    cursors = (
-        Cursor.objects.using(subscriber.using)
-        .filter(subscription=subscriber.name, partition__in=parts, log=reader.table)
-        .annotate(is_paused=Exists(paused))
-    )
-    found: list[Any] = list(cursors)
-    if len(found) < len(parts):
-        begin(subscriber, reader)
-        found = list(cursors.all())
-    if any(each.is_paused for each in found):
-        raise Paused(f"Subscription {subscriber.name!r} is paused.")
-    return {each.partition: each for each in found}
+        for name, value in {**columns, **Cursor.WELL}.items():
+            setattr(row, name, value)
 
 
 def reader_of(cursor: Cursor, *, using: str) -> LogReader:
@@ -155,8 +140,6 @@ def begin(subscriber: Subscriber, reader: LogReader) -> None:
     with transaction.atomic(using=using):
         # All partitions at one place: the slice of a stream must lie behind one of them only.
         row = Subscription.objects.using(using).select_for_update().get(pk=name)
-        if row.paused:
-            raise Paused(f"Subscription {name!r} is paused.")
         if row.partitions != count:
             raise PartitionsDiffer.between(name, row.partitions, count)
         rows = [
@@ -164,24 +147,6 @@ def begin(subscriber: Subscriber, reader: LogReader) -> None:
             for n in range(count)
         ]
         Cursor.objects.using(using).bulk_create(rows, ignore_conflicts=True)
-
-
-def locked_of(keys: Collection[int], *, using: str) -> set[int]:
-    """Return the cursors whose rows other processes have locked: they are handling pages.
-
-    Storing a position would wait for that page, and keep the other subscriptions waiting.
-    """
-    if not connections[using].features.has_select_for_update_nowait:
-        return set()
-    rows = Cursor.objects.using(using).filter(pk__in=keys).select_for_update(nowait=True)
-    try:
-        with transaction.atomic(using=using):
-            list(rows.values_list("pk"))
-    except django.db.OperationalError:
-        if len(keys) == 1:
-            return set(keys)
-        return set().union(*(locked_of([key], using=using) for key in keys))
-    return set()
 
 
 def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) -> float:
@@ -236,15 +201,35 @@ class StoredRows:
         self._verified: list[tuple[LogReader, WindowState]] = []
 
     def cursor(self, part: int, reader: LogReader) -> Cursor:
-        name, table = self.subscriber.name, reader.table
-        if table not in self._cursors:
-            self._cursors[table] = cursors_of(self.subscriber, self.parts, reader)
-        cursor = self._cursors[table].get(part)
-        if cursor is None:
-            raise CursorConflict(f"Cursor {part} of {name!r} in {table} was deleted.")
-        if cursor.partitions != self.subscriber.partitions:
-            raise PartitionsDiffer.between(name, cursor.partitions, self.subscriber.partitions)
+        """Return the cursor of a partition in a log; made where it has never run.
+
+        Raises ``Paused`` where the subscription is: ``pause`` bumps the revisions in the same
+        transaction, so a position cannot be stored any more with a cursor that was returned before.
+        """
+        name, wanted = self.subscriber.name, self.subscriber.partitions
+        if reader.table not in self._cursors:
+            self._cursors[reader.table] = self._read(reader)
+        cursor = self._cursors[reader.table][part]
+        if cursor.partitions != wanted:
+            raise PartitionsDiffer.between(name, cursor.partitions, wanted)
         return cursor
+
+    def _read(self, reader: LogReader) -> dict[int, Cursor]:
+        name = self.subscriber.name
+        # One statement: a pause that comes between two of them would be missed.
+        paused = Subscription.objects.filter(pk=OuterRef("subscription"), paused=True)
+        cursors = (
+            Cursor.objects.using(self.using)
+            .filter(subscription=name, partition__in=self.parts, log=reader.table)
+            .annotate(is_paused=Exists(paused))
+        )
+        found: list[Any] = list(cursors)
+        if len(found) < len(self.parts):
+            begin(self.subscriber, reader)
+            found = list(cursors.all())
+        if any(each.is_paused for each in found):
+            raise Paused(f"Subscription {name!r} is paused.")
+        return {each.partition: each for each in found}
 
     def verify(self, reader: LogReader, state: WindowState) -> None:
         for other, verified in self._verified:
@@ -254,10 +239,27 @@ class StoredRows:
         self._verified.append((reader, state))
 
     def is_locked(self, cursor: Cursor) -> bool:
+        """Say whether another process has locked the row: it is handling a page.
+
+        Storing a position would wait for that page, and keep the other subscriptions waiting.
+        """
         if cursor.log not in self._locked:
             keys = [each.pk for each in self._cursors[cursor.log].values()]
-            self._locked[cursor.log] = locked_of(keys, using=self.using)
+            self._locked[cursor.log] = self._locked_of(keys)
         return cursor.pk in self._locked[cursor.log]
+
+    def _locked_of(self, keys: list[int]) -> set[int]:
+        if not connections[self.using].features.has_select_for_update_nowait:
+            return set()
+        rows = Cursor.objects.using(self.using).filter(pk__in=keys).select_for_update(nowait=True)
+        try:
+            with transaction.atomic(using=self.using):
+                list(rows.values_list("pk"))
+        except django.db.OperationalError:
+            if len(keys) == 1:
+                return set(keys)
+            return set().union(*(self._locked_of([key]) for key in keys))
+        return set()
 
     @cached_property
     def parked(self) -> list[tuple[int, str, str, int]]:
@@ -267,8 +269,12 @@ class StoredRows:
         return list(rows.values_list("partition", "log", "stream", "version"))
 
     @cached_property
-    def gaps(self) -> list[Gap]:
-        return open_gaps(self.subscriber, using=self.using)
+    def id_gaps(self) -> list[Gap]:
+        if connections[self.using].vendor != "mysql":
+            return []
+        rows = Gap.objects.using(self.using).open()
+        rows = rows.filter(kind=Gap.Kind.ID, subscription=self.subscriber.name)
+        return list(rows.order_by("first"))
 
 
 def is_stopped(cursor: Cursor) -> bool:
@@ -303,31 +309,32 @@ class SharedPages:
         self._pages: list[SharedPage] = []
         #: Rows of the next page, by table.
         self._limits: dict[str, int] = {}
-        #: What was committed lately: table and state.
-        self._stored: deque[tuple[str, WindowState]] = deque(maxlen=KEPT)
 
     def begin_turn(self) -> None:
         """Drop what was read, and move partitions over pages without events of their own."""
         self._pages = []
-        for partition in self.partitions.values():
-            partition.catch_up(self._stored)
+        cursors = [at for each in self.partitions.values() for at in each.cursors]
+        stored = {(at.reader.table, at.cursor.state) for at in cursors}
+        for at in cursors:
+            if at.passed and (at.reader.table, at.passed.dump()) in stored:
+                at.state = at.passed
+            at.passed = None
 
-    def read(self, part: int, at: LogCursor, limit: int) -> Events | None:
+    def read(self, partition: Partition, at: LogCursor, limit: int) -> Events | None:
         """Return a partition's events of a shared page; None: it has to read alone."""
+        part = partition.part
+        if at.fails or limit < partition.batch_size:
+            return None
         for shared in self._pages:
             if shared.table == at.reader.table and shared.state == at.state and part in shared.rows:
                 break
         else:
-            parts = [n for n, each in self.partitions.items() if n == part or each.shares(at)]
-            if len(parts) == 1:
+            parts = [n for n, each in self.partitions.items() if any(map(at.meets, each.cursors))]
+            if len(parts) < 2:
                 return None
             shared = self._read(at, parts, limit)
             self._pages.append(shared)
         return Events(at.reader.records(shared.rows.pop(part)), shared.page)
-
-    def note_stored(self, at: LogCursor) -> None:
-        if (stored := (at.reader.table, at.state)) not in self._stored:
-            self._stored.append(stored)
 
     def _read(self, at: LogCursor, parts: list[int], limit: int) -> SharedPage:
         """Read a page of which no partition has more than ``limit`` rows.

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from ..eventlog.completeness import Checked
 from ..eventlog.record import RecordedEvent
-from ..eventlog.window import Page
 from ..exceptions import OutboxError, TransactionEnded
 from ..failpoints import failpoint
 from ..process.enclosure import SwallowedError, enclosed
@@ -28,16 +26,6 @@ from .subscriber import Subscriber
 
 class EndedByHandler(OutboxError):
     """A handler asked for the end of the process, in which other subscriptions run."""
-
-
-class CheckedPage(NamedTuple):
-    """A page, and what of it is to be handled."""
-
-    events: list[RecordedEvent]
-    page: Page[Any]
-    checked: Checked
-    #: The event to be skipped, where the page ends in front of it.
-    keeps: dict[str, Any] | None = None
 
 
 class Attempt(NamedTuple):
@@ -109,11 +97,11 @@ def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
     ``attempt`` tries a page of at most so many rows, from where the cursor is by then.
     """
     left, tried = failed.rows, failed
-    while left > 0:
+    # Of a transaction that was ended nothing is tried again.
+    while left > 0 and not isinstance(tried.error, TransactionEnded):
         size = max(1, left // 2)
         tried = attempt(size)
-        ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
-        if tried.error and (size == 1 or not tried.rows or ended):
+        if tried.error and (size == 1 or not tried.rows):
             break
         if not (tried.error or tried.rows or tried.more):
             break

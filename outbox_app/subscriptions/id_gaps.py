@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from django.db import connections
-
 from ..conf import outbox_settings
 from ..eventlog.reader import LogReader
 from ..eventlog.state import MysqlState, WindowState
@@ -24,14 +22,6 @@ from .subscriber import Subscriber
 LOOK_SECONDS = 3.0
 #: Gap rows of one log that are open at a time; more rows add no information.
 MAX_ROWS = 100
-
-
-def open_gaps(subscriber: Subscriber, *, using: str) -> list[Gap]:
-    if connections[using].vendor != "mysql":
-        return []
-    rows = Gap.objects.using(using).open()
-    rows = rows.filter(kind=Gap.Kind.ID, subscription=subscriber.name)
-    return list(rows.order_by("first"))
 
 
 class IdGaps:

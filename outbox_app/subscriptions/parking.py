@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import django.db
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, QuerySet, When
 
@@ -22,7 +21,7 @@ from ..exceptions import LeaseLost, TransactionEnded
 from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import stream_parked
-from .cursors import CursorConflict, evidence
+from .cursors import DATABASE_UNAVAILABLE, CursorConflict, evidence
 from .subscriber import Subscriber
 
 #: Streams that a person has released and that are looked at in one run.
@@ -75,7 +74,7 @@ class Parking:
                 if connections[self.using].vendor == "postgresql":
                     # Deferred constraints now, while it is known whose event it is.
                     connections[self.using].check_constraints()
-        except (LeaseLost, django.db.OperationalError, django.db.InterfaceError):
+        except (LeaseLost, *DATABASE_UNAVAILABLE):
             raise  # not the event's fault
         except TransactionEnded:
             raise  # there is nothing any more that parking could be committed with
@@ -133,15 +132,12 @@ class Parking:
     ) -> list[RecordedEvent]:
         """Return the stream's events that the cursor has passed without handling them."""
         condition, params = reader.only.sql()
-        quote = connections[self.using].ops.quote_name
         sql = (
-            f"SELECT {', '.join(reader.columns)} FROM {quote(reader.table)} "
+            f"SELECT {', '.join(reader.columns)} FROM {reader.window.source} "
             f"WHERE stream = %s AND version >= %s AND NOT ({reader.window.unread(state)}) "
             f"{condition and f'AND {condition}'} ORDER BY version LIMIT {limit}"
         )
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, [parked.stream, parked.version, *params])
-            return reader.records(list(cursor.fetchall()))
+        return reader.records(reader.run(sql, [parked.stream, parked.version, *params]))
 
     def progress(
         self, parked: ParkedStream, events: list[RecordedEvent], *, more: bool, waits: bool

@@ -14,18 +14,15 @@ may be checked for missing versions first (``subscriptions.version_gaps``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import django.db
-from django.db import close_old_connections, connections, transaction
+from django.db import close_old_connections, connections
 from django.dispatch import Signal
 
 from ..conf import outbox_settings
-from ..eventlog.reader import Events
 from ..eventlog.record import RecordedEvent
-from ..eventlog.state import WindowState
 from ..eventlog.window import Page
 from ..exceptions import LeaseLost, ReadRefused, TransactionEnded
 from ..failpoints import failpoint
@@ -33,6 +30,7 @@ from ..models import Cursor, ParkedStream
 from ..process.backoff import described
 from ..signals import page_failed, page_handled
 from .cursors import (
+    DATABASE_UNAVAILABLE,
     CursorConflict,
     LogCursor,
     SharedPages,
@@ -41,7 +39,7 @@ from .cursors import (
     fail,
     is_stopped,
 )
-from .handling import Attempt, CheckedPage, call_handler, narrowed
+from .handling import Attempt, call_handler, narrowed
 from .id_gaps import IdGaps
 from .parking import Parking
 from .subscriber import Subscriber
@@ -53,8 +51,6 @@ STORE_SECONDS = 5.0
 PARK_AFTER = 3
 #: Seconds for which a page that another process handles is left alone.
 LOCKED_SECONDS = 1.0
-#: No handler's fault: the runner backs off, and no error is recorded.
-DATABASE_UNAVAILABLE = (django.db.OperationalError, django.db.InterfaceError)
 
 
 class Partition:
@@ -79,7 +75,8 @@ class Partition:
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
         self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
-        self._cursors: list[LogCursor] = []
+        #: Empty while it rests.
+        self.cursors: list[LogCursor] = []
         #: That they were read on.
         self._connection: Any = None
         self._readers = subscriber.readers(using=self.using, only=subscriber.read(part))
@@ -103,53 +100,33 @@ class Partition:
     @property
     def revisions(self) -> dict[int, int]:
         """Of the cursors it holds, by id."""
-        return {each.cursor.pk: each.cursor.revision for each in self._cursors}
-
-    def shares(self, at: LogCursor) -> bool:
-        """Say whether it can read a page together with another partition."""
-        return not self.resting and any(
-            each.reader.table == at.reader.table
-            and each.state == at.state
-            and not (each.cursor.failures or each.cursor.failed_event)
-            for each in self._cursors
-        )
-
-    def catch_up(self, stored: Container[tuple[str, WindowState]]) -> None:
-        """Move, in memory, over pages without events of its own, once that is safe."""
-        for at in self._cursors:
-            if at.passed and (at.reader.table, at.passed) in stored:
-                at.state = at.passed
-            at.passed = None
+        return {each.cursor.pk: each.cursor.revision for each in self.cursors}
 
     @property
     def unprepared(self) -> bool:
         """Whether it has no cursors yet, and does not rest."""
-        return not (self._cursors or self.resting)
-
-    def prepare(self, rows: StoredRows | None = None) -> None:
-        """Take its cursors where it has none, of rows that were read for several partitions."""
-        if self.unprepared:
-            self._load(rows or StoredRows(self.subscriber, [self.part]))
+        return not (self.cursors or self.resting)
 
     def run_once(self) -> bool:
         """Handle a page of each log. Returns whether there may be more at once."""
         if self._connection is not connections[self.using].connection:
             # The server may have crashed. One that has not flushed its last commits has forgotten
-            # the state that was stored when this partition moved there in memory (``catch_up``).
-            self._cursors = []
-        self.prepare()
+            # the state that was stored when this partition moved there in memory.
+            self.cursors = []
+        if self.unprepared:
+            self.prepare(StoredRows(self.subscriber, [self.part]))
         if self.resting:
             return False
         try:
             more = self._process_due()
-            for at in list(self._cursors):
+            for at in list(self.cursors):
                 if self.resting:
                     return False
                 more |= self._process_page(at)
                 self._id_gaps.look(at.reader, at.state)
         except BaseException as error:
             # What is in memory may have been rolled back: begin from the rows.
-            self._cursors = []
+            self.cursors = []
             if isinstance(error, CursorConflict):
                 return True
             raise
@@ -159,8 +136,8 @@ class Partition:
         for reader in self._readers:
             reader.close()
 
-    def _load(self, rows: StoredRows) -> None:
-        """Take its cursors, and see that they belong to this database."""
+    def prepare(self, rows: StoredRows) -> None:
+        """Take its cursors of rows that were read, and see that they belong to this database."""
         found = []
         for reader in self._readers:
             try:
@@ -187,8 +164,8 @@ class Partition:
             found.append(LogCursor(reader, cursor, state, self.clock()))
         self.parking.load(rows.parked)
         self.gaps.load()
-        self._id_gaps.load(rows.gaps)
-        self._cursors = found
+        self._id_gaps.load(rows.id_gaps)
+        self.cursors = found
         self._connection = connections[self.using].connection
         # An error from before it had its cursors is over; what is on their rows is not.
         self.error = next((each.cursor.error for each in found if each.cursor.error), "")
@@ -204,8 +181,7 @@ class Partition:
         parking = parks and failures + 1 >= PARK_AFTER
         tried = self._try_page(at, 1 if cursor.failed_event else self.batch_size, parking)
         # Parking finds events itself; what it does not catch is looked for as elsewhere.
-        ended = isinstance(tried.error, TransactionEnded)  # nothing of it is tried again
-        if tried.error and not ended and tried.rows > 1 and failures and (parking or not parks):
+        if tried.error and tried.rows > 1 and failures and (parking or not parks):
 
             def attempt(limit: int) -> Attempt:
                 self._load_parked()
@@ -224,21 +200,22 @@ class Partition:
     def _try_page(self, at: LogCursor, limit: int, parks: bool) -> Attempt:
         """Handle a page of at most so many rows. What it fails with is returned."""
         try:
-            shared = self._read_shared(at, limit)
-            events, page = shared or at.reader.read(at.state, limit)
+            shared = self.shared and self.shared.read(self, at, limit)
+            read, page = shared or at.reader.read(at.state, limit)
             failpoint("page_read")
-            checked = self.gaps.check(at.reader, at.state, events)
+            checked = self.gaps.check(at.reader, at.state, read)
         except DATABASE_UNAVAILABLE:
             raise
         except Exception as error:  # refused; or a row that was edited by hand
             return Attempt(error=error)
-        found = CheckedPage(self.gaps.wanted(checked.events), page, checked)
+        events, kept = self.gaps.wanted(checked.events), None
         failed = at.cursor.failed_event
         if failed and failed.get("skip"):  # a person has decided so
-            kept = [event for event in found.events if event.id != failed["position"]]
-            before = page.more and len(kept) == len(found.events)  # others committed late
-            found = found._replace(events=kept, keeps=failed if before else None)
-        seen = events if self.gaps.active else found.events
+            others = [event for event in events if event.id != failed["position"]]
+            if page.more and len(others) == len(events):
+                kept = failed  # it is behind this page: others committed late
+            events = others
+        seen = read if self.gaps.active else events
         if not seen and (not page.more or (shared and page.rows)) and not self._is_stale(at, page):
             if shared and page.rows:
                 at.passed = page.state
@@ -248,56 +225,40 @@ class Partition:
             return Attempt(more=page.more)
         started = self.clock()
         try:
-            with transaction.atomic(using=self.using):
-                count = len(found.events)
-                at.store_position(
-                    page.state, handled=count, position=page.position, failed_event=found.keeps
-                )
-                failpoint("advanced")
+            with at.moving(
+                page.state, handled=len(events), position=page.position, failed_event=kept
+            ):
                 if parks:
-                    handled = self.parking.handle_each(found.events, self._handle, at.cursor)
-                    found = found._replace(events=handled)
-                elif found.events:
-                    self._handle(found.events)
+                    events = self.parking.handle_each(events, self._handle, at.cursor)
+                elif events:
+                    self._handle(events)
                 self.gaps.record(at.reader, at.state, *checked)
         except LeaseLost:
             raise
         except Exception as error:
-            if found.events:
-                first, last = found.events[0], found.events[-1]
+            if events:
+                first, last = events[0], events[-1]
                 error.add_note(f"Handling {first.log} from position {first.id} to {last.id}.")
-            return Attempt(len(events), False, error, found.events)
-        self._committed(at, found, self.clock() - started)
-        return Attempt(len(events), page.more)
-
-    def _read_shared(self, at: LogCursor, limit: int) -> Events | None:
-        fails = at.cursor.failures or at.cursor.failed_event
-        if self.shared is None or fails or limit < self.batch_size:
-            return None
-        return self.shared.read(self.part, at, limit)
-
-    def _committed(self, at: LogCursor, found: CheckedPage, seconds: float) -> None:
+            return Attempt(len(read), False, error, events)
         failpoint("committed")
-        page = found.page
-        at.apply_position(page.state, position=page.position, failed_event=found.keeps)
         at.stored_at = self.clock()
-        if self.shared is not None:
-            self.shared.note_stored(at)
-        self.handled += len(found.events)
+        self.handled += len(events)
         self.error = ""
-        if found.events:
-            self._send(page_handled, at.reader.table, count=len(found.events), seconds=seconds)
+        if events:
+            seconds = at.stored_at - started
+            self._send(page_handled, at.reader.table, count=len(events), seconds=seconds)
+        return Attempt(len(read), page.more)
 
     def _is_stale(self, at: LogCursor, page: Page[Any]) -> bool:
         """Say whether an empty page is worth a write: the cursor's row has fallen behind."""
-        return bool(at.cursor.failures or at.cursor.failed_event) or (
+        return at.fails or (
             page.state.dump() != at.cursor.state and self.clock() - at.stored_at > STORE_SECONDS
         )
 
     def _process_due(self) -> bool:
         """Handle what was released or waited for, up to where the cursor stands."""
         more = False
-        for at in list(self._cursors):
+        for at in list(self.cursors):
             for parked in self.gaps.due(at.reader.table):
                 if self.resting:
                     return False
@@ -317,11 +278,9 @@ class Partition:
             self.gaps.wait(parked, missing)
             return False
         wanted = self.gaps.wanted(events)
-        handled, using = len(wanted), self.using
         try:
-            with transaction.atomic(using=using):
-                at.store_position(at.state, handled=handled)
-                failpoint("advanced")
+            # A decision of a person about an event that fails is kept: it has not been passed.
+            with at.moving(at.state, handled=len(wanted), failed_event=at.cursor.failed_event):
                 if wanted:
                     self._handle(wanted)
                 self.parking.progress(parked, events, more=more, waits=bool(missing))
@@ -332,23 +291,22 @@ class Partition:
             error.add_note(
                 f"Handling version {parked.version} and later of {parked.stream!r:.100}."
             )
-            self._fail(at.cursor, error, handled=handled)
+            self._fail(at.cursor, error, handled=len(wanted))
             return False
         except Exception as error:
             if len(events) > 1 and limit != 1:  # find the event; what is before it is handled
                 self._load_parked()
-                parked.refresh_from_db(using=using)
+                parked.refresh_from_db(using=self.using)
                 return self._process_held(at, parked, len(events) // 2)
             return self._repark(at, parked, error, wanted)
         failpoint("committed")
-        at.apply_position(at.state)
-        self.handled += handled
+        self.handled += len(wanted)
         return True
 
     def _repark(
         self, at: LogCursor, parked: ParkedStream, error: Exception, events: list[RecordedEvent]
     ) -> bool:
-        self._cursors = []  # what is in memory was rolled back
+        self.cursors = []  # what is in memory was rolled back
         stops = self.subscriber.on_error == "stop" or isinstance(error, DATABASE_UNAVAILABLE)
         if stops and self.gaps.held(parked):
             self._fail(at.cursor, error)
@@ -365,7 +323,7 @@ class Partition:
         # Those that the handler uses: a process that serves no requests closes none otherwise.
         close_old_connections()
         self._rest_until = self.clock() + delay
-        self._cursors = []
+        self.cursors = []
         self._send(page_failed, cursor.log, error=error, failures=cursor.failures)
 
     def _send(self, signal: Signal, log: str, **facts: Any) -> None:

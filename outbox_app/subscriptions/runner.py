@@ -95,16 +95,20 @@ class SubscriptionWorker:
     def run_once(self) -> bool:
         """Run every partition once. Returns whether there may be more at once."""
         self.beat()
-        more = False
+        try:
+            return self._run_partitions()
+        except Paused:
+            self.paused = True  # until the next look at its row
+            return False
+
+    def _run_partitions(self) -> bool:
         if self._shared and len(self.partitions) > 1 and not (self.paused or self.error):
-            try:
-                new = {part: each for part, each in self.partitions.items() if each.unprepared}
-                rows = StoredRows(self.subscriber, list(new))
-                for partition in new.values():
-                    partition.prepare(rows)
-            except Paused:
-                self.paused = True
+            new = {part: each for part, each in self.partitions.items() if each.unprepared}
+            rows = StoredRows(self.subscriber, list(new))
+            for partition in new.values():
+                partition.prepare(rows)
             self._shared.begin_turn()
+        more = False
         for part, partition in list(self.partitions.items()):
             if self.paused or self.error:
                 return False
@@ -113,9 +117,6 @@ class SubscriptionWorker:
             before = partition.handled, partition.failed
             try:
                 more |= partition.run_once()
-            except Paused:
-                self.paused = True  # until the next look at its row
-                return False
             finally:
                 self._count(partition, *before)
             self.beat()  # a handler may take its time

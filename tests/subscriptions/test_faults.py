@@ -17,7 +17,7 @@ from outbox_app.failpoints import set_failpoint
 from outbox_app.models import Cursor, Event, InboxEntry, Incident, Process, Subscription
 from outbox_app.process.enclosure import SwallowedError
 from outbox_app.process.lease import LeaseHolder
-from outbox_app.subscriptions.cursors import CursorConflict
+from outbox_app.subscriptions.cursors import CursorConflict, StoredRows
 from outbox_app.subscriptions.partition import Partition
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
@@ -238,9 +238,9 @@ def test_two_owners_of_one_page(alias, published):
     Subscription.objects.using(alias).create(name="noted")
     one, other = (Partition(subscriber_named("noted"), 0) for _ in range(2))
     set_failpoint("page_read", lambda: (set_failpoint("page_read", None), other.run_once()))
-    one.prepare()
+    one.prepare(StoredRows(one.subscriber, [0]))
     with pytest.raises(CursorConflict):
-        one._process_page(one._cursors[0])
+        one._process_page(one.cursors[0])
     one.run_once()
     assert [event.stream for event in seen] == STREAMS
     one.close()

@@ -298,6 +298,21 @@ def test_a_stream_of_a_log_that_is_read_no_more_cannot_be_discarded(alias, shop)
         discard_stream("shop", "s", by="ann", reason="why", using=alias)
 
 
+def test_a_skip_outlasts_a_stream_that_is_released(alias, published, run, shop):
+    """The stream is handled first, and moves the cursor."""
+    shop("s1")
+    parked = {"subscription": "shop", "partition": 0, "log": "outbox_event", "error": "no"}
+    ParkedStream.objects.using(alias).create(**parked, stream="s0", version=1, position=1)
+    published("s0", "s1", "s2")
+    run("shop")
+    run("shop")
+    skip_event("shop", ids(alias)[1], by="ann", reason="why", using=alias)
+    ParkedStream.objects.using(alias).update(released=True)
+    assert run("shop") == 2
+    assert effects(alias) == ["s0@1", "s2@1"]
+    assert Cursor.objects.using(alias).get().failed_event is None
+
+
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"])
 def test_a_skip_outlasts_an_event_that_commits_late(alias, published, run, settings):
     settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}

@@ -57,7 +57,7 @@ def test_a_partition_that_followed_another_one_in_memory(alias, server):
     for _ in range(3):
         runner.run_once()
     stored = Cursor.objects.using(alias).get(partition=1).state
-    [idle_state] = [each.state for each in runner.workers[0].partitions[1]._cursors]
+    [idle_state] = [each.state for each in runner.workers[0].partitions[1].cursors]
     assert idle_state.dump() != stored  # it has followed the other partition
     seen.clear()
     server.kill()

@@ -299,11 +299,11 @@ def test_one_without_events_waits_where_nothing_was_stored(handled, published):
     shared, [only] = handled(), streams(0)
     published(*ALL)
     shared.turn()
-    before = {part: each._cursors[0].state for part, each in shared.worker.partitions.items()}
+    before = {part: each.cursors[0].state for part, each in shared.worker.partitions.items()}
     shared.before[only] = lambda: (_ for _ in ()).throw(ValueError("not now"))
     published(only)
     shared.turn(2)
-    others = {part: shared.worker.partitions[part]._cursors[0].state for part in (1, 2, 3)}
+    others = {part: shared.worker.partitions[part].cursors[0].state for part in (1, 2, 3)}
     assert all(others[part] == before[part] for part in others)
     shared.before.clear()
     shared.wait()

@@ -179,7 +179,7 @@ def test_a_person_who_skips_while_it_is_filled_is_told(reading, log, way, alias)
     parked = ParkedStream.objects.using(alias).get()
     skip_gap(Gap.objects.using(alias).get().pk, by="ann", reason="gone", using=alias)
     # The reader has looked before that, and comes with the version now: it loses.
-    at = reader.partition._cursors[0]
+    at = reader.partition.cursors[0]
     with pytest.raises(Exception, match="moved by another process"):
         reader.partition._process_held(at, parked)
     assert reader.handled == ["a:1"]
