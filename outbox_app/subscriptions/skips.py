@@ -16,7 +16,7 @@ from ..models import Cursor, Gap, ParkedStream
 from ..text import get_logger
 from .control import alias_of, locked, record_skip
 from .cursors import reader_of
-from .version_gaps import record_versions
+from .version_gaps import give_up, record_versions
 
 logger = get_logger("outbox_app.subscriptions")
 
@@ -62,18 +62,9 @@ def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
             raise GapNotSkippable(
                 f"Gap {gap_id} is one of positions: nothing waits for it. It is closed by itself."
             )
-        # The stream first, then the gap: as its reader does, which may be filling it right now.
-        parked = ParkedStream.objects.using(using).filter(
-            subscription=gap.subscription,
-            log=gap.log,
-            stream=gap.stream,
-            version__range=(gap.first, gap.last),
-        )
-        moved = parked.update(version=gap.last + 1, released=True)
-        same = Gap.objects.using(using).filter(pk=gap_id, first=gap.first, last=gap.last)
-        settled = same.settle(Gap.State.SKIPPED, by=by, reason=reason)
+        settled = give_up(gap, by=by, reason=reason, using=using)
         gap.refresh_from_db(using=using)
-        if not settled or (gap.subscription and not moved):
+        if not settled:
             raise GapNotSkippable(
                 f"Gap {gap_id} is {gap.get_state_display()}, or was changed at this moment. Look "
                 "at it again."

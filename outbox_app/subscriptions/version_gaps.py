@@ -14,7 +14,6 @@ transaction of the effects. Rows of an older run, from before a replay, are igno
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from django.db import transaction
 
@@ -39,14 +38,6 @@ FIRST_PAUSE, LAST_PAUSE, PARKED_PAUSE = 0.05, 5.0, 30.0
 MAX_LOOKS = 100
 
 
-@dataclass(slots=True)
-class HeldStream:
-    #: First version that was not handled.
-    version: int
-    #: When to look for it, by the clock.
-    due: float
-
-
 class VersionGaps:
     """The version gaps of one partition. With ``on_gap="off"`` there are none."""
 
@@ -59,35 +50,29 @@ class VersionGaps:
         self.using = parking.using
         self.clock = clock
         self.active = subscriber.on_gap != "off"
-        #: By log and stream.
-        self._held: dict[tuple[str, str], HeldStream] = {}
+        #: When to look for each stream that is held, by log and stream.
+        self._due: dict[tuple[str, str], float] = {}
         self._checks: dict[str, Completeness] = {}
 
     @property
     def pause(self) -> float | None:
         """Seconds until the next look; None: no stream is held."""
-        dues = [held.due for held in self._held.values()]
-        return max(0.0, min(dues) - self.clock()) if dues else None
+        return max(0.0, min(self._due.values()) - self.clock()) if self._due else None
 
     def load(self) -> None:
-        self._held = {}
+        self._due = {}
         if self.active and self.parking.parked:
             held = set(self._open().values_list("log", "stream"))
-            now = self.clock()
-            self._held = {
-                key: HeldStream(version, now)
-                for key, version in self.parking.parked.items()
-                if key in held
-            }
+            self._due = dict.fromkeys(held & self.parking.parked.keys(), self.clock())
 
     def check(self, reader: LogReader, state: WindowState, events: list[RecordedEvent]) -> Checked:
         """Return what of a page is to be handled, and the streams that have to wait."""
         if not self.active:
             return Checked(self.parking.without(events), [])
         for event in events:
-            held = self._held.get((event.log, event.stream))
-            if held and event.version <= held.version:
-                held.due = self.clock()  # the page brings what it waits for
+            key = (event.log, event.stream)
+            if key in self._due and event.version <= self.parking.parked[key]:
+                self._due[key] = self.clock()  # the page brings what it waits for
         events = self.parking.without(events)
         streams = {event.stream for event in events}
         handled = handled_versions(
@@ -134,10 +119,10 @@ class VersionGaps:
     def due(self, log: str) -> list[ParkedStream]:
         """Return the streams of a log that are to be looked at now: held, or released."""
         now = self.clock()
-        streams = [key[1] for key, held in self._held.items() if key[0] == log and held.due <= now]
+        streams = [key[1] for key, due in self._due.items() if key[0] == log and due <= now]
         found = self.parking.due(log, streams[:MAX_LOOKS])
         for deleted in set(streams[:MAX_LOOKS]).difference(row.stream for row in found):
-            del self._held[log, deleted]
+            del self._due[log, deleted]
             self.parking.parked.pop((log, deleted), None)
         return found
 
@@ -174,10 +159,11 @@ class VersionGaps:
                 return
             if gap.attempts == max(1, subscriber.max_backtracks):
                 self._announce_parked(parked, gap)
-        parked_by_now = gap.attempts >= subscriber.max_backtracks
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(gap.attempts, 20))
-        due = self.clock() + (PARKED_PAUSE if parked_by_now else pause)
-        self._held[key] = HeldStream(missing.first, due)
+        if gap.attempts >= subscriber.max_backtracks:
+            pause = PARKED_PAUSE
+        self.parking.parked[key] = missing.first
+        self._due[key] = self.clock() + pause
 
     def filled(
         self,
@@ -198,7 +184,7 @@ class VersionGaps:
             record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
         else:
             gaps.settle(Gap.State.CLOSED, reason="Nothing is there that waits for it.")
-        self._held.pop((parked.log, parked.stream), None)
+        self._due.pop((parked.log, parked.stream), None)
         if missing:
             self._hold(parked.log, missing)
 
@@ -206,12 +192,11 @@ class VersionGaps:
         """The versions are there, but the handler refused them: the stream waits for a person."""
         if self.active:
             self._gaps_of(parked).settle(Gap.State.FILLED)
-            self._held.pop((parked.log, parked.stream), None)
+            self._due.pop((parked.log, parked.stream), None)
 
     def _hold(self, log: str, missing: MissingVersions) -> None:
         self._record_missing(log, missing)
-        held = HeldStream(missing.first, self.clock() + FIRST_PAUSE)
-        self._held[log, missing.stream] = held
+        self._due[log, missing.stream] = self.clock() + FIRST_PAUSE
 
     def _record_missing(self, log: str, missing: MissingVersions) -> Gap:
         key = {
@@ -225,14 +210,10 @@ class VersionGaps:
         return gaps.record_missing(key, partition=self.part, last=missing.last)
 
     def _skip(self, parked: ParkedStream, gap: Gap, missing: MissingVersions) -> None:
-        Gap.objects.using(self.using).filter(pk=gap.pk).settle(
-            Gap.State.SKIPPED,
-            by=f"subscription {self.subscriber.name}",
-            reason=f'Not there after {gap.attempts} looks (on_gap="skip").',
-        )
-        rows = ParkedStream.objects.using(self.using).filter(pk=parked.pk)
-        rows.update(version=missing.last + 1, released=True)
-        self._held.pop((parked.log, parked.stream), None)
+        by = f"subscription {self.subscriber.name}"
+        reason = f'Not there after {gap.attempts} looks (on_gap="skip").'
+        give_up(gap, by=by, reason=reason, using=self.using)
+        self._due.pop((parked.log, parked.stream), None)
         logger.warning(
             "Gap skipped subscription=%s log=%s stream=%s first=%d last=%d",
             *(self.subscriber.name, parked.log, parked.stream, missing.first, missing.last),
@@ -261,6 +242,24 @@ class VersionGaps:
 
 def _text(missing: MissingVersions) -> str:
     return f"Versions {missing.first} to {missing.last} are missing; what follows them waits."
+
+
+def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:
+    """Settle a gap and release its stream behind it, in the open transaction.
+
+    False: somebody else has changed one of them meanwhile.
+    """
+    # The stream first, then the gap: as its reader does, which may be filling it right now.
+    parked = ParkedStream.objects.using(using).filter(
+        subscription=gap.subscription,
+        log=gap.log,
+        stream=gap.stream,
+        version__range=(gap.first, gap.last),
+    )
+    moved = parked.update(version=gap.last + 1, released=True)
+    same = Gap.objects.using(using).filter(pk=gap.pk, first=gap.first, last=gap.last)
+    settled = same.settle(Gap.State.SKIPPED, by=by, reason=reason)
+    return bool(settled and (moved or not gap.subscription))
 
 
 def handled_versions(
