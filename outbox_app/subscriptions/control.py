@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import django.db
-from django.db import connections, transaction
+from django.db import transaction
 
 from ..aliases import log_alias
 from ..eventlog.filter import EventFilter
@@ -34,6 +34,7 @@ from ..models import (
     Subscription,
     counting,
 )
+from ..process.lock_wait import atomic_with_lock_wait
 from ..text import get_logger
 from .lag import served
 from .repartition import adopt_partitions, states_of
@@ -42,7 +43,7 @@ from .subscriber import Subscriber, all_subscribers, subscriber_named
 
 logger = get_logger("outbox_app.subscriptions")
 
-#: Longest wait for a page that is being handled, on PostgreSQL; elsewhere as the server has it.
+#: Longest wait for a page that is being handled.
 LOCK_SECONDS = 50
 #: Parked streams deleted by one statement.
 CHUNK = 500
@@ -78,27 +79,10 @@ def plan(
 ) -> list[Move]:
     """Return what ``replay`` would do; it has the same arguments and errors."""
     using = using or alias_of(name)
-    cursors = list(Cursor.objects.using(using).filter(subscription=name))
-    subscriber = _declared(name)
-    tables = sorted({cursor.log for cursor in cursors})
-    logs = subscriber.logs if subscriber else [log_named(table) for table in tables]
-    if log is not None:
-        wanted = log_named(log)
-        if wanted not in logs:
-            raise ReplayRefused(
-                f"Subscription {name!r} does not read the log {wanted._meta.db_table}."
-            )
-        logs = [wanted]
-    if isinstance(place, int) and len(logs) > 1:
-        raise ReplayRefused(
-            f"Subscription {name!r} reads several logs "
-            f"({', '.join(each._meta.db_table for each in logs)}), and position {place} belongs to "
-            "one of them. Name that log, or give a time."
-        )
-    positions = [(each, position_of(each, place, using=using)) for each in logs]
     row = Subscription.objects.using(using).filter(pk=name).first()
     partitions = row.partitions if row else subscriber_named(name).partitions
-    return [_plan(name, partitions, *each, cursors, using) for each in positions]
+    cursors = list(Cursor.objects.using(using).filter(subscription=name))
+    return _plan(name, place, log, partitions, cursors, using)
 
 
 def replay(
@@ -125,12 +109,8 @@ def replay(
     known what has been committed.
     """
     using = using or alias_of(name)
-    moves = plan(name, place, log=log, using=using)
     with locked(name, using) as (row, cursors):
-        # Anew, under the locks: a page may have been handled since, and events published.
-        moves = [
-            _plan(name, row.partitions, move.log, move.after, cursors, using) for move in moves
-        ]
+        moves = _plan(name, place, log, row.partitions, cursors, using)
         for move in moves:
             if move.passed and not skip_ahead:
                 raise ReplayRefused(
@@ -154,9 +134,37 @@ def replay(
 
 def _plan(
     name: str,
+    place: StartPoint,
+    log: str | None,
     partitions: int,
+    cursors: list[Cursor],
+    using: str,
+) -> list[Move]:
+    subscriber = _declared(name)
+    tables = sorted({cursor.log for cursor in cursors})
+    logs = subscriber.logs if subscriber else [log_named(table) for table in tables]
+    if log is not None:
+        wanted = log_named(log)
+        if wanted not in logs:
+            raise ReplayRefused(
+                f"Subscription {name!r} does not read the log {wanted._meta.db_table}."
+            )
+        logs = [wanted]
+    if isinstance(place, int) and len(logs) > 1:
+        raise ReplayRefused(
+            f"Subscription {name!r} reads several logs "
+            f"({', '.join(each._meta.db_table for each in logs)}), and position {place} belongs to "
+            "one of them. Name that log, or give a time."
+        )
+    positions = [(each, position_of(each, place, using=using)) for each in logs]
+    return [_plan_log(*each, name, partitions, cursors, using) for each in positions]
+
+
+def _plan_log(
     log: type[EventLog],
     after: int | None,
+    name: str,
+    partitions: int,
     cursors: list[Cursor],
     using: str,
 ) -> Move:
@@ -169,11 +177,8 @@ def _plan(
     begins = subscriber is not None and subscriber.start == "beginning"
     by_part = {each.partition: each for each in cursors if each.log == table}
     reads = reads_of(name, using)
-    reader = LogReader(
-        log,
-        using=(subscriber and subscriber.read_from) or using,
-        by_time=bool(subscriber and subscriber.by_time),
-    )
+    make = subscriber.reader if subscriber else LogReader
+    reader = make(log, using=using)
     passed: list[tuple[int, str, str]] = []
     with autocommit_connection(reader.using) as run:
         reader.window.run = run
@@ -330,10 +335,7 @@ def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
 def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
     """Lock the rows of a subscription: the order of locks is that of ``subscriptions.cursors``."""
     rows = Subscription.objects.using(using)
-    with _refusing_locked(name), transaction.atomic(using=using):
-        if connections[using].vendor == "postgresql":  # the others do not wait for ever
-            with connections[using].cursor() as cursor:
-                cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+    with _refusing_locked(name), atomic_with_lock_wait(LOCK_SECONDS, using=using):
         # Called only where there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
         rows.get_or_create(name=name, defaults=partitions)

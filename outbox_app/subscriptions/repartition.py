@@ -15,7 +15,7 @@ from contextlib import suppress
 from math import gcd
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from ..eventlog.newevent import slice_of
 from ..eventlog.reader import LogReader
@@ -147,11 +147,8 @@ def _lie_between(reader: LogReader, behind: str, ahead: str, parts: int, part: i
     """Say whether there are events of a partition that one state has passed and another has not."""
     unread = reader.window.unread(reader.load(behind))
     later = reader.window.unread(reader.load(ahead))
-    connection = connections[reader.using]
-    table = connection.ops.quote_name(reader.table)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT 1 FROM {table} WHERE {unread} AND NOT ({later}) AND slice %% %s = %s LIMIT 1",
-            [parts, part],
-        )
-        return cursor.fetchone() is not None
+    sql = (
+        f"SELECT 1 FROM {reader.window.source} WHERE {unread} AND NOT ({later}) "
+        "AND slice %% %s = %s LIMIT 1"
+    )
+    return bool(reader.run(sql, [parts, part]))

@@ -60,8 +60,9 @@ def run(
     for fault in faults:
         logger.warning("Subscription left out reason=%s", fault)
     prepare(chosen[0].using)
-    options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
-    work = partial(run_here, chosen, once=once, beside=beside, **options)
+    work = partial(
+        run_here, chosen, once=once, beside=beside, interval=interval, batch_size=batch_size
+    )
     code = run_workers(work, count=processes, restart=not once)
     return code or (EXIT_STOPPED if once and faults else EXIT_OK)
 
@@ -71,23 +72,19 @@ def choose(names: Sequence[str], using: str | None) -> list[Subscriber]:
     chosen = [subscriber_named(name) for name in names] if names else all_subscribers()
     if not names:  # one that is wrong stops no other
         chosen = [each for each in chosen if not each.fault] or chosen
-    by_alias: dict[str, list[Subscriber]] = {}
-    for each in chosen:
-        by_alias.setdefault(each.using, []).append(each)
-    if using is not None:
-        by_alias = {using: by_alias.get(using, [])}
-    if len(by_alias) > 1:
+    chosen = [each for each in chosen if using in (None, each.using)]
+    aliases = sorted({each.using for each in chosen})
+    if len(aliases) > 1:
         raise InvalidArgument(
-            f"The subscriptions are on several databases: {', '.join(sorted(by_alias))}. Run one "
-            "process for each, with --database."
+            f"The subscriptions are on several databases: {', '.join(aliases)}. Run one process "
+            "for each, with --database."
         )
-    found = [each for subscribers in by_alias.values() for each in subscribers]
-    if not found:
+    if not chosen:
         raise UnknownSubscription(
             "There is no subscription to run. Declare one with @subscriber in a module named "
             "subscribers of an installed app."
         )
-    return found
+    return chosen
 
 
 def run_here(

@@ -94,7 +94,7 @@ class Move:
         """The events passed over, for people; empty: none."""
         if not self.passed:
             return ""
-        count = f"{counting.MANY}+" if len(self.passed) > counting.MANY else str(len(self.passed))
+        count = counting.shown_count(len(self.passed))
         some = ", ".join(
             one_line(f"{n} {type} {stream}", 80) for n, type, stream in self.passed[:3]
         )

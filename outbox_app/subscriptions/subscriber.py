@@ -88,10 +88,15 @@ class Subscriber:
             return str(error)
         return ""
 
+    def reader(
+        self, log: type[EventLog], *, using: str, only: EventFilter | None = None
+    ) -> LogReader:
+        """Return a reader of one of its logs. The caller closes it."""
+        return LogReader(log, using=self.read_from or using, only=only, by_time=self.by_time)
+
     def readers(self, *, using: str, only: EventFilter | None = None) -> list[LogReader]:
         """Return a reader of each of its logs. The caller closes them."""
-        alias, by_time = self.read_from or using, self.by_time
-        return [LogReader(log, using=alias, only=only, by_time=by_time) for log in self.logs]
+        return [self.reader(log, using=using, only=only) for log in self.logs]
 
     def only(self, part: int) -> EventFilter:
         """Return which rows one of its partitions handles."""
@@ -173,11 +178,11 @@ def subscriber(
     if task is not None:
         if not isinstance(task, Task):
             raise InvalidSubscriber(f"Subscription {name!r}: task must be a task; got {task!r}.")
-        register(replace(declared, handle=staging(task, using=lambda: declared.using)))
+        register(replace(declared, handle=staging(declared, task)))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_handler(name, function)
-        handle = staging(task, function, using=lambda: declared.using) if task else function
+        handle = staging(declared, task, function) if task else function
         register(replace(declared, handle=handle))
         return function
 
@@ -185,16 +190,15 @@ def subscriber(
 
 
 def staging(
+    declared: Subscriber,
     task: Task[Any, Any],
     arguments: Callable[[RecordedEvent], Sequence[Any]] = lambda event: [event.to_dict()],
-    *,
-    using: Callable[[], str],
 ) -> Handler:
     """Return a handler that stages a task for each event, in the order of its stream."""
 
     def stage_tasks(events: list[RecordedEvent]) -> None:
         jobs = (task.signature(tuple(arguments(e)), ordering_key=e.stream) for e in events)
-        stage_many(jobs, using=using())
+        stage_many(jobs, using=declared.using)
 
     stage_tasks.__qualname__ = f"staging({task.name})"  # two tasks are two subscriptions
     return stage_tasks
