@@ -23,15 +23,8 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import QuerySet
 from django.db.models.base import ModelState
 
+from .. import exceptions as errors
 from ..eventlog.heads import add_versions, bump_versions, current_version
-from ..exceptions import (
-    CommandIdConflict,
-    DamagedEntity,
-    InvalidCommand,
-    TransactionEnded,
-    UnknownEntity,
-    VersionConflict,
-)
 from ..failpoints import failpoint
 from ..models import StreamHead
 from ..process.enclosure import SwallowedError
@@ -42,7 +35,7 @@ from .request import Call, Outcome, Rejection
 from .store import ANSWER, answered, load, update, write_versions
 
 #: Errors of a handler after which the transaction is not what it was.
-UNDOING = (TransactionEnded, SwallowedError)
+UNDOING = (errors.TransactionEnded, SwallowedError)
 
 
 class Moved(Exception):
@@ -86,6 +79,10 @@ class Attempt:
         self.last: Call | None = None
         #: Versions that the snapshot of the caller's transaction hides.
         self.hidden: list[int] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.entity.__name__} {self.id!r}"
 
     @property
     def version(self) -> int:
@@ -209,7 +206,7 @@ class Attempt:
             return None
         hash, command, outcome = known
         if hash != call.hash:
-            raise CommandIdConflict(
+            raise errors.CommandIdConflict(
                 f"The command id {call.command_id!r} of {call.id!r} belongs to another "
                 f"request: {command!r} at version {outcome.version}, or the same with other "
                 "arguments. Use a new id for a new request."
@@ -220,29 +217,27 @@ class Attempt:
     def _handle(self, call: Call) -> Outcome:
         spec = self.types.commands.get(call.command)
         if spec is None:
-            raise InvalidCommand(
+            raise errors.InvalidCommand(
                 f"{self.entity.__name__} has no command {call.command!r}. It has: "
                 f"{', '.join(sorted(self.types.commands)) or 'none'}."
             )
         spec.check(call.arguments)
         if call.expected not in (None, self.version):
-            raise VersionConflict(
-                f"{self.entity.__name__} {call.id!r} was expected at version "
-                f"{call.expected}; it is at version {self.version}. Read it again, decide "
-                "again, and send it with the version you have seen.",
+            raise errors.VersionConflict(
+                f"{self.name} was expected at version {call.expected}; it is at version "
+                f"{self.version}. Read it again, decide again, and send it with the version you "
+                "have seen.",
                 stream=call.id,
                 current=self.version,
             )
         if self.text is None and not spec.creates:
-            raise UnknownEntity(
-                f"There is no {self.entity.__name__} {call.id!r}, and the command "
-                f"{spec.name!r} does not create one."
+            raise errors.UnknownEntity(
+                f"There is no {self.name}, and the command {spec.name!r} does not create one."
             )
         try:
             if self.text is not None and spec.creates:
-                name = self.entity.__name__
-                raise Rejected(f"{name} {call.id!r} exists already.", code="exists")
-            with self.gifts.of(call):
+                raise Rejected(f"{self.name} exists already.", code="exists")
+            with self.gifts.of(call, spec):
                 handled = handle(self.types, spec, self._instance(), [call], self.gifts)
             [(answer, text)] = handled.answers
             if self._changes_unique(handled) or (self.types.unique and self.text is None):
@@ -258,7 +253,7 @@ class Attempt:
         """Let a batch handler answer several commands at once; say whether it could."""
         spec = self.types.commands[run[0].command]
         try:
-            with self.gifts.of(run[0]):
+            with self.gifts.of(run[0], spec):
                 handled = handle(self.types, spec, self._instance(), run, self.gifts)
                 if self._changes_unique(handled):
                     raise Moved  # each ends its batch
@@ -356,8 +351,8 @@ class Attempt:
             run.append(call)
         return run
 
-    def _damaged(self) -> DamagedEntity:
-        return DamagedEntity(
-            f"The row of {self.entity.__name__} {self.id!r} is at version {self.loaded}, and its "
-            "versions end elsewhere: it was edited by hand. Nothing was written."
+    def _damaged(self) -> errors.DamagedEntity:
+        return errors.DamagedEntity(
+            f"The row of {self.name} is at version {self.loaded}, and its versions end elsewhere: "
+            "it was edited by hand. Nothing was written."
         )

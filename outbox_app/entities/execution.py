@@ -24,19 +24,13 @@ from copy import copy
 from functools import cache
 from typing import Any
 
-from django.db import (
-    Error,
-    IntegrityError,
-    InterfaceError,
-    OperationalError,
-    connections,
-    transaction,
-)
+from django.db import Error, IntegrityError, connections, transaction
 from django.utils.module_loading import import_string
 
 from ..conf import outbox_settings
 from ..exceptions import DamagedEntity, EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
+from ..process.enclosure import LOST
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import lacks_autocommit, open_transactions
 from . import counting
@@ -111,7 +105,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
 
 
 def _blames_none(error: Exception, using: str) -> bool:
-    if isinstance(error, OperationalError | InterfaceError):
+    if isinstance(error, LOST):
         return is_conflict(error) or not _is_alive(using)
     return isinstance(error, DamagedEntity)
 
@@ -171,7 +165,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             if attempts > 1:
                 raise
         except Error as error:
-            is_lost = isinstance(error, OperationalError | InterfaceError)
+            is_lost = isinstance(error, LOST)
             said = [getattr(error.__cause__, name, None) for name in ("sqlstate", "pgcode")]
             if is_conflict(error):
                 pass

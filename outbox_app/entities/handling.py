@@ -43,11 +43,12 @@ class Gifts:
         self.command, self.may_query = "", False
 
     @contextmanager
-    def of(self, call: Call) -> Iterator[None]:
+    def of(self, call: Call, spec: CommandSpec) -> Iterator[None]:
         """Take what a command gives; its callbacks run in its caller's context, each for itself.
 
         Where the block raises, all of it is dropped.
         """
+        self.command, self.may_query = spec.full_name, spec.atomic
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
         events, begin = len(self.events), len(self.connection.run_on_commit)
         try:
@@ -58,6 +59,8 @@ class Gifts:
             del self.events[events:]
             del self.connection.run_on_commit[begin:]
             raise
+        finally:
+            self.may_query = False
         hooks: list[Any] = self.connection.run_on_commit
         hooks[begin:] = [(sids, named(hook, call.run), True) for sids, hook, _ in hooks[begin:]]
 
@@ -151,10 +154,8 @@ def handle(
     no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
     raised.
     """
-    name = gifts.command = spec.full_name
-    what, using = f"The command {name}", gifts.using
-    gifts.may_query = spec.atomic
-    call, refused = calls[0], calls[0].refused
+    name, using, first = spec.full_name, gifts.using, calls[0]
+    what = f"The command {name}"
 
     def run() -> Handled:
         # Anew each time: handlers may change them.
@@ -169,10 +170,10 @@ def handle(
             if gifts.connection.closed_in_transaction:
                 raise TransactionEnded(f"{what} closed the connection of its transaction.")
         left = _checked(name, types, instance)
-        if refused:
+        if first.refused:
             gifts.may_query = True
             vars(instance).update(left[-1] or {})
-            types.require_free(instance, refused, using=using)
+            types.require_free(instance, first.refused, using=using)
         if not spec.batch:
             return Handled(*left, [storable(name, "the response", response)])
         if not isinstance(response, list) or len(response) != len(given):
@@ -182,21 +183,18 @@ def handle(
             )
         if len(response) == 1 and isinstance(response[0], Rejected):
             raise response[0]
-        answers = [
-            stored_rejection(name, each)
-            if isinstance(each, Rejected)
-            else storable(name, "the response", each)
-            for each in response
-        ]
-        return Handled(*left, answers)
+        return Handled(*left, [_answer(name, each) for each in response])
 
-    try:
-        if not spec.atomic:
-            return call.run(run)
-        with enclosed(what, using=using), transaction.atomic(using=using):
-            return call.run(run)
-    finally:
-        gifts.may_query = False
+    if not spec.atomic:
+        return first.run(run)
+    with enclosed(what, using=using), transaction.atomic(using=using):
+        return first.run(run)
+
+
+def _answer(name: str, answer: Any) -> tuple[Any, str]:
+    if isinstance(answer, Rejected):
+        return stored_rejection(name, answer)
+    return storable(name, "the response", answer)
 
 
 def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[str, Any] | None]:

@@ -20,23 +20,16 @@ from typing import Any
 from uuid import uuid4
 
 from django.apps import apps
-from django.db import IntegrityError, InterfaceError, OperationalError, connections
+from django.db import IntegrityError, OperationalError, connections
 from django.db.models import F, QuerySet
 
+from .. import exceptions as errors
 from ..eventlog.heads import bump_versions
 from ..eventlog.newevent import NewEvent, checked
 from ..eventlog.publish import publish_checked
-from ..exceptions import (
-    DamagedEntity,
-    EntityContended,
-    EntityError,
-    InvalidArgument,
-    InvalidEvent,
-    OutcomeUnknown,
-    UnknownEntity,
-)
 from ..models import EntityRow, EntityVersion
 from ..models.counting import LISTED, counted
+from ..process.enclosure import LOST
 from ..process.foreground import throttled
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..text import Write, get_logger
@@ -69,7 +62,7 @@ def entity_named(name: str) -> Any:
         if name in (entity._meta.label, entity._meta.label_lower, entity._meta.db_table):
             return entity
     known = ", ".join(entity._meta.label for entity in entity_types()) or "none"
-    raise InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
+    raise errors.InvalidArgument(f"There is no entity type {name!r}. Known: {known}.")
 
 
 def summary(entity: Any, *, using: str) -> dict[str, Any]:
@@ -98,7 +91,7 @@ def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[s
     last = list(versions.values(*fields, "recorded_at", arguments=F("data"))[:LISTED])
     if not now and not last:
         which = "" if version is None else f" version {version}, or none any more, of"
-        raise UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
+        raise errors.UnknownEntity(f"There is no{which} {entity._meta.label} {id!r} on {using!r}.")
     return {
         "type": entity._meta.label,
         "id": id,
@@ -123,7 +116,7 @@ def import_commands(lines: Iterable[str], *, default: Any, using: str | None, wr
             continue
         try:
             outcome = _execute(line, default, using)
-        except (OutcomeUnknown, OperationalError, InterfaceError):
+        except (errors.OutcomeUnknown, *LOST):
             raise
         except Exception as error:  # a handler's own, too
             done["failed"] += 1
@@ -140,7 +133,7 @@ def _execute(line: str, default: Any, using: str | None) -> Any:
     fields = json.loads(line)
     entity = entity_named(str(fields.pop("type"))) if "type" in fields else default
     if entity is None:
-        raise InvalidArgument('The line names no type. Add "type" to it, or give --type.')
+        raise errors.InvalidArgument('The line names no type. Add "type" to it, or give --type.')
     return entity.execute(**fields, using=using)
 
 
@@ -158,7 +151,7 @@ def erase(
     it is kept, a head is behind its versions, or other rows or transactions hold it.
     """
     if not reason.strip():
-        raise InvalidArgument("An erasure needs a reason.")
+        raise errors.InvalidArgument("An erasure needs a reason.")
     metadata = {ERASED: {"reason": reason, "by": by}}
     last = _end(entity, id, metadata, using=using)
     old: Any = QuerySet(entity.versions, using=using).filter(stream=id, request_hash__isnull=False)
@@ -181,21 +174,21 @@ def _end(entity: Any, id: str, metadata: Any, *, using: str) -> int:
     try:
         event = NewEvent(id, f"{entity._meta.model_name}.{ERASED}", metadata=metadata)
         end = checked(event, entity.versions)
-    except InvalidEvent as error:
-        raise InvalidArgument(str(error)) from None
+    except errors.InvalidEvent as error:
+        raise errors.InvalidArgument(str(error)) from None
     end.row.command_id = f"{ERASED}-{uuid4()}"  # type: ignore[attr-defined]
     with locked(entity, id, using=using) as (head, newest):
         if newest is not None and newest.version > head:
-            raise DamagedEntity(
+            raise errors.DamagedEntity(
                 f"The head of {label} {id!r} is at version {head}, and its versions end at "
                 f"{newest.version}. Run first: manage.py outbox_entities verify {label} --repair"
             )
         try:
             removed, _ = QuerySet(entity, using=using).filter(pk=id).delete()
         except IntegrityError as error:
-            raise EntityError(f"{label} {id!r} is not erased: {error}") from error
+            raise errors.EntityError(f"{label} {id!r} is not erased: {error}") from error
         if not removed and newest is None:
-            raise UnknownEntity(f"Nothing of {label} {id!r} is kept on {using!r}.")
+            raise errors.UnknownEntity(f"Nothing of {label} {id!r} is kept on {using!r}.")
         if not removed and ERASED in newest.metadata:
             return int(newest.version)
         # A command that has read the row before finds the head moved, and is done anew.
@@ -219,7 +212,7 @@ def locked(entity: Any, id: str, *, using: str) -> Iterator[tuple[int, Any]]:
     except OperationalError as error:
         if not outermost or not is_conflict(error):
             raise
-        raise EntityContended(
+        raise errors.EntityContended(
             f"{entity._meta.label} {id!r} is held by another transaction. Nothing was written: try "
             "again."
         ) from error

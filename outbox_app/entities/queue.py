@@ -20,7 +20,6 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -61,12 +60,12 @@ class Key(NamedTuple):
     leader: str = ""
 
 
-@dataclass(slots=True, eq=False)
 class Line:
     """Who waits for one entity, or one server, the oldest first."""
 
-    key: Key
-    waiting: OrderedDict[Call, None] = field(default_factory=OrderedDict)
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.waiting: OrderedDict[Call, None] = OrderedDict()
 
     def take(self) -> list[Call]:
         batch: list[Call] = []
@@ -200,11 +199,9 @@ class Queues:
             if self.closed:
                 raise _overloaded(call, ENDING)
             if ahead >= outbox_settings().ENTITY_QUEUE or self.waiting >= MAX_WAITING:
-                raise _overloaded(
-                    call,
-                    f"{ahead} commands wait for {key.entity.__name__} {call.id!r} in this "
-                    f"process, and {self.waiting} for all entities.",
-                )
+                name = f"{key.entity.__name__} {call.id!r}"
+                waiting = f"{ahead} commands wait for {name} in this process"
+                raise _overloaded(call, f"{waiting}, and {self.waiting} for all entities.")
             line.waiting[call] = None
             self.waiting += 1
             if key not in self.lines:
@@ -367,22 +364,20 @@ def _belongs_here(entity: Any, using: str) -> bool:
 def ask_many(
     entity: Any, commands: Iterable[Command], *, timeout: float | None, using: str
 ) -> list[Any]:
-    """Answer commands in batches of their own, entity by entity in the order of their ids.
-
-    An answer is an ``Outcome``, or an error.
-    """
+    """Answer commands in batches of their own, entity by entity, by ``Outcome`` or an error."""
     inside = in_callers_transaction(entity, using=using)
     deadline = _deadline(entity, timeout)
     calls: list[Call | InvalidCommand] = []
     lines: dict[str, Line] = {}
     for each in commands:
         try:
-            calls.append(call := Call(each, deadline))
+            call = Call(each, deadline)
         except InvalidCommand as error:
             calls.append(error)
-        else:
-            line = lines.setdefault(call.id, Line(Key(entity, using, call.id)))
-            line.waiting[call] = None
+            continue
+        calls.append(call)
+        line = lines.setdefault(call.id, Line(Key(entity, using, call.id)))
+        line.waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
             batch, deadline = line.take(), _deadline(entity, timeout)

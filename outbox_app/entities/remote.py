@@ -11,15 +11,9 @@ from typing import Any
 
 from django.utils.encoding import escape_uri_path
 
+from .. import exceptions as errors
 from ..door import client
 from ..door.peers import LIMITS, service_of
-from ..exceptions import (
-    EntityError,
-    InvalidCommand,
-    OutcomeUnknown,
-    PeerUnavailable,
-    VersionConflict,
-)
 from ..fleet.cluster import Service
 from ..models import Peer
 from .request import Call, Outcome, Rejection
@@ -36,7 +30,7 @@ def execute(
     path = f"{type.lower()}/{request.id}/{request.command}"
     odd = "\n" in path or {"", ".", ".."} & set(path.split("/"))
     if odd or not KEY.fullmatch(request.command_id):
-        raise InvalidCommand(
+        raise errors.InvalidCommand(
             "Over HTTP an id has no line break, and no part that is empty, '.' or '..'; a command "
             "id is 1 to 174 visible ASCII characters without a comma. Got "
             f"{request.id!r}, {request.command_id!r}."
@@ -56,10 +50,10 @@ def execute(
             headers=headers,
             most=LIMITS["bytes"],
         )
-    except PeerUnavailable as error:
+    except errors.PeerUnavailable as error:
         if not error.sent:
             raise
-        raise OutcomeUnknown(
+        raise errors.OutcomeUnknown(
             f"The service {service.name!r} gave no answer to {request.command!r} of "
             f"{request.id!r} ({error}). Send it again with the same command id: it is executed "
             "once."
@@ -75,11 +69,13 @@ def _outcome(name: str, request: Call, status: int, said: Any) -> Outcome:
             no, replayed = Rejection(code, text), bool(said.get("replayed"))
             return Outcome(None, int(said["version"]), no, replayed=replayed)
         case {"code": "version_conflict", "detail": str(text), "current": int(current)}:
-            raise VersionConflict(text, stream=request.id, current=current)
+            raise errors.VersionConflict(text, stream=request.id, current=current)
         case {"code": str(code), "detail": str(text)} if code in PROBLEMS:
             raise PROBLEMS[code][1](text)
         case {"code": "failed"}:
-            raise EntityError(f"The command {request.command!r} has failed at {name!r}.")
+            raise errors.EntityError(f"The command {request.command!r} has failed at {name!r}.")
         case {"detail": str(text)} if status in REFUSED:
-            raise InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
-    raise PeerUnavailable(f"The service {name!r} has answered {status}, which means nothing here.")
+            raise errors.InvalidCommand(f"The service {name!r} refuses {request.command!r}: {text}")
+    raise errors.PeerUnavailable(
+        f"The service {name!r} has answered {status}, which means nothing here."
+    )

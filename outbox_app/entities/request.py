@@ -18,30 +18,22 @@ from math import inf
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import IntegrityError, InterfaceError, InternalError, OperationalError
+from django.db import IntegrityError, InternalError
 from django.utils.timezone import activate as activate_zone
 from django.utils.timezone import get_current_timezone, get_default_timezone
 from django.utils.translation import activate, deactivate_all, get_language
 
+from .. import exceptions as errors
 from ..eventlog.newevent import ANY, ExpectedVersion, canonical, checked_name, expected_number
-from ..exceptions import (
-    CommandTimeout,
-    DamagedEntity,
-    EntityContended,
-    EntityError,
-    InvalidCommand,
-    InvalidEvent,
-    OutcomeUnknown,
-    Overloaded,
-)
+from ..process.enclosure import LOST
 from .declaration import Rejected
 
 Result = TypeVar("Result")
 
 #: Errors of a call for which no version with its command id may have been looked for.
 UNSURE = (
-    *(CommandTimeout, DamagedEntity, EntityContended, Overloaded),
-    *(InterfaceError, InternalError, OperationalError),
+    *(errors.CommandTimeout, errors.DamagedEntity, errors.EntityContended, errors.Overloaded),
+    *(*LOST, InternalError),
 )
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
@@ -95,7 +87,7 @@ class Call:
     def __init__(self, asked: Command, deadline: float = inf) -> None:
         arguments = {} if asked.arguments is None else asked.arguments
         if not isinstance(arguments, Mapping):
-            raise InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
+            raise errors.InvalidCommand(f"arguments must be a mapping by name; got {arguments!r}.")
         try:
             self.id = checked_name("id", asked.id)
             self.command = checked_name("command", asked.command)
@@ -103,8 +95,8 @@ class Call:
             self.arguments, self.text = canonical("arguments", dict(arguments))
             #: The version that the entity must be at; 0: it must not exist; None: any.
             self.expected = expected_number(asked.expected_version)
-        except InvalidEvent as error:
-            raise InvalidCommand(str(error)) from None
+        except errors.InvalidEvent as error:
+            raise errors.InvalidCommand(str(error)) from None
         self.hash = sha256(_sorted([self.command, self.arguments]).encode()).hexdigest()
         #: By the monotonic clock, in seconds.
         self.deadline = deadline
@@ -157,7 +149,7 @@ class Call:
         """Return the error of a caller whose time is over, while its batch is under way or not."""
         self.begun |= begun
         text = f"The command {self.command!r} of {self.id!r} was not begun in its time."
-        return self.told(CommandTimeout(f"{text} Nothing was written: send it again."))
+        return self.told(errors.CommandTimeout(f"{text} Nothing was written: send it again."))
 
     def told(self, error: Exception) -> Exception:
         """Return what the caller is told of an error: not that nothing was written, if it may be.
@@ -166,9 +158,9 @@ class Call:
         """
         if not self.begun or not isinstance(error, UNSURE):
             return error
-        unknown = OutcomeUnknown(
+        unknown = errors.OutcomeUnknown(
             f"The command {self.command!r} of {self.id!r} was under way when its time was over, or "
             "the connection. Send it again with the same command id: it is executed once."
         )
-        unknown.__cause__ = None if isinstance(error, EntityError) else error
+        unknown.__cause__ = None if isinstance(error, errors.EntityError) else error
         return unknown

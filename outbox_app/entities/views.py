@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import django.db
 from django.http import HttpRequest
 
 from .. import exceptions as errors
@@ -22,6 +21,7 @@ from ..door.messages import MessageRefused
 from ..door.serving import SENDER, Said, door, seconds_left
 from ..eventlog.newevent import ANY, NO_STREAM
 from ..models import Peer
+from ..process.enclosure import LOST
 from ..text import get_logger
 from .declaration import CommandSpec, spec_of
 from .operations import entity_named, entity_types
@@ -75,7 +75,7 @@ def execute(
             expected_version=expected,
             timeout=left and min(left, entity.timeout),
         )
-    except (django.db.OperationalError, django.db.InterfaceError):
+    except LOST:
         raise  # the database is away
     except Exception as error:
         return _problem(error, peer, f"{type}.{command}")

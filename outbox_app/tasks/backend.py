@@ -38,6 +38,7 @@ from ..jobs.staging.validation import check_name, check_size, speaks_amqp
 from ..models import TaskResult as Row
 from ..models.clock import stored
 from ..models.job import RUN_TASK
+from ..process.enclosure import LOST
 from ..text import get_logger, storable
 from ..transactions import is_atomic
 
@@ -236,7 +237,7 @@ def _finish(row: Row, task: Task[..., Any] | None) -> None:
     unfinished = _rows().filter(pk=row.pk, finished_at=None)
     try:
         changed = unfinished.update(**values)
-    except (django.db.OperationalError, django.db.InterfaceError):
+    except LOST:
         # The connection may have died while the task ran, which is not to run again for that.
         if connections[unfinished.db].in_atomic_block:
             raise
