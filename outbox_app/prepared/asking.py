@@ -151,17 +151,16 @@ class SenderWorker:
 
     def settle(self, rows: Sequence[PreparedEvent], answers: Mapping[UUID, str]) -> None:
         """Decide what was answered, and put off the rest."""
-        by_answer: dict[str, list[PreparedEvent]] = {}
+        wanted: dict[UUID, str] = {}
+        undecided: dict[str, list[PreparedEvent]] = {}
         for row in rows:
             answer = storable(str(answers.get(row.event_id, "no answer for this event")))
-            by_answer.setdefault(answer, []).append(row)
-        wanted = {
-            row.event_id: state
-            for answer, state in DECIDES.items()
-            for row in by_answer.pop(answer, [])
-        }
+            if answer in DECIDES:
+                wanted[row.event_id] = DECIDES[answer]
+            else:
+                undecided.setdefault(answer, []).append(row)
         self._decide(wanted, by=keeper.ANSWER)
-        for answer, left in by_answer.items():
+        for answer, left in undecided.items():
             counter = "answered" if answer in (IN_PROGRESS, TOO_OLD) else "unreachable"
             self._put_off(left, counter, answer)
 
@@ -230,7 +229,6 @@ class CheckBack(LeasedLoop):
             using=using or outbox_alias(),
             interval=INTERVAL if interval is None else interval,
             answer_seconds=ANSWER_SECONDS,
-            channel="outbox_prepared",
             on_turn=on_turn,
             logger=logger,
         )
@@ -239,7 +237,6 @@ class CheckBack(LeasedLoop):
 
     @property
     def done(self) -> int:
-        """Events decided by now."""
         return self._decided + sum(worker.decided for worker in self.workers.values())
 
     @property

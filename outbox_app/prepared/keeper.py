@@ -62,6 +62,8 @@ class Answer(NamedTuple):
     #: A state, ``UNKNOWN``, ``CONFLICT`` or ``CONTRADICTION``.
     state: str
     detail: str = ""
+    #: Whether this call has recorded the event.
+    is_new: bool = False
 
 
 class _Raced(django.db.OperationalError):
@@ -76,20 +78,21 @@ def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[A
     for row in rows:
         row.sender = sender
 
-    def record(first: bool) -> dict[UUID, PreparedEvent]:
-        _insert(rows, using, if_missing=not first)
-        if first:
-            return {}
-        found = PreparedEvent.objects.using(using).filter(sender=sender)
-        return {row.event_id: row for row in found.filter(event_id__in=[r.event_id for r in rows])}
+    events = PreparedEvent.objects.using(using).filter(sender=sender)
+    events = events.filter(event_id__in=[row.event_id for row in rows])
 
-    known = _in_transaction(record, using)
+    def record(first: bool) -> tuple[set[UUID], dict[UUID, PreparedEvent]]:
+        before = set() if first else set(events.values_list("event_id", flat=True))
+        _insert(rows, using, if_missing=not first)
+        return before, {} if first else {row.event_id: row for row in events.all()}
+
+    before, known = _in_transaction(record, using)
     failpoint("prepared")
     answers = []
     for row in rows:
         kept = known.get(row.event_id, row)
         if kept.content_hash in (row.content_hash, ""):  # empty: cancelled before it was prepared
-            answers.append(Answer(row.event_id, kept.state))
+            answers.append(Answer(row.event_id, kept.state, is_new=row.event_id not in before))
         else:
             detail = "the id belongs to an event of other content"
             answers.append(Answer(row.event_id, CONFLICT, detail))

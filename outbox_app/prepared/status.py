@@ -7,7 +7,7 @@ which were asked about most often.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db.models.functions import Left
@@ -49,7 +49,7 @@ class PreparedStatus:
     processes: int
     #: Of the last 24 hours, counted up to counting.MANY.
     contradictions: int
-    silent: list[SilentSender] = field(default_factory=list)
+    silent: list[SilentSender]
 
 
 def prepared_status(*, using: str) -> PreparedStatus | None:

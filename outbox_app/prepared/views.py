@@ -5,7 +5,6 @@ Each may come twice: it changes nothing the second time. ``door.serving`` says w
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 from uuid import UUID
 
@@ -54,12 +53,8 @@ def prepare(request: HttpRequest, peer: Peer, content: Any) -> Said:
             requests[new.event_id] = new
         except MessageRefused as error:
             refused[place] = error.status, {"detail": str(error)}
-    rows = PreparedEvent.objects.using(using).filter(sender=peer.name, event_id__in=list(requests))
-    known = set(rows.values_list("event_id", flat=True))
     answers = iter(keeper.prepare(peer.name, list(requests.values()), using=using))
-    found = [
-        refused.get(n) or _said(next(answers), State.PREPARED, known) for n in range(len(events))
-    ]
+    found = [refused.get(n) or _said(next(answers), State.PREPARED) for n in range(len(events))]
     return (200, [_short(*each) for each in found]) if batch else found[0]
 
 
@@ -76,12 +71,10 @@ def _request(peer: Peer, event: Any, using: str) -> PreparedEvent:
         ) from error
 
 
-def _said(answer: keeper.Answer, wanted: str, known: Container[UUID] | None = None) -> Said:
-    """Say what has become of an event; 201 of one that was not among those that were known."""
-    id, state, _ = answer
+def _said(answer: keeper.Answer, wanted: str) -> Said:
+    id, state = answer.event_id, answer.state
     if state == wanted:
-        created = known is not None and id not in known
-        return 201 if created else 200, {"id": str(id), "state": state}
+        return 201 if answer.is_new else 200, {"id": str(id), "state": state}
     if state in STATELESS:
         status, detail = STATELESS[state]
         return status, {"detail": detail, "id": str(id)}

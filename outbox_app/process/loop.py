@@ -22,7 +22,7 @@ from ..conf import outbox_settings
 from ..exceptions import LeaseLost
 from .backoff import Backoff
 from .lease import LeaseHolder
-from .waiting import StopFlag, poll_interval, waiter
+from .waiting import PollWaiter, StopFlag, poll_interval, waiter
 from .wakeup import LINGER
 from .watchdog import Watchdog
 
@@ -155,12 +155,13 @@ class ProcessLoop(ABC):
 
 
 class LeasedLoop(ProcessLoop):
-    """A loop whose processes share the parts of one resource by leases."""
+    """A loop whose processes share the parts of one resource by leases. Nothing wakes it."""
 
     def __init__(
         self, *, resource: str, parts: int, lease_seconds: float | None, **options: Any
     ) -> None:
-        super().__init__(**options)
+        super().__init__(channel="", **options)
+        self._waiter = PollWaiter(self._stop)
         self.holder = LeaseHolder(
             using=self.using,
             lease_seconds=lease_seconds or outbox_settings().LEASE_SECONDS,

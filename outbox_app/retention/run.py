@@ -23,7 +23,6 @@ from ..process.backoff import described
 from ..process.foreground import Listen
 from ..process.lease import BEATS
 from ..process.loop import LeasedLoop
-from ..process.waiting import PollWaiter
 from ..text import get_logger
 from .events import TOO_YOUNG, prune_events, prune_steps
 from .prune import BATCH_SIZE, prune
@@ -49,12 +48,10 @@ class Retention(LeasedLoop):
             using=using,
             interval=None,
             answer_seconds=ANSWER_SECONDS,
-            channel="",
             on_turn=None,
             logger=logger,
         )
         self.interval = self.holder.lease_seconds / BEATS
-        self._waiter = PollWaiter(self._stop)  # nothing wakes it
         self._removed = 0
         #: What is left of the run in progress.
         self._work: Iterator[None] | None = None
