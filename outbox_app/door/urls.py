@@ -17,10 +17,8 @@ urlpatterns = [
     path("prepared/decide", views.decide, name="decide"),
     path("prepared/open", views.open_events, name="open"),
     path("prepared/<uuid:id>", views.show, name="show"),
-    *(
-        path(f"prepared/<uuid:id>/{call}", views.decide_one, {"state": state}, name=call)
-        for call, state in (("confirm", "confirmed"), ("cancel", "cancelled"))
-    ),
+    path("prepared/<uuid:id>/confirm", views.decide_one, {"state": "confirmed"}, name="confirm"),
+    path("prepared/<uuid:id>/cancel", views.decide_one, {"state": "cancelled"}, name="cancel"),
     path("check", views.check, name="check"),
     path("entities/<str:type>/<path:id>/<str:command>", commands.execute, name="execute"),
     path("routed", commands.routed, name="routed"),

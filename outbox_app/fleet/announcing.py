@@ -84,18 +84,13 @@ _announced: Announcement | None = None
 
 def join() -> None:
     """Announce this process, as a server where it has an address."""
-    _begin(SERVER if fleet_settings().ADDRESS else CLIENT)
+    join_as(SERVER if fleet_settings().ADDRESS else CLIENT)
     if threading.current_thread() is threading.main_thread():
         _leave_on(signal.SIGTERM)
 
 
-def join_as_client() -> None:
-    """Announce this process as one that calls, unless it is announced."""
-    if _announced is None:
-        _begin(CLIENT)
-
-
-def _begin(kind: str) -> None:
+def join_as(kind: str) -> None:
+    """Announce this process as a server or a client, unless it is announced as that, or more."""
     global _announced
     if not fleet_settings().SERVICE:
         return

@@ -26,9 +26,9 @@ from ..door.peers import is_name, peer_named, service_of
 from ..eventlog.newevent import ANY, ExpectedVersion
 from ..exceptions import InvalidArgument, PeerUnavailable
 from ..models import Peer
-from .announcing import join_as_client
+from .announcing import join_as
 from .balance import Balance, Failing
-from .registry import Member
+from .registry import CLIENT, Member
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ _services: dict[str, Known] = {}
 
 def known_of(service: str) -> Known:
     if service not in _services:
-        join_as_client()
+        join_as(CLIENT)
         with _lock:
             if service not in _services:
                 _services[service] = Known(service)
