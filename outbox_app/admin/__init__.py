@@ -6,25 +6,6 @@ events; pause, resume and replay subscriptions, release parked streams, skip gap
 Entity types are registered when Django is ready: see ``entity``.
 """
 
-from django.contrib import admin
-
-from ..models import (
-    DeadJob,
-    Event,
-    Fence,
-    Gap,
-    Incident,
-    Overview,
-    ParkedStream,
-    Peer,
-    PreparedEvent,
-    Process,
-    Server,
-    StagedJob,
-    Statistic,
-    Subscription,
-    TaskResult,
-)
 from .dead import DeadJobAdmin
 from .entity import EntityAdmin, VersionAdmin
 from .event import EventAdmin
@@ -41,38 +22,7 @@ from .process import (
 from .staged import StagedJobAdmin
 from .subscription import ParkedStreamAdmin, SubscriptionAdmin
 
-__all__ = [
-    "DeadJobAdmin",
-    "EntityAdmin",
-    "EventAdmin",
-    "FenceAdmin",
-    "GapAdmin",
-    "IncidentAdmin",
-    "OverviewAdmin",
-    "ParkedStreamAdmin",
-    "PeerAdmin",
-    "PreparedEventAdmin",
-    "ProcessAdmin",
-    "ServerAdmin",
-    "StagedJobAdmin",
-    "StatisticAdmin",
-    "SubscriptionAdmin",
-    "TaskResultAdmin",
-    "VersionAdmin",
-]
-
-admin.site.register(Overview, OverviewAdmin)
-admin.site.register(StagedJob, StagedJobAdmin)
-admin.site.register(DeadJob, DeadJobAdmin)
-admin.site.register(Process, ProcessAdmin)
-admin.site.register(Server, ServerAdmin)
-admin.site.register(Incident, IncidentAdmin)
-admin.site.register(Event, EventAdmin)
-admin.site.register(Subscription, SubscriptionAdmin)
-admin.site.register(ParkedStream, ParkedStreamAdmin)
-admin.site.register(Gap, GapAdmin)
-admin.site.register(Statistic, StatisticAdmin)
-admin.site.register(PreparedEvent, PreparedEventAdmin)
-admin.site.register(Fence, FenceAdmin)
-admin.site.register(Peer, PeerAdmin)
-admin.site.register(TaskResult, TaskResultAdmin)
+__all__ = ["DeadJobAdmin", "EntityAdmin", "EventAdmin", "FenceAdmin", "GapAdmin", "IncidentAdmin",
+           "OverviewAdmin", "ParkedStreamAdmin", "PeerAdmin", "PreparedEventAdmin", "ProcessAdmin",
+           "ServerAdmin", "StagedJobAdmin", "StatisticAdmin", "SubscriptionAdmin",
+           "TaskResultAdmin", "VersionAdmin"]  # fmt: skip

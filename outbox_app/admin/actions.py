@@ -39,7 +39,7 @@ from ..jobs.bulk import START, BulkResult, up_to
 from ..models import DatabaseNow, counting
 from ..text import one_line, shown
 from .action_log import Selection, log, log_anew
-from .base import OutboxAdmin
+from .base import OutboxAdmin, is_few
 from .row_range import number, row_range
 
 #: How long a POST works.
@@ -131,10 +131,6 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         context["bulk_actions"] = self._permitted(request)
         return super().render_change_form(request, context, *args, **kw)
 
-    def is_few(self, request: HttpRequest) -> bool:
-        """Whether the selected rows are few, and found by an index."""
-        return not Selection.of(request).across
-
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
         if action.batched and "state" in request.POST:
             return self.resume(request, rows, action)
@@ -157,7 +153,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         context = {
             "form": form,
             "rows": list(map(_line, listed)),
-            **self.about(request, preview, action),
+            "table": self.summary(preview),
         }
         if action.listed_only:
             context |= {"selected": [str(row.pk) for row in listed], "select_across": False}
@@ -173,9 +169,9 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             }
         return self._page(request, "ask", action, context)
 
-    def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
-        """Return what the question says besides the rows, for its template."""
-        return {}
+    def summary(self, preview: Any) -> Any:
+        """Return the table that a question shows instead of the rows, for ``table.html``."""
+        return None
 
     def run(self, request: HttpRequest, rows: Any, action: BulkAction, values: Any) -> None:
         level, changed = messages.SUCCESS, list[str]()
@@ -234,7 +230,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             by=request.user.get_username(),
             after=state.after,
             seconds=SECONDS,
-            whole=self.is_few(request),
+            whole=is_few(request) or not Selection.of(request).across,
         )
         state = replace(state, done=state.done + found.done, after=found.after or 0)
         outcome, note = _outcome(action.batched, found, state.done)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 import django.db
 from django.contrib import admin, messages
@@ -32,13 +33,6 @@ from ..text import shown
 from .masking import masked_text
 from .row_range import RowRange, number, row_range
 
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
-    BasePaginator = Paginator[Any]
-else:
-    ModelAdmin = admin.ModelAdmin
-    BasePaginator = Paginator
-
 #: Columns of a message or an event: shown through ``payload`` only, and not fetched for a list.
 MESSAGE = ("body", "envelope", "data", "metadata")
 #: Columns of exceptions' words, which may quote anything.
@@ -49,7 +43,7 @@ BEFORE = "before"
 DATABASE = "outbox"
 
 
-class DatabaseAdmin(ModelAdmin):
+class DatabaseAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Pages show, and change, the outbox that their own address names: one of those offered.
 
     What a person has chosen last is remembered by the session, and only completes addresses: a form
@@ -112,7 +106,7 @@ class DatabaseChangeList(ChangeList):
         return {key: value for key, value in given.items() if key not in (BEFORE, DATABASE)}
 
 
-class BoundedPaginator(BasePaginator):
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to ``MANY`` rows; what lies behind them is reached by a filter."""
 
     is_cut = False
@@ -208,11 +202,12 @@ class OutboxAdmin(DatabaseAdmin):
 
     def address(self, page: str, *args: Any) -> str:
         """Return the address of a page of this model: ``changelist``, ``change`` …"""
-        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=args, current_app=self.admin_site.name)
 
     def row_range(self, request: HttpRequest) -> RowRange | None:
         """Return what a list looks at; None where that is bounded anyway."""
-        if not isinstance(self.opts.pk, models.AutoField):
+        if is_few(request) or not isinstance(self.opts.pk, models.AutoField):
             return None
         return row_range(self.get_queryset(request), before=number(request.GET.get(BEFORE, "")))
 
@@ -253,6 +248,23 @@ class OutboxAdmin(DatabaseAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+def address(site: str, model: str, key: Any = None, **filters: str) -> str:
+    """Return the address on a site of a model's list, or of the page of the row with this key."""
+    page, args = ("changelist", []) if key is None else ("change", [quote(key)])
+    found = reverse(f"admin:outbox_app_{model}_{page}", args=args, current_app=site)
+    return f"{found}?{urlencode(filters)}" if filters else found
+
+
+def few(request: HttpRequest, rows: models.QuerySet[Any], ids: list[int]) -> models.QuerySet[Any]:
+    """Return those with the ids that an index led to, wherever in the table they are."""
+    request.outbox_few = True  # type: ignore[attr-defined]
+    return rows.filter(id__in=ids)
+
+
+def is_few(request: HttpRequest) -> bool:
+    return bool(getattr(request, "outbox_few", False))
 
 
 def column(description: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

@@ -7,7 +7,6 @@ of anybody: it takes a permission of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
@@ -16,10 +15,11 @@ from django.utils.translation import gettext_lazy
 
 from ..eventlog.long_transactions import LongTransaction, LongTransactions
 from ..models import StagedJob
-from ..monitoring.diagnosis import Problem, Subject
+from ..monitoring.diagnosis import Problem
 from ..monitoring.status import OutboxStatus
 from ..text import duration, one_line
 from .masking import masked_line
+from .tables import SHORT, WORDS, Group, Table
 
 _SILENT = gettext_lazy("Drainer silent"), gettext_lazy("The jobs of its shards wait.")
 _TROUBLE = gettext_lazy("Drainer in trouble"), gettext_lazy("The jobs of its shards wait.")
@@ -34,20 +34,13 @@ BLOCKING: dict[str, tuple[Any, Any]] = {
     "paused": (gettext_lazy("Subscription paused"), _EVENTS),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    what: Any
-    #: Session or prepared transaction, and its user.
-    who: str
-    age: str
-    query: str
-    effect: Any
+#: What, who, for how long, its query or error, and what it does.
+Row = tuple[Any, str, str, str, Any]
 
 
-def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> list[Blocker]:
+def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> Table:
     may_read = may_read_queries(request)
-    rows: dict[str, Blocker] = {}
+    rows: dict[str, Row] = {}
     for table, open_ in status.in_flight.items():
         effect = (
             _("Its jobs leave when it commits; others do not wait.")
@@ -57,45 +50,39 @@ def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -
         what = _("In flight on %(table)s") % {"table": table}
         # Once each: MySQL does not say on which table, so that each has the same ones.
         for row in _transactions(open_, what, effect, may_read):
-            rows.setdefault(row.who, row)
+            rows.setdefault(row[1], row)
     effect = _("Deleted rows stay in the tables: batches take longer.")
     for row in _transactions(status.snapshots, _("Held snapshot"), effect, may_read):
-        rows.setdefault(row.who, row)
-    return [*_subjects(found), *rows.values()]
+        rows.setdefault(row[1], row)
+    columns = {_("What"): "", _("Who"): WORDS, _("For"): SHORT, _("Query or error"): WORDS,
+               _("What it does"): WORDS}  # fmt: skip
+    group = Group(columns, [*_subjects(found), *rows.values()])
+    return Table(_("What blocks"), [group], anchor="blocking", empty=_("Nothing."))
 
 
 def may_read_queries(request: HttpRequest) -> bool:
     return request.user.has_perm("outbox_app.view_query_process")
 
 
-def _subjects(found: list[Problem]) -> Iterator[Blocker]:
+def _subjects(found: list[Problem]) -> Iterator[Row]:
     for problem in found:
         if problem.code == "no_drainer" and not problem.subjects:
-            yield Blocker(_("No drainer"), "", "-", "", _("All jobs wait."))
+            yield _("No drainer"), "", "-", "", _("All jobs wait.")
         elif problem.code in BLOCKING:
             what, effect = BLOCKING[problem.code]
             for each in problem.subjects:
-                yield Blocker(what, one_line(each.name, 100), _age(each),
-                              masked_line(each.why, 200), effect)  # fmt: skip
+                age = "-" if each.seconds is None else duration(each.seconds)
+                yield what, one_line(each.name, 100), age, masked_line(each.why, 200), effect
 
 
-def _age(subject: Subject) -> str:
-    return "-" if subject.seconds is None else duration(subject.seconds)
-
-
-def _transactions(
-    found: LongTransactions, what: str, effect: str, may_read: bool
-) -> Iterator[Blocker]:
+def _transactions(found: LongTransactions, what: str, effect: str, may_read: bool) -> Iterator[Row]:
+    unseen = _("not permitted to see")
     for holder in found.transactions:
-        yield Blocker(
-            what,
-            _who(holder),
-            _("not permitted to see") if holder.seconds is None else duration(holder.seconds),
-            one_line(holder.query, 300) if may_read else _("hidden"),
-            effect,
-        )
+        age = unseen if holder.seconds is None else duration(holder.seconds)
+        query = one_line(holder.query, 300) if may_read else _("hidden")
+        yield what, _who(holder), age, query, effect
     if found.denied:
-        yield Blocker(what, _("not permitted to see"), "", one_line(found.denied, 200), "")
+        yield what, unseen, "", one_line(found.denied, 200), ""
 
 
 def _who(holder: LongTransaction) -> str:

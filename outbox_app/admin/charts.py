@@ -8,7 +8,7 @@ is a hole in the line, not a zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -20,6 +20,11 @@ from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+
+from ..aliases import log_alias
+from ..models import Event
+from ..monitoring import series
+from ..monitoring.series import Series
 
 WIDTH, HEIGHT = 480, 150
 _LEFT, _RIGHT, _TOP, _FLOOR = 52, WIDTH - 10, 10, HEIGHT - 22
@@ -33,6 +38,53 @@ class Line:
     values: Sequence[float | None]
     #: Class of its color and dashes: ``outbox-line-1`` to ``outbox-line-3``.
     number: int = 1
+
+
+def job_charts(hour: Series, day: Series, *, now: int) -> list[SafeString]:
+    """Return the backlog, which is ``now`` at this moment, and the rates: by hour and by day."""
+    drawn = []
+    for name, heading, counted in (("hour", _("last hour"), hour), ("day", _("last day"), day)):
+        ready = Line(_("ready"), [*counted.ready[:-1], now], 1)
+        title = _("Ready jobs, %(span)s") % {"span": heading}
+        drawn.append(chart(f"outbox-backlog-{name}", title, counted.starts, [ready]))
+        # The current step is not over: its rates would look like a fall.
+        rates = [
+            Line(_("staged, estimated"), counted.staged[:-1], 2),
+            Line(_("published"), _known(counted, counted.published)[:-1], 1),
+            Line(_("dead"), _known(counted, counted.dead)[:-1], 3),
+        ]
+        title = _("Jobs per minute, %(span)s") % {"span": heading}
+        drawn.append(chart(f"outbox-rates-{name}", title, counted.starts[:-1], rates))
+    return drawn
+
+
+def events_chart() -> SafeString:
+    using = log_alias(Event)
+    handled = series.handled(using=using, minutes=61).values()
+    logs = series.published(using=using, minutes=61).values()
+    published = _sums(logs)
+    # The current minute is not over; of the one before, the next sample may be to come.
+    return chart(
+        "outbox-events-hour",
+        _("Events per minute, last hour"),
+        series.starts(using=using, minutes=61)[:-1],
+        [
+            Line(_("published, estimated"), published[:-1], 2),
+            Line(_("handled, by all subscriptions"), _sums(handled)[:-1], 1),
+        ],
+    )
+
+
+def _sums(lists: Iterable[list[Any]]) -> list[float | None]:
+    """Add series up, minute by minute; None where none of them has a figure."""
+    known = [[each for each in figures if each is not None] for figures in zip(*lists, strict=True)]
+    return [sum(each) if each else None for each in known] or [None] * 61
+
+
+def _known(counted: Series, values: list[float]) -> list[float | None]:
+    """Return None for each step without a sample and a count: no process was there to count."""
+    steps = zip(values, counted.ready, counted.published, counted.dead, strict=True)
+    return [None if ready is None and not (out or dead) else n for n, ready, out, dead in steps]
 
 
 def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Line]) -> SafeString:

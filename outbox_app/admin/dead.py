@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest
+from django.contrib import admin
 from django.utils.text import Truncator
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from ..jobs import dead
 from ..jobs.bulk import BulkResult
-from ..jobs.dead_summary import dead_groups
-from ..models import counting
+from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow, dead_groups
+from ..models import DeadJob, counting
+from ..text import one_line
 from .actions import Batched, BulkAction
-from .base import column
+from .base import address, column
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
-from .sections import listed
+from .masking import masked_line
+from .tables import COUNT, SHORT, WORDS, Group, Table, link
 
 
 def _decided(decide: Callable[..., BulkResult]) -> Callable[..., BulkResult]:
@@ -62,6 +64,7 @@ DISCARD = BulkAction(
 )
 
 
+@admin.register(DeadJob)
 class DeadJobAdmin(JobAdmin):
     list_display = ["id", "task", "error", "short_reason", "died_at", "queue", "task_id"]
     list_filter = [
@@ -81,6 +84,54 @@ class DeadJobAdmin(JobAdmin):
         (_("Message"), {"fields": MESSAGE_FIELDS}),
     ]  # fmt: skip
 
-    def about(self, request: HttpRequest, preview: Any, action: BulkAction) -> dict[str, Any]:
-        found = listed(dead_groups(preview))
-        return {**super().about(request, preview, action), "dead": found, "most": counting.MANY}
+    def summary(self, preview: Any) -> Table:
+        return groups_table(dead_groups(preview))
+
+
+def matrix_table(site: str, matrix: DeadMatrix) -> Table:
+    """Return dead jobs by task and by error; each cell leads to the list of its jobs."""
+    cells = {**dict.fromkeys([*WINDOWS, gettext("All")], COUNT), gettext("Newest reason"): WORDS}
+    groups = [
+        Group({heading: "", **cells}, [_dead_row(site, row, column) for row in rows])
+        for heading, column, rows in (
+            (gettext("Task"), "task", matrix.tasks),
+            (gettext("Error"), "error", matrix.errors),
+        )
+    ]
+    note = _more(complete=matrix.complete)
+    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=note)
+
+
+def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
+    every = {column: row.name}
+    counts = [
+        link(address(site, "deadjob", **every, died=window), count) if count else 0
+        for window, count in zip(WINDOWS, row.counts, strict=True)
+    ]
+    total = link(address(site, "deadjob", **every), row.total)
+    return one_line(row.name, 100), *counts, total, masked_line(row.reason, 200)
+
+
+def groups_table(found: DeadGroups) -> Table:
+    """Return the dead jobs that a question is about."""
+    columns = {gettext("Count"): COUNT, gettext("Task"): "", gettext("Error"): "",
+               gettext("Newest reason"): WORDS, gettext("Newest"): SHORT}  # fmt: skip
+    rows = [
+        (
+            group.count,
+            one_line(group.task, 100),
+            one_line(group.error, 100),
+            masked_line(group.reason, 200),
+            group.newest,
+        )
+        for group in found.groups
+    ]
+    note = _more(complete=found.complete)
+    return Table(gettext("By task and error"), [Group(columns, rows)], note=note)
+
+
+def _more(*, complete: bool) -> str:
+    if complete:
+        return ""
+    words = gettext("There are more. Shown: the most frequent of the newest %(many)d.")
+    return words % {"many": counting.MANY}

@@ -21,7 +21,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
-from ..models import EventLog
+from ..models import Event, EventLog
 from ..text import one_line
 from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
@@ -30,6 +30,7 @@ from .payload import data_of
 from .row_range import RowRange, number, row_range
 
 
+@admin.register(Event)
 class EventAdmin(OutboxAdmin):
     list_display = ["id", "type", "linked_stream", "version", "topic", "recorded_at", "message_id"]
     list_filter = [

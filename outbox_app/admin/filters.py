@@ -18,6 +18,7 @@ from ..jobs.dead_summary import WINDOWS
 from ..jobs.staged import held_few
 from ..text import one_line
 from .actions import asked_at
+from .base import few
 from .row_range import number
 
 #: Rows in which the values to offer are looked for.
@@ -73,10 +74,7 @@ class StateFilter(SimpleListFilter):
 def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
     # A few held rows may lie below millions of ready ones, where no range of ids reaches.
     ids = held_few(held)
-    if ids is None:
-        return held
-    request.outbox_few = True  # type: ignore[attr-defined]
-    return queryset.filter(id__in=ids)
+    return held if ids is None else few(request, queryset, ids)
 
 
 class ShardFilter(ColumnFilter):

@@ -11,7 +11,6 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import localize
 from django.utils.html import format_html, format_html_join
@@ -24,7 +23,7 @@ from ..models import Event, Gap, counting
 from ..subscriptions.skips import skip_gap
 from ..text import one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin
-from .base import column, given
+from .base import address, column, given
 from .filters import column_filter
 
 
@@ -40,6 +39,7 @@ def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
     return " ".join([done, *refused])
 
 
+@admin.register(Gap)
 class GapAdmin(ConfirmedActionsAdmin):
     of_the_log = True
     list_display = ["id", "kind", "state", "found_by", "partition", "log", "stream", "first",
@@ -85,21 +85,20 @@ class GapAdmin(ConfirmedActionsAdmin):
             "",
             "<p>{} {}</p>",
             (
-                (gettext("Before:"), _event(before)),
+                (gettext("Before:"), self._event(before)),
                 (gettext("Inside:"), counting.shown_count(counting.counted(inside))),
-                (gettext("After:"), _event(after)),
+                (gettext("After:"), self._event(after)),
             ),
         )
 
-
-def _event(rows: QuerySet[Any]) -> SafeString:
-    event = rows.defer("data", "metadata").first()
-    if event is None:
-        return format_html("{}", gettext("nothing"))
-    moment = event.recorded_at
-    return format_html(
-        '<a href="{}">{}</a>, {}',
-        reverse("admin:outbox_app_event_change", args=[event.pk]),
-        one_line(f"{event.pk}: {event}", 200),
-        localize(timezone.localtime(moment) if timezone.is_aware(moment) else moment),
-    )
+    def _event(self, rows: QuerySet[Any]) -> SafeString:
+        event = rows.defer("data", "metadata").first()
+        if event is None:
+            return format_html("{}", gettext("nothing"))
+        moment = event.recorded_at
+        return format_html(
+            '<a href="{}">{}</a>, {}',
+            address(self.admin_site.name, "event", event.pk),
+            one_line(f"{event.pk}: {event}", 200),
+            localize(timezone.localtime(moment) if timezone.is_aware(moment) else moment),
+        )

@@ -20,9 +20,8 @@ from django.utils.translation import gettext_lazy as _
 from ..models import counting
 from ..models.job import JobMessage
 from .actions import ConfirmedActionsAdmin
-from .base import OutboxAdmin, column
+from .base import OutboxAdmin, column, few
 from .payload import Part, Payload, in_messages, payload
-from .row_range import RowRange
 
 #: The parts of a message, as fields of a page. Not named as columns: Django would take those.
 MESSAGE_FIELDS = ("due", "expires", "trace", "headers", "options", "content")
@@ -54,8 +53,8 @@ class JobAdmin(ConfirmedActionsAdmin):
         ids = self.ids_of_task(request, term, queryset.db)
         # A question that was about a task id is not answered for what else the term may find.
         if ids or "by_id" in request.POST:
-            request.outbox_few = request.outbox_by_id = True  # type: ignore[attr-defined]
-            return queryset.filter(id__in=ids), False
+            request.outbox_by_id = True  # type: ignore[attr-defined]
+            return few(request, queryset, ids), False
         asked = Q(task__contains=term) | Q(ordering_key=term) | Q(task_id__startswith=term)
         if request.user.has_perm(f"outbox_app.{self.payload_permission}"):
             queryset, in_message = in_messages(queryset, term)
@@ -65,13 +64,6 @@ class JobAdmin(ConfirmedActionsAdmin):
     def ids_of_task(self, request: HttpRequest, task_id: str, using: str) -> list[int]:
         rows = self.model._default_manager.using(using).filter(task_id=task_id)
         return list(rows.values_list("id", flat=True)[: counting.LISTED])
-
-    def row_range(self, request: HttpRequest) -> RowRange | None:
-        """Look everywhere for what an index leads to."""
-        return None if _found_by_index(request) else super().row_range(request)
-
-    def is_few(self, request: HttpRequest) -> bool:
-        return super().is_few(request) or _found_by_index(request)
 
     due = column(_("due"), lambda job: _payload(job).due or "-")
     expires = column(_("expires"), lambda job: _payload(job).expires or "-")
@@ -100,10 +92,6 @@ def is_searched(request: HttpRequest) -> bool:
     # With a NUL Django refuses the search, and the list is that of all rows.
     term = request.GET.get("q", "").strip()
     return bool(term) and "\x00" not in term
-
-
-def _found_by_index(request: HttpRequest) -> bool:
-    return bool(getattr(request, "outbox_few", False))
 
 
 def _payload(job: JobMessage) -> Payload:

@@ -1,15 +1,17 @@
 """The overview: is work leaving, how late is it, who owns what, what is dead and why, what blocks.
 
-One page of a constant number of statements, all of them bounded. Figures of now are read from the
-tables; those of the last hour and day come from what the processes have counted, minute by minute
-(``monitoring.series``). It takes the permission to view drainers; jobs, subscriptions, entities,
-prepared events, gaps, dead jobs and incidents are shown to those who may view them, queries of
-other sessions to those with a permission of its own. ``?part=live`` answers with what changes only:
-the page asks for that.
+At the top whether work is leaving, in one sentence, and what ``monitoring.diagnosis`` has found;
+each problem links to the page where it is fixed. One page of a constant number of statements, all
+of them bounded. Figures of now are read from the tables; those of the last hour and day come from
+what the processes have counted, minute by minute (``monitoring.series``). It takes the permission
+to view drainers; jobs, subscriptions, entities, prepared events, gaps, dead jobs and incidents are
+shown to those who may view them, queries of other sessions to those with a permission of its own.
+``?part=live`` answers with what changes only: the page asks for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from django.contrib.auth import get_permission_codename
@@ -18,27 +20,27 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..aliases import log_alias
 from ..entities.operations import entity_types
-from ..jobs.drain import status
-from ..models import (
-    DeadJob,
-    Event,
-    Gap,
-    Incident,
-    PreparedEvent,
-    Server,
-    StagedJob,
-    Subscription,
-    counting,
-)
-from ..monitoring.diagnosis import problems
-from ..monitoring.status import outbox_status
-from . import sections
-from .base import OutboxAdmin, escaped_copy
+from ..jobs.drain.status import incidents
+from ..models import DeadJob, Event, Gap, Incident, PreparedEvent, Server, StagedJob, Subscription
+from ..models.counting import MANY, shown_count
+from ..monitoring.diagnosis import Problem, Subject, problems
+from ..monitoring.series import series
+from ..monitoring.status import OutboxStatus, outbox_status
+from ..text import duration, one_line
+from . import tables
+from .base import OutboxAdmin, address
 from .blocking import blocking
+from .charts import events_chart, job_charts, number
+from .dead import matrix_table
+from .masking import masked_line
+from .staged import flows_table, held_table
+from .tables import Table
 
 #: Seconds between two looks of an open page.
 REFRESH = 10
@@ -47,6 +49,26 @@ PARTS = {"jobs": StagedJob, "dead": DeadJob, "subscriptions": Subscription, "gap
          "prepared": PreparedEvent, "servers": Server}  # fmt: skip
 #: Incidents and gaps that are shown here; their lists have the rest.
 FEW = 10
+#: Without these problems work is leaving.
+STOPPED = ("no_drainer", "trouble", "not_leaving")
+#: Where a problem is fixed: a model and a filter of its list; or a table of the overview.
+PLACES: dict[str, tuple[str, dict[str, str]] | str] = {
+    "not_leaving": ("stagedjob", {"state": "ready"}),
+    "late": ("stagedjob", {"state": "ready"}),
+    "subscription": ("subscription", {}),
+    "paused": ("subscription", {}),
+    "parked": ("parkedstream", {}),
+    "dead": ("deadjob", {"died": "1h"}),
+    "gaps": ("gap", {"state": "open"}),
+    "no_check_back": ("preparedevent", {"state": "prepared"}),
+    "undecided": ("preparedevent", {"state": "undecided"}),
+    "sender_silent": ("preparedevent", {"state": "prepared"}),
+    "peer_clock": ("peer", {}),
+    "contradiction": ("incident", {"kind": "contradiction"}),
+    "sink": "#outbox-sinks",
+    "transaction": "#outbox-blocking",
+    "snapshot": "#outbox-blocking",
+}
 
 
 def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse:
@@ -57,50 +79,37 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     """
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
+    site = request.current_app = model_admin.admin_site.name
     parts = {name for name, model in PARTS.items() if may_view(request, model)}
     types = {each._meta.label for each in entity_types() if may_view(request, each)}
     facts = outbox_status(parts=parts | {"entities"} if types else parts)
-    using = facts.database
     found = problems(facts)
+    tone, sentence = headline(facts, found, parts)
+    charts: list[SafeString] = []
+    immediate = 0.0
+    if "jobs" in parts:
+        hour = series(using=facts.database, minutes=61)
+        day = series(using=facts.database, minutes=24 * 60 + 10, step=10)
+        charts += job_charts(hour, day, now=facts.backlog.rows)
+        immediate = hour.immediate[-2]  # the last minute that is over
+    if facts.subscriptions:
+        charts.append(events_chart())
     context: dict[str, Any] = {
-        "using": using,
-        "many": counting.MANY,
+        "using": facts.database,
+        "many": MANY,
         "refresh": REFRESH,
         "now": timezone.now(),
-        "headline": sections.headline(facts, found, parts),
-        "problems": sections.lines(found),
-        "figures": list(sections.figures(facts, parts)),
-        "blocking": blocking(request, facts, found),
-        "drainers": sections.drainers(facts),
-        "unowned": len(facts.unowned_shards),
-        "unowned_ranges": sections.ranges(facts.unowned_shards),
-        "tables": [],
-        "may_view_subscriptions": "subscriptions" in parts,
+        "tone": tone,
+        "headline": sentence,
+        "problems": list(problem_lines(site, found)),
+        "figures": figures(site, facts, parts, immediate),
+        "charts": charts,
+        "tables": [
+            blocking(request, facts, found),
+            tables.drainers(site, facts),
+            *_tables(request, facts, parts, types, site=site),
+        ],
     }
-    if "jobs" in parts:
-        context["charts"] = sections.charts(using, now=facts.backlog.rows)
-        context["held"] = sections.held(facts.held)
-        context["flows"] = sections.flows(using)
-        context["sample"] = status.SAMPLE
-    if facts.subscriptions:
-        context["subscriptions"] = sections.subscriptions(facts.subscriptions)
-        context["charts"] = [*context.get("charts", []), sections.events_chart()]
-    if facts.commands:
-        entities = sections.entities(facts, facts.commands, types)
-        context["tables"].append(("entities", _("Entities"), entities))
-    if facts.sinks:
-        context["tables"].append(("sinks", _("Logs that sink"), sections.sinks(facts.sinks)))
-    if facts.prepared:
-        prepared = sections.prepared(facts.prepared, facts.decisions)
-        context["tables"].append(("prepared", _("Prepared events"), prepared))
-    if "dead" in parts:
-        context["dead"] = sections.dead(facts.dead)
-    if "gaps" in parts:
-        open_gaps = Gap.objects.using(log_alias(Event)).filter(state=Gap.State.OPEN)
-        context["gaps"] = [escaped_copy(row) for row in open_gaps.order_by("-seen_at")[:FEW]]
-    if may_view(request, Incident):
-        context["incidents"] = [escaped_copy(row) for row in status.incidents(using=using)[:FEW]]
-    request.current_app = model_admin.admin_site.name
     if request.GET.get("part") == "live":
         return TemplateResponse(request, "admin/outbox_app/overview_live.html", context)
     context |= {
@@ -112,8 +121,127 @@ def overview(request: HttpRequest, model_admin: OutboxAdmin) -> TemplateResponse
     return TemplateResponse(request, "admin/outbox_app/overview.html", context)
 
 
+def _tables(
+    request: HttpRequest,
+    facts: OutboxStatus,
+    parts: Collection[str],
+    types: Collection[str],
+    *,
+    site: str,
+) -> Iterator[Table]:
+    """Yield the tables of what this person may view."""
+    using = facts.database
+    if "subscriptions" in parts:
+        yield tables.subscriptions(site, facts.subscriptions)
+    if facts.commands:
+        yield tables.entities(facts, facts.commands, types)
+    if facts.sinks:
+        yield tables.sinks(facts.sinks)
+    if facts.prepared:
+        yield tables.prepared(facts.prepared, facts.decisions)
+    if "dead" in parts:
+        yield matrix_table(site, facts.dead)
+    if "jobs" in parts:
+        yield flows_table(using)
+        yield held_table(site, facts.held)
+    if "gaps" in parts:
+        rows = Gap.objects.using(log_alias(Event)).filter(state=Gap.State.OPEN)
+        yield tables.gaps(site, rows.order_by("-seen_at")[:FEW])
+    if may_view(request, Incident):
+        yield tables.incidents(site, incidents(using=using)[:FEW])
+
+
 def may_view(request: HttpRequest, model: type[Model]) -> bool:
     return any(
         request.user.has_perm(f"{model._meta.app_label}.{get_permission_codename(a, model._meta)}")
         for a in ("view", "change")
     )
+
+
+def headline(facts: OutboxStatus, found: list[Problem], parts: Collection[str]) -> tuple[str, str]:
+    """Return the worst that there is, or whether work is leaving; its tone first."""
+    if found:
+        text = _worst(min(found, key=lambda each: each.code not in STOPPED))
+        if more := len(found) - 1:
+            words = ngettext("%d other problem.", "%d other problems.", more)
+            text = f"{text} {words % more}"
+        return found[0].severity, text
+    if not facts.alive:
+        text = _("This project stages nothing, and needs no drainer.")
+    elif "jobs" not in parts:
+        text = _("Drainers are running.")
+    elif not facts.waiting and facts.held.rows:
+        text = _("All work that is due has left. Held jobs wait for their time.")
+    elif not facts.waiting:
+        text = _("All staged work has left. Nothing is waiting.")
+    else:
+        text = _("Work is leaving. The oldest ready job waits %(age)s.") % {
+            "age": duration(facts.backlog.oldest_seconds)
+        }
+    return "good", text
+
+
+def _worst(problem: Problem) -> str:
+    if problem.code in STOPPED:
+        words = f"{problem.text[:1].lower()}{problem.text[1:]} {problem.action}"
+        return _("Work is not leaving: %(problem)s") % {"problem": words}
+    if problem.code == "late":
+        return _("Work is leaving, late: %(problem)s") % {"problem": problem.text}
+    return f"{problem.text} {problem.action}"
+
+
+def problem_lines(
+    site: str, found: list[Problem]
+) -> Iterator[tuple[Problem, str, list[tuple[str, str, str]]]]:
+    """Yield each problem with its link, and name, why, and link of each of its subjects."""
+    for problem in found:
+        subjects = [_subject(site, problem.code, each) for each in problem.subjects]
+        yield problem, _place(site, problem.code), subjects
+
+
+def _subject(site: str, code: str, subject: Subject) -> tuple[str, str, str]:
+    link = ""
+    if code in ("subscription", "paused"):
+        link = address(site, "subscription", subject.key)
+    elif code == "parked":
+        link = _place(site, code, subscription=subject.key)
+    elif code == "sender_silent":
+        link = _place(site, code, sender=subject.name)
+    return one_line(subject.name, 100), masked_line(subject.why, 300), link
+
+
+def _place(site: str, code: str, **filters: str) -> str:
+    place = PLACES.get(code, ("process", {}))
+    if isinstance(place, str):
+        return place
+    model, given = place
+    return address(site, model, **given, **filters)
+
+
+def figures(
+    site: str, facts: OutboxStatus, parts: Collection[str], immediate: float
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the figures at the top: name, value, note, and the address of the list behind them."""
+    if "jobs" in parts:
+        ready = address(site, "stagedjob", state="ready")
+        oldest = duration(facts.backlog.oldest_seconds) if facts.waiting else "-"
+        p95 = facts.delay.p95
+        delay = "-" if p95 is None else duration(p95, fine=True)
+        yield _("Ready"), facts.backlog.shown, "", ready
+        yield _("Oldest ready"), oldest, "", ready
+        yield _("Staged to published"), delay, _("95th percentile of the last 5 minutes"), ""
+    note = _("last minute")
+    if immediate:
+        note = _("last minute; %(jobs)s immediately") % {"jobs": number(immediate)}
+    yield _("Published per minute"), number(facts.published), note, address(site, "process")
+    if "dead" in parts:
+        yield _("Dead"), shown_count(facts.dead.total), "", address(site, "deadjob")
+    if "subscriptions" in parts:
+        late = max((each.oldest_seconds for each in facts.subscriptions), default=0.0)
+        link = address(site, "subscription")
+        yield _("Subscriptions behind"), duration(late), _("the latest"), link
+    if "gaps" in parts:
+        yield _("Open gaps"), shown_count(facts.gaps), "", address(site, "gap", state="open")
+    if facts.prepared:
+        undecided = address(site, "preparedevent", state="undecided")
+        yield _("Undecided"), shown_count(facts.prepared.undecided), "", undecided

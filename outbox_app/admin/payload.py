@@ -142,12 +142,11 @@ def _as_it_is(note: str, text: object) -> Part:
     return Part(note, _cut(given))
 
 
-def _cut(text: object) -> str:
-    given = _text(text)
-    if len(given) <= LIMIT:
-        return shown(given)
+def _cut(text: str) -> str:
+    if len(text) <= LIMIT:
+        return shown(text)
     more = _("Cut: the first %(limit)d characters are shown.") % {"limit": LIMIT}
-    return f"{shown(given)}\n\n{more}"
+    return f"{shown(text)}\n\n{more}"
 
 
 def _opaque(kind: str, size: int) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.db import connections
 from django.db.models import QuerySet
@@ -26,11 +27,10 @@ from ..models import Fence, Peer, PreparedEvent
 from ..prepared import operations
 from ..text import shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason
-from .base import DatabaseAdmin, OutboxAdmin, column
+from .base import DatabaseAdmin, OutboxAdmin, column, few
 from .filters import AgeFilter, ColumnFilter, column_filter
 from .job import carried_column
 from .payload import data_of
-from .row_range import RowRange
 
 State = PreparedEvent.State
 #: Open events that are found by their index, wherever in the table they are.
@@ -127,8 +127,7 @@ class PreparedStateFilter(ColumnFilter):
             by_index = queryset.filter(state=self.value()).order_by("prepared_at")
             ids = list(by_index.values_list("id", flat=True)[: FEW + 1])
             if len(ids) <= FEW:
-                request.outbox_few = True  # type: ignore[attr-defined]
-                return queryset.filter(id__in=ids)
+                return few(request, queryset, ids)
         return super().queryset(request, queryset)
 
 
@@ -144,6 +143,7 @@ class PreparedAgeFilter(AgeFilter):
     ]
 
 
+@admin.register(PreparedEvent)
 class PreparedEventAdmin(ConfirmedActionsAdmin):
     list_display = ["event_id", "type", "stream", "sender", "state", "prepared_at", "decide_by",
                     "asked", "answered", "unreachable", "short_answer", "short_reason"]  # fmt: skip
@@ -165,10 +165,6 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
         (_("Decision"), {"fields": ["policy", "decide_by", "decided_at", "decided_by", "reason"]}),
         (_("Content"), {"fields": ["shown_content"]}),
     ]  # fmt: skip
-    readonly_fields = ["shown_content"]
-
-    def row_range(self, request: HttpRequest) -> RowRange | None:
-        return None if getattr(request, "outbox_few", False) else super().row_range(request)
 
 
 class DatabaseFilter(SimpleListFilter):
@@ -184,6 +180,7 @@ class DatabaseFilter(SimpleListFilter):
         return None
 
 
+@admin.register(Fence)
 class FenceAdmin(OutboxAdmin):
     list_display = ["event_id", "outcome", "keeper", "written_at"]
     list_display_links = None
@@ -217,6 +214,7 @@ class PeerForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error("name", gettext("There is a peer of this name."))
 
 
+@admin.register(Peer)
 class PeerAdmin(DatabaseAdmin):
     """The only rows that a form writes: who may add, change and delete them is as Django has it."""
 

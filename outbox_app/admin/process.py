@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from django import forms
+from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -29,7 +30,7 @@ from ..fleet.balance import Failing
 from ..fleet.cluster import known_failing
 from ..fleet.registries.database import change
 from ..fleet.topology import live_servers, slices
-from ..models import Process
+from ..models import Incident, Overview, Process, Server, Statistic, TaskResult
 from ..pipeline.statistic_names import NAMES
 from ..text import LIMIT, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, RequiredReason
@@ -42,19 +43,13 @@ from .payload import Part, data_of
 from .row_range import RowRange
 
 
+@admin.register(Process)
 class ProcessAdmin(OutboxAdmin):
-    list_display = [
-        "__str__",
-        "resource",
-        "started_at",
-        "heartbeat_at",
-        "done",
-        "dead",
-        "trouble",
-    ]
+    list_display = ["__str__", "resource", "started_at", "heartbeat_at", "done", "dead", "trouble"]
     ordering = ("host", "pid", "id")
 
 
+@admin.register(Overview)
 class OverviewAdmin(OutboxAdmin):
     """One page, in the menu like a list; who may view processes may see it."""
 
@@ -100,6 +95,7 @@ class ServerChangeList(EscapedChangeList):
             row.failing = failing.get((given(row, "service"), address))
 
 
+@admin.register(Server)
 class ServerAdmin(ConfirmedActionsAdmin):
     list_display = ["node", "service", "kind", "address", "weight", "draining", "leads", "ejected",
                     "heartbeat_at", "lease_seconds", "version"]  # fmt: skip
@@ -134,6 +130,7 @@ class ServerAdmin(ConfirmedActionsAdmin):
         return ServerChangeList
 
 
+@admin.register(Incident)
 class IncidentAdmin(OutboxAdmin):
     list_display = ["id", "created_at", "kind", "first_id", "last_id", "drainer", "short_detail"]
     list_filter = [column_filter("kind", _("kind"))]
@@ -161,6 +158,7 @@ class StatisticChangeList(EscapedChangeList):
         return super().get_ordering(request, queryset)
 
 
+@admin.register(Statistic)
 class StatisticAdmin(OutboxAdmin):
     list_display = ["minute", "source", "name", "dimension", "short_label", "value", "written_at"]
     list_display_links = None
@@ -194,6 +192,7 @@ def _workers(row: Any) -> str:
     return shown(", ".join(json.loads(given(row, "worker_ids"))), 300)
 
 
+@admin.register(TaskResult)
 class TaskResultAdmin(OutboxAdmin):
     list_display = ["id", "task", "status", "enqueued_at", "started_at", "finished_at", "task_id"]
     list_filter = [column_filter("status", _("status")), column_filter("task", _("task"))]

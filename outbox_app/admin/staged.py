@@ -7,18 +7,27 @@ leaves all the same, and the question says so.
 
 from __future__ import annotations
 
+from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import staged
-from ..models import DatabaseNow, Lease, Process, StagedJob
-from ..text import duration, shown
+from ..jobs.drain import status
+from ..jobs.drain.status import Held
+from ..models import DatabaseNow, Lease, Process, StagedJob, counting
+from ..monitoring import series
+from ..text import duration, one_line, shown
 from .actions import Batched, BulkAction
-from .base import column
+from .base import address, column
+from .charts import number
 from .filters import ShardFilter, StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
+from .tables import WORDS, Group, Table
+
+#: Tasks and queues that are shown.
+FLOWS = 10
 
 CANCEL = BulkAction(
     "cancel_selected",
@@ -70,6 +79,7 @@ BURY = BulkAction(
 )
 
 
+@admin.register(StagedJob)
 class StagedJobAdmin(JobAdmin):
     list_display = ["id", "task", "task_id", "queue", "ordering_key", "available_at", "staged_at"]
     list_filter = [
@@ -126,3 +136,31 @@ def blocked_reason(job: StagedJob) -> str:
     return gettext("Nothing. %(drainer)s will take it in one of its next batches.") % {
         "drainer": name
     }
+
+
+def flows_table(using: str) -> Table:
+    """Return for tasks and for queues: how many jobs are ready, and how many leave per minute."""
+    waiting, leaving = status.ready_by(using=using), series.published_by(using=using)
+    groups = []
+    for dimension, heading in (("task", gettext("Task")), ("queue", gettext("Queue"))):
+        ready, rates = waiting[dimension], leaving[dimension]
+        names = sorted({*ready, *rates}, key=lambda name: (-ready[name], -rates.get(name, 0)))
+        rows = [
+            (one_line(name, 100) or "-", ready[name], number(rates.get(name, 0.0)))
+            for name in names[:FLOWS]
+        ]
+        columns = {heading: WORDS, gettext("Ready"): "", gettext("Published per minute"): ""}
+        groups.append(Group(columns, rows))
+    words = gettext("Ready: of the newest %(sample)d rows. Published: of the last five minutes.")
+    return Table(gettext("By task and by queue"), groups, note=words % {"sample": status.SAMPLE})
+
+
+def held_table(site: str, held: Held) -> Table:
+    rows = [
+        (gettext("due now"), counting.shown_count(held.due)),
+        (gettext("due within the hour"), counting.shown_count(held.within_the_hour)),
+        (gettext("due later"), counting.shown_count(held.later)),
+    ]
+    every = address(site, "stagedjob", state="held")
+    group = Group({gettext("Due"): "", gettext("Jobs"): ""}, rows)
+    return Table(gettext("Held jobs, by when they are due"), [group], every)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from django import forms
+from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
@@ -21,16 +21,17 @@ from django.utils.translation import gettext_lazy as _
 from ..aliases import log_alias
 from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import OutboxError, ReplayRefused
-from ..models import Event, ParkedStream
+from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
 from ..subscriptions.skips import discard_stream, skip_event
 from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
-from .base import EscapedChangeList, column
+from .base import EscapedChangeList, address, column
 from .blocking import may_read_queries
 from .filters import column_filter
 from .masking import masked_line, masked_text
+from .tables import SHORT, WORDS, Group, Table, link
 
 
 class ReplayForm(RequiredReason):
@@ -148,6 +149,7 @@ class SubscriptionChangeList(EscapedChangeList):
         _measure(self.result_list)
 
 
+@admin.register(Subscription)
 class SubscriptionAdmin(ConfirmedActionsAdmin):
     of_the_log = True
     list_display = ["name", "state", "behind", "late", "partitions", "parked", "gaps", "error"]
@@ -224,16 +226,37 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         row = super().get_object(request, object_id, from_field)
         if row:
             _measure([row])
-            for each in row.lag.cursors:
-                each.cursor.error = shown(masked_text(each.cursor.error[:4000]), 1000)
-                each.cursor.failed = failed_event(each.cursor)
         return row
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         context["in_flight"] = _in_flight(request)
+        context["table"] = self._cursors(context["original"].lag.cursors)
         return super().render_change_form(request, context, *args, **kw)
 
+    def _cursors(self, lags: list[lag.CursorLag]) -> Table:
+        columns = {gettext("Log"): "", gettext("Partition"): "", gettext("Position"): "",
+                   gettext("Handled"): "", gettext("Behind"): "", gettext("Moved at"): SHORT,
+                   gettext("Error"): WORDS}  # fmt: skip
+        rows = [
+            (
+                one_line(each.cursor.log, 100),
+                each.cursor.partition,
+                each.cursor.position,
+                each.cursor.handled,
+                f"{each.behind.rows}{'' if each.behind.complete else '+'}" if each.behind else "?",
+                each.cursor.moved_at,
+                self._error(each.cursor),
+            )
+            for each in lags
+        ]
+        return Table(gettext("Cursors"), [Group(columns, rows)], empty=gettext("It has never run."))
 
+    def _error(self, cursor: Cursor) -> SafeString:
+        error = shown(masked_text(cursor.error[:4000]), 1000) or "-"
+        return format_html("{} {}", error, failed_event(cursor, self.admin_site.name))
+
+
+@admin.register(ParkedStream)
 class ParkedStreamAdmin(ConfirmedActionsAdmin):
     of_the_log = True
     list_display = ["id", "subscription", "stream", "version", "log", "parked_at", "released",
@@ -279,8 +302,11 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
     )
     fields = ["subscription", "partition", "log", "stream", "version", "position", "parked_at",
               "released", "error", "event"]  # fmt: skip
-    event = column(_("event"), lambda row: failed_event(row) or "-")
     short_reason = column(_("error"), lambda row: shown(row.error, 120))
+
+    @admin.display(description=_("event"))
+    def event(self, row: ParkedStream) -> SafeString | str:
+        return failed_event(row, self.admin_site.name) or "-"
 
 
 def _reads(row: Any) -> str:
@@ -294,15 +320,14 @@ def _reads(row: Any) -> str:
     )
 
 
-def failed_event(row: Any) -> SafeString:
+def failed_event(row: Any, site: str) -> SafeString:
     """Return the event that a cursor or a parked stream fails at: a link, and the traceback."""
     failed = row.failed_event
     if not failed:
         return SafeString("")
     text = one_line(f"{failed['position']}: {failed['type']} {failed['stream']}", 300)
     if row.log == Event._meta.db_table:
-        url = reverse("admin:outbox_app_event_change", args=[failed["position"]])
-        text = format_html('<a href="{}">{}</a>', url, text)
+        text = link(address(site, "event", failed["position"]), text)
     trace = shown(masked_text(failed["traceback"]), 10_000)
     return format_html('{}<pre class="outbox-words">{}</pre>', text, trace)
 

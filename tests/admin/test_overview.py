@@ -291,6 +291,17 @@ class TestSections:
         assert re.search(row, text(response))
 
 
+def test_how_many_were_published_immediately(alias, superuser):
+    own(alias, drainer(alias))
+    [minute] = (
+        Process.objects.using(alias).annotate(now=DatabaseNow()).values_list("now", flat=True)
+    )
+    for ago in range(3):  # the next minute may have begun by now
+        begin = minute.replace(second=0, microsecond=0) - timedelta(minutes=ago)
+        Statistic.objects.using(alias).create(source="x", minute=begin, name="immediate", value=30)
+    assert "last minute; 30 immediately" in text(superuser.get(OVERVIEW))
+
+
 class TestLivePart:
     def test_it_is_the_part_that_changes(self, alias, superuser):
         live, whole = superuser.get(LIVE), body(superuser.get(OVERVIEW))

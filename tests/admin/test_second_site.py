@@ -1,0 +1,63 @@
+"""A project with two admin sites: links stay on the site whose page one looks at."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib import admin
+from django.db import transaction
+from django.urls import path
+
+from outbox_app import publish
+from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
+from tests.jobs.dead.rows import dead_jobs
+
+from .pages import body
+
+operators = admin.AdminSite(name="operators")
+for model, pages in admin.site._registry.items():
+    operators.register(model, type(pages))
+
+urlpatterns = [path("admin/", admin.site.urls), path("operators/", operators.urls)]
+
+FAILED = {"position": 7, "type": "t", "stream": "s", "traceback": "no"}
+
+
+@pytest.fixture(autouse=True)
+def two_sites(settings):
+    settings.ROOT_URLCONF = __name__
+
+
+def links(client, address):
+    found = re.findall(r'href="(/[^"]*)"', body(client.get(f"/operators/outbox_app/{address}")))
+    assert found
+    return {link for link in found if link.startswith("/admin/")}
+
+
+def test_links_of_the_overview(superuser):
+    dead_jobs(using="default")
+    Gap.objects.create(kind="version", log="outbox_event", stream="s", first=2, last=3)
+    Subscription.objects.create(name="mail", paused=True)
+    assert links(superuser, "overview/") == set()
+
+
+def test_links_of_rows(superuser):
+    with transaction.atomic():
+        publish("order-1", "placed")
+    event = Event.objects.get()
+    gap = Gap.objects.create(kind="id", log="outbox_event", first=event.pk + 1, last=event.pk + 1)
+    Subscription.objects.create(name="mail")
+    columns = {"log": "outbox_event", "subscription": "mail", "partition": 0}
+    Cursor.objects.create(**columns, state={}, error="no", failed_event=FAILED)
+    parked = ParkedStream.objects.create(
+        **columns, stream="s", version=1, position=7, error="no", failed_event=FAILED
+    )
+    for address in (
+        "subscription/mail/change/",
+        f"parkedstream/{parked.pk}/change/",
+        f"gap/{gap.pk}/change/",
+        f"event/{event.pk}/change/",
+        "event/",
+    ):
+        assert links(superuser, address) == set(), address
