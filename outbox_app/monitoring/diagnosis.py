@@ -213,23 +213,22 @@ NO_LIMITS = Limits()
 
 def problems(status: OutboxStatus, limits: Limits = NO_LIMITS) -> list[Problem]:
     """Return what is wrong in ``outbox_status()``, the gravest first."""
-    found = [
+    still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
+             if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
+    away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
+    looked_for = [
         *_of_drainers(status),
         *_of_lateness(status, limits),
         *_of_subscriptions(status.subscriptions),
         *_of_dead(status, limits),
         *_of_transactions(status),
         *(_of_prepared(status.prepared) if status.prepared else ()),
+        _named("peer_clock", away),
+        _named("sink", still),
+        _counted("gaps", status.gaps),
     ]
-    if status.clocks:
-        away = [Subject(peer, f"{seconds:+d} s") for peer, seconds in status.clocks.items()]
-        found.append(_counted("peer_clock", len(away), *away))
-    still = [Subject(each.log, each.waits_for, each.behind_seconds) for each in status.sinks
-             if each.waits_for and each.behind_seconds > OLD_SINK]  # fmt: skip
-    if still:
-        found.append(_counted("sink", len(still), *still))
-    if status.gaps:
-        found.append(_counted("gaps", status.gaps))
+    # A drainer is missed where no job waits, too. Nothing else is wrong of which there are none.
+    found = [each for each in looked_for if each.values.get("n") != 0 or each.code == "no_drainer"]
     order = list(CODES)
     return sorted(found, key=lambda each: order.index(each.code))
 
@@ -250,12 +249,9 @@ def _of_drainers(status: OutboxStatus) -> Iterator[Problem]:
     if status.waiting and len(troubled) == len(alive):
         yield _counted("trouble", status.waiting, *troubled)
     else:
-        if unowned := len(status.unowned_shards):
-            yield _counted("unowned_shards", unowned)
-        if troubled:
-            yield _counted("drainer_trouble", len(troubled), *troubled)
-    if silent:
-        yield _counted("drainer_silent", len(silent), *silent)
+        yield _counted("unowned_shards", len(status.unowned_shards))
+        yield _named("drainer_trouble", troubled)
+    yield _named("drainer_silent", silent)
 
 
 def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
@@ -273,17 +269,12 @@ def _of_lateness(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
 
 
 def _of_subscriptions(lags: list[SubscriptionLag]) -> Iterator[Problem]:
-    stopped = [_subscription(each, why) for each in lags if (why := _why(each))]
-    if stopped:
-        yield _counted("subscription", len(stopped), *stopped)
-    paused = [_subscription(each, f"{each.shown} events behind") for each in lags
-              if each.state == "paused" and each.behind]  # fmt: skip
-    if paused:
-        yield _counted("paused", len(paused), *paused)
+    yield _named("subscription", [_subscription(each, why) for each in lags if (why := _why(each))])
+    paused = [each for each in lags if each.state == "paused" and each.behind]
+    yield _named("paused", [_subscription(each, f"{each.shown} events behind") for each in paused])
     parked = [each for each in lags if each.parked]
-    if parked:
-        subjects = [_subscription(each, f"{shown_count(each.parked)} parked") for each in parked]
-        yield _counted("parked", sum(each.parked for each in parked), *subjects)
+    subjects = [_subscription(each, f"{shown_count(each.parked)} parked") for each in parked]
+    yield _counted("parked", sum(each.parked for each in parked), *subjects)
 
 
 def _why(each: SubscriptionLag) -> str:
@@ -301,7 +292,7 @@ def _of_dead(status: OutboxStatus, limits: Limits) -> Iterator[Problem]:
     if limits.max_dead is not None:  # which says how many are too many
         if status.dead.total > limits.max_dead:
             yield _counted("max_dead", status.dead.total, limit=limits.max_dead)
-    elif status.dead.lately:
+    else:
         yield _counted("dead", status.dead.lately)
 
 
@@ -320,15 +311,15 @@ def _of_transactions(status: OutboxStatus) -> Iterator[Problem]:
 
 
 def _of_prepared(facts: PreparedStatus) -> Iterator[Problem]:
-    if facts.due and not facts.processes:
-        yield _counted("no_check_back", facts.due)
-    if facts.undecided:
-        yield _counted("undecided", facts.undecided)
-    if facts.silent:
-        silent = [Subject(s.sender, s.last_answer, s.oldest_seconds) for s in facts.silent]
-        yield _counted("sender_silent", len(silent), *silent)
-    if facts.contradictions:
-        yield _counted("contradiction", facts.contradictions)
+    yield _counted("no_check_back", 0 if facts.processes else facts.due)
+    yield _counted("undecided", facts.undecided)
+    silent = [Subject(each.sender, each.last_answer, each.oldest_seconds) for each in facts.silent]
+    yield _named("sender_silent", silent)
+    yield _counted("contradiction", facts.contradictions)
+
+
+def _named(code: str, subjects: list[Subject]) -> Problem:
+    return _counted(code, len(subjects), *subjects)
 
 
 def _counted(code: str, count: int, *subjects: Subject, **values: Any) -> Problem:

@@ -185,14 +185,12 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
     waiting: Any = Counter()
     for using in aliases:
         first, last = _range(using, minutes)
-        rows: Any = _rows(using, counters.OF_ENTITIES, first, last).order_by("minute")
-        full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
-        totals = rows.order_by().values_list("name", "label").annotate(Sum("value"), full=full)
-        for name, label, total, of_full in totals:
+        rows = _rows(using, counters.OF_ENTITIES, first, last)
+        for name, label, total, of_full in _totals(rows, last):
             found[name][label] += total
             lately[name][label] += of_full
         samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE))
-        waiting.update(dict(samples.values_list("source", "value")))
+        waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
 
     def percentiles(name: str, labels: Collection[str]) -> tuple[float | None, float | None]:
         buckets = [(float(label), found[name][label]) for label in labels]
@@ -215,13 +213,10 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
 def decisions(*, using: str, minutes: int = 5) -> Decisions:
     """Return what was decided on prepared events; the current minute is included."""
     first, last = _range(using, minutes)
-    rows: Any = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last).order_by()
-    full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
+    rows = _rows(using, [counters.DECIDED, counters.DECIDE_TIME], first, last)
     per_minute: dict[tuple[str, str], float] = {}
     found = dict.fromkeys(map(float, counters.BUCKETS), 0.0)
-    for name, label, total, of_full in (
-        rows.values_list("name", "label").annotate(Sum("value"), full=full).order_by("label")
-    ):
+    for name, label, total, of_full in _totals(rows, last):
         if name == counters.DECIDE_TIME:
             found[float(label)] = total
         elif of_full:
@@ -275,6 +270,13 @@ def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[S
     minutes = stored(first), stored(last)
     rows = Statistic.objects.using(using).order_by("name", "minute")
     return rows.filter(name__in=list(names), minute__range=minutes)
+
+
+def _totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
+    """Return name, label, total, and that of the last minute which is over, by label."""
+    full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
+    totals = rows.values_list("name", "label").annotate(Sum("value"), full=full)
+    return totals.order_by("label")
 
 
 def _staged(

@@ -249,13 +249,6 @@ def _per_minute(jobs: str, logs: str) -> PerMinute:
     # The last one is not over; the one before is the newest that is whole.
     left = series.series(using=jobs, minutes=5)
     events = left if logs == jobs else series.series(using=logs, minutes=5)
-    return PerMinute(
-        staged=left.staged[-2],
-        published=left.published[-2],
-        dead=left.dead[-2],
-        immediate=left.immediate[-2],
-        released=left.released[-2],
-        swept=left.swept[-2],
-        handled=events.handled[-2],
-        failed=events.failed[-2],
-    )
+    names = ("staged", "published", "dead", "immediate", "released", "swept")
+    rates = {name: getattr(left, name)[-2] for name in names}
+    return PerMinute(**rates, handled=events.handled[-2], failed=events.failed[-2])
