@@ -13,7 +13,7 @@ from django.core import checks
 from .aliases import check_aliases, check_autocommit, check_business, check_connections
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
-from .databases import check_databases, check_sessions, check_sqlite, check_sqlite_settings
+from .databases import check_databases, check_sessions, check_sqlite_settings
 from .entities import check_entities, check_requests
 from .fleet import check_fleet
 from .logs import check_declared_logs, check_log_tables, check_logs, check_time_readers
@@ -44,7 +44,7 @@ ALWAYS = (
 DEPLOY = (check_business, check_connections, check_requests, check_reach, check_brokers)
 #: These connect.
 DATABASE = (check_databases, check_log_tables, check_peer_table, check_routed)
-DEPLOY_DATABASE = (check_sqlite, check_sessions, check_servers)
+DEPLOY_DATABASE = (check_sessions, check_servers)
 
 
 def register() -> None:

@@ -50,6 +50,11 @@ def is_migrated(model: type[Model], alias: str) -> bool:
     return {each.column for each in model._meta.concrete_fields} <= {each.name for each in columns}
 
 
+def is_checked(model: type[Model], databases: Sequence[str] | None) -> bool:
+    """Say whether the outbox is one of the databases that are checked, and has the table."""
+    return outbox_alias() in (databases or ()) and is_migrated(model, outbox_alias())
+
+
 def check_aliases(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:

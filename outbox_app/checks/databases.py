@@ -116,17 +116,10 @@ def check_sqlite_settings(**kwargs: Any) -> list[CheckMessage]:
     return [Warning(f"{fault}.", hint=SQLITE_OPTIONS, id="outbox.W025") for fault in faults]
 
 
-def check_sqlite(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Say which databases lock several processes out. One process at a desk does not notice."""
-    return [
-        message
-        for connection, _ in _holding(databases)
-        if connection.vendor == "sqlite" and not connection.is_in_memory_db()
-        for message in _check_sqlite(connection)
-    ]
-
-
 def _check_sqlite(connection: Any) -> Iterator[CheckMessage]:
+    """Databases that lock several processes out. One process at a desk does not notice."""
+    if connection.is_in_memory_db():
+        return
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode")
         (mode,) = cursor.fetchone()
@@ -187,32 +180,36 @@ def _check_tasks(alias: str) -> Iterator[CheckMessage]:
 
 
 def check_sessions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Warn where PostgreSQL does not wait for the disk, and where LISTEN hears nothing."""
+    by_vendor = {"sqlite": [_check_sqlite], "postgresql": [_check_commits, _check_listen]}
     return [
         message
         for connection, _ in _holding(databases)
-        if connection.vendor == "postgresql"
-        for message in (*_check_commits(connection.alias), *_check_listen(connection.alias))
+        for check in by_vendor.get(connection.vendor, ())
+        for message in check(connection)
     ]
 
 
-def _check_commits(alias: str) -> Iterator[CheckMessage]:
-    with connections[alias].cursor() as cursor:
+def _check_commits(connection: Any) -> Iterator[CheckMessage]:
+    """PostgreSQL that does not wait for the disk."""
+    alias = connection.alias
+    with connection.cursor() as cursor:
         cursor.execute("SHOW synchronous_commit")
         (value,) = cursor.fetchone()
     if value == "off":
         yield Warning(
             f"synchronous_commit is off for sessions of {alias!r}: a crash of PostgreSQL loses its "
             "last commits, and the broker may have had their jobs by then.",
-            hint=f"ALTER ROLE {connections[alias].settings_dict['USER']} SET synchronous_commit = "
+            hint=f"ALTER ROLE {connection.settings_dict['USER']} SET synchronous_commit = "
             "on (or of the database, or in postgresql.conf).",
             id="outbox.W023",
         )
 
 
-def _check_listen(alias: str) -> Iterator[CheckMessage]:
+def _check_listen(connection: Any) -> Iterator[CheckMessage]:
+    """LISTEN that hears nothing."""
     from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+    alias = connection.alias
     if not is_psycopg3:
         return  # drainers do not listen with psycopg2
     try:

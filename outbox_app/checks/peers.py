@@ -16,7 +16,7 @@ from ..conf import outbox_settings
 from ..door.clocks import wrong_clocks
 from ..door.peers import FIELDS, SIGNS, VERIFIES, peer_faults, valid_keys
 from ..models import Peer
-from .aliases import is_migrated
+from .aliases import is_checked
 
 HINT = "docs/reference/door.md lists the fields of a peer."
 
@@ -32,9 +32,9 @@ def check_peer_table(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
     """Check the peers of the table."""
-    using = outbox_alias()
-    if using not in (databases or ()) or not is_migrated(Peer, using):
+    if not is_checked(Peer, databases):
         return
+    using = outbox_alias()
     for peer in Peer.objects.using(using):
         faults = peer_faults(peer.name, {name: getattr(peer, name) for name in FIELDS})
         for fault in faults:

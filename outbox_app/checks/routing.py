@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Error, Warning
 
-from ..aliases import outbox_alias
 from ..conf import FleetSettings, fleet_settings
 from ..door.peers import is_this_host, peer_named
 from ..entities.operations import entity_types
 from ..exceptions import InvalidPeer
 from ..models import Peer
-from .aliases import is_migrated
+from .aliases import is_checked
 from .fleet import check_fleet
 from .messages import listed
 
@@ -46,12 +45,10 @@ def check_reach(**kwargs: Any) -> Iterator[CheckMessage]:
 
 def check_routed(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Say that commands cannot be passed on. Peers may be in the table."""
-    conf, using = _sound(), outbox_alias()
-    if conf is None or using not in (databases or ()):
+    conf, names = _sound(), _routed()
+    if conf is None or not conf.SERVICE or conf.TOPOLOGY is None or not names:
         return
-    if not conf.SERVICE or conf.TOPOLOGY is None or not (names := _routed()):
-        return
-    if not is_migrated(Peer, using):
+    if not is_checked(Peer, databases):
         return
     try:
         peer_named(conf.SERVICE, Peer.Direction.BOTH)

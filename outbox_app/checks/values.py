@@ -33,6 +33,13 @@ LEAST = {
 FENCE_MARGIN = 7
 #: The part of the lease that is left, for sure, when a batch is published.
 LEFT = TRUST - 1 / BEATS
+#: Timeouts: the part of another setting that each has to fit into, and what would happen else.
+TIMEOUTS = (
+    ("PUBLISH_TIMEOUT", LEFT, "LEASE_SECONDS", "outbox.E004",
+     "a drainer could lose its shards while it publishes, so it never would"),
+    ("IMMEDIATE_TIMEOUT", 1 / 4, "IMMEDIATE_HOLD", "outbox.E047",
+     "a drainer could publish a job while its own process still does"),
+)  # fmt: skip
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
@@ -45,10 +52,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for name in (field.name for field in fields(conf)):
         found += _check_value(name, getattr(conf, name), hints[name])
-    return found or [
-        *(*_check_lease(conf), *_check_immediate(conf)),
-        *(*_check_prepared(conf), *_check_peers(conf)),
-    ]
+    return found or [*_check_timeouts(conf), *_check_prepared(conf), *_check_peers(conf)]
 
 
 def _check_peers(conf: OutboxSettings) -> list[CheckMessage]:
@@ -141,32 +145,17 @@ def _is_function(path: Any) -> bool:
         return False
 
 
-def _check_lease(conf: OutboxSettings) -> list[CheckMessage]:
-    timeout, lease = conf.PUBLISH_TIMEOUT, conf.LEASE_SECONDS
-    if timeout <= LEFT * lease:
-        return []
-    return [
-        Error(
-            f"OUTBOX['PUBLISH_TIMEOUT'] is {timeout:g} seconds, too long for LEASE_SECONDS of "
-            f"{lease:g}: a drainer could lose its shards while it publishes, so it never would.",
-            hint=f"At most {LEFT * lease:g}, or LEASE_SECONDS of {timeout / LEFT:.1f} and more.",
-            id="outbox.E004",
-        )
-    ]
-
-
-def _check_immediate(conf: OutboxSettings) -> list[CheckMessage]:
-    timeout, hold = conf.IMMEDIATE_TIMEOUT, conf.IMMEDIATE_HOLD
-    if 4 * timeout <= hold:
-        return []
-    return [
-        Error(
-            f"OUTBOX['IMMEDIATE_TIMEOUT'] is {timeout:g} seconds, too long for IMMEDIATE_HOLD of "
-            f"{hold:g}: a drainer could publish a job while its own process still does.",
-            hint=f"At most {hold / 4:g}, or IMMEDIATE_HOLD of {4 * timeout:g} and more.",
-            id="outbox.E047",
-        )
-    ]
+def _check_timeouts(conf: OutboxSettings) -> Iterator[CheckMessage]:
+    for name, part, limit, id, effect in TIMEOUTS:
+        timeout, whole = getattr(conf, name), getattr(conf, limit)
+        if timeout > part * whole:
+            least = math.ceil(round(10 * timeout / part, 6)) / 10  # never rounded down
+            yield Error(
+                f"OUTBOX[{name!r}] is {timeout:g} seconds, too long for {limit} of {whole:g}: "
+                f"{effect}.",
+                hint=f"At most {part * whole:g}, or {limit} of {least:g} and more.",
+                id=id,
+            )
 
 
 def _check_prepared(conf: OutboxSettings) -> Iterator[CheckMessage]:

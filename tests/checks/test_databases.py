@@ -9,7 +9,7 @@ from django.db import connections
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from outbox_app import stage
-from outbox_app.checks.databases import ROWS, check_databases, check_sqlite
+from outbox_app.checks.databases import ROWS, check_databases, check_sessions
 from outbox_app.models import StagedJob
 from tests import tasks
 
@@ -142,7 +142,7 @@ class TestSQLite:
         connection.close()
 
     def test_defaults_of_django(self, connection):
-        assert ids(check_sqlite(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
+        assert ids(check_sessions(databases=["plain"])) == ["outbox.E026", "outbox.E027"]
 
     def test_nobody_is_kept_from_migrating(self, connection, monkeypatch):
         """``migrate`` runs the checks of databases, but not those of a deployment."""
@@ -152,14 +152,14 @@ class TestSQLite:
         kept = {each.__wrapped__ for each in registry.get_checks(include_deployment_checks=False)
                 if hasattr(each, "__wrapped__")}  # fmt: skip
         assert check_databases in kept
-        assert check_sqlite not in kept
+        assert check_sessions not in kept
 
     def test_wal_and_immediate(self, connection):
         connection.cursor().execute("PRAGMA journal_mode = WAL")
         connection.transaction_mode = "IMMEDIATE"
-        assert check_sqlite(databases=["plain"]) == []
+        assert check_sessions(databases=["plain"]) == []
 
     def test_in_memory(self, connection, monkeypatch):
         with monkeypatch.context() as patch:  # one in memory is not closed
             patch.setattr(connection, "is_in_memory_db", lambda: True)
-            assert check_sqlite(databases=["plain"]) == []
+            assert check_sessions(databases=["plain"]) == []

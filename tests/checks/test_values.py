@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -118,6 +119,15 @@ def test_lease_is_longer_than_the_publish_timeout(settings, timeout, fits):
     assert ids(messages) == ([] if fits else ["outbox.E004"])
     if not fits:
         assert "OUTBOX['PUBLISH_TIMEOUT']" in messages[0].msg
+
+
+@pytest.mark.parametrize("timeout", [7.1, 8.0, 10.0, 14.0])
+def test_the_lease_that_is_advised_is_long_enough(settings, timeout):
+    settings.OUTBOX = {"LEASE_SECONDS": 10.0, "PUBLISH_TIMEOUT": timeout}
+    [message] = check_settings()
+    advised = float(re.search(r"LEASE_SECONDS of ([\d.]+) ", message.hint)[1])
+    settings.OUTBOX = {"LEASE_SECONDS": advised, "PUBLISH_TIMEOUT": timeout}
+    assert check_settings() == []
 
 
 def test_rule_of_the_lease_is_that_of_the_drain():
