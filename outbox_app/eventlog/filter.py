@@ -24,11 +24,9 @@ class EventFilter:
         """Return the condition (empty: all rows) and its parameters, ``%s`` each."""
         conditions: list[str] = []
         params: list[Any] = []
-        if isinstance(self.part, int):
-            if self.parts > 1:
-                conditions.append(f"slice %% {int(self.parts)} = {int(self.part)}")
-        elif len(self.part) < self.parts:
-            numbers = ", ".join(str(int(part)) for part in self.part)
+        chosen = (self.part,) if isinstance(self.part, int) else self.part
+        if len(chosen) < self.parts:
+            numbers = ", ".join(str(int(part)) for part in chosen)
             conditions.append(f"slice %% {int(self.parts)} IN ({numbers})")
         if self.topics is not None:
             conditions.append(_one_of("topic", len(self.topics)))

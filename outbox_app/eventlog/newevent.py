@@ -170,7 +170,7 @@ def _depth(text: str) -> int:
 def expected_of(given: Any, streams: set[str]) -> dict[str, int | None]:
     """Return what is expected of each stream: 0, no stream; None, any. Raises ``InvalidEvent``."""
     if isinstance(given, Mapping):
-        if unknown := sorted(set(given) - streams):
+        if unknown := [stream for stream in given if stream not in streams]:
             raise InvalidEvent(
                 f"expected_version names the stream {unknown[0]!r}, of which there is no event."
             )

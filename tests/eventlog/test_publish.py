@@ -178,6 +178,7 @@ def circle():
             for bad in (-1, 0, "1", True, 2**63, 1.0, None)
         ),
         ({"expected_version": {"other": 1}}, "names the stream 'other'"),
+        ({"expected_version": {5: 1, "other": 1}}, "names the stream 5"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
