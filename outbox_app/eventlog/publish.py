@@ -109,7 +109,6 @@ def publish_checked(
     using: str,
 ) -> list[EventLog]:
     """Publish events that are checked, as ``publish_many``."""
-    table = log._meta.db_table
     require_table(log, "0002_event_log" if log is Event else "…", using=using)
     if not offered:
         return []
@@ -125,7 +124,7 @@ def publish_checked(
         undo = bool(repeatable) or several or not connections[using].in_atomic_block
         try:
             with transaction.atomic(using=using) if undo else nullcontext():
-                _write(new, streams, expected, log, table, using=using)
+                _write(new, streams, expected, log, using=using)
             return [known.get(each.row.message_id, each.row) for each in offered]
         except (IntegrityError, VersionConflict) as error:
             # The same call, in another transaction, may have been ahead by a moment. Where there is
@@ -144,37 +143,33 @@ def _write(
     streams: Mapping[str, int],
     expected: Mapping[str, int | None],
     log: type[EventLog],
-    table: str,
     *,
     using: str,
 ) -> None:
     if not events:
         return
-    rows = [event.row for event in events]
-    # Where a statement fails (a lock timeout, say) these blocks mark the caller's transaction for
-    # rollback: it cannot commit without its events. A conflict is raised between them.
-    if len(events) == 1 and connections[using].vendor == "postgresql":
-        [stream] = streams
-        at = expected.get(stream)
-        with transaction.atomic(using=using, savepoint=False):
-            done = insert_and_bump(events[0], log, expected=at, using=using)
-        if not done:
-            raise _conflict(table, stream, at, using=using)
-    else:
-        with transaction.atomic(using=using, savepoint=False):
-            heads = bump_versions(table, streams, expected, using=using)
-        for stream, at in expected.items():
-            if stream in streams and stream not in heads:
-                raise _conflict(table, stream, at, using=using)
-        versions = {stream: heads[stream] - n for stream, n in streams.items()}
-        for row in rows:
-            versions[row.stream] += 1
-            row.version = versions[row.stream]
-        with transaction.atomic(using=using, savepoint=False):
-            insert(events, log, using=using)
+    table, rows = log._meta.db_table, [event.row for event in events]
+    # Where a statement fails (a lock timeout, say) this block marks the caller's transaction for
+    # rollback: it cannot commit without its events. A conflict is raised behind it.
     with transaction.atomic(using=using, savepoint=False):
-        events_published.send(log, using=using, events=rows)
-        wake_after_commit(using, EVENTS)
+        if len(events) == 1 and connections[using].vendor == "postgresql":
+            [stream] = streams
+            done = insert_and_bump(events[0], log, expected=expected.get(stream), using=using)
+            refused = [] if done else [stream]
+        else:
+            heads = bump_versions(table, streams, expected, using=using)
+            refused = [stream for stream in streams if stream not in heads]
+            if not refused:
+                versions = {stream: heads[stream] - n for stream, n in streams.items()}
+                for row in rows:
+                    versions[row.stream] += 1
+                    row.version = versions[row.stream]
+                insert(events, log, using=using)
+        if not refused:
+            events_published.send(log, using=using, events=rows)
+            wake_after_commit(using, EVENTS)
+    if refused:
+        raise _conflict(table, refused[0], expected[refused[0]], using=using)
 
 
 def _conflict(table: str, stream: str, expected: int | None, *, using: str) -> VersionConflict:
