@@ -25,7 +25,7 @@ from ..conf import outbox_settings
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs, kept_days, log_named
 from ..eventlog.window import TOMBSTONE
-from ..exceptions import ArchiveRefused, InvalidArgument, OutboxError, ReadRefused, Unreachable
+from ..exceptions import ArchiveRefused, InvalidArgument, ReadRefused, Unreachable
 from ..models import Cursor, Event, EventLog, ParkedStream, Subscription
 from ..models.clock import database_time
 from ..pipeline.driver.archive_lookup import ArchiveLookup
@@ -235,16 +235,14 @@ def prune_steps(
 
 
 def _not_begun(log: type[EventLog], using: str) -> list[str]:
-    table = log._meta.db_table
-    begun = set(
-        Cursor.objects.using(using).filter(log=table).values_list("subscription", flat=True)
-    )
-    names = []
-    for each in all_subscribers():
-        try:
-            reads = each.start == "beginning" and log in each.logs and each.using == using
-        except OutboxError:  # said where it is run
-            continue
-        if reads and each.name not in begun:
-            names.append(each.name)
-    return names
+    cursors = Cursor.objects.using(using).filter(log=log._meta.db_table)
+    begun = set(cursors.values_list("subscription", flat=True))
+    return [
+        each.name
+        for each in all_subscribers()
+        if each.start == "beginning"
+        and not each.fault  # said where it is run
+        and log in each.logs
+        and each.using == using
+        and each.name not in begun
+    ]
