@@ -24,13 +24,7 @@ class GapQuerySet(models.QuerySet["Gap"]):
 
     def settle(self, state: str, *, by: str = "", reason: str = "", **columns: Any) -> int:
         """Settle those that are open. Returns how many were."""
-        return self.open().update(
-            state=state,
-            settled_at=DatabaseNow(),
-            settled_by=by[:255],
-            reason=reason[:10_000],
-            **columns,
-        )
+        return self.open().update(**_settled(state, by, reason), **columns)
 
     def record_missing(self, key: dict[str, Any], **columns: Any) -> Gap:
         """Return the open gap of this key, with these columns; it may have been settled before."""
@@ -53,9 +47,13 @@ class GapQuerySet(models.QuerySet["Gap"]):
         key |= {"kind": Gap.Kind.EVENT, "partition": partition, "stream": stream}
         if before := self.filter(**key).first():
             reason = f"{reason}\nBefore, to {before.last}, by {before.settled_by}: {before.reason}"
-        values = {"state": Gap.State.SKIPPED, "last": last, "settled_at": DatabaseNow()}
-        values |= {"settled_by": by[:255], "reason": reason[:10_000]}
+        values = {"last": last, **_settled(Gap.State.SKIPPED, by, reason)}
         return self.update_or_create(**key, defaults=values)[0]
+
+
+def _settled(state: str, by: str, reason: str) -> dict[str, Any]:
+    columns = {"settled_by": by[:255], "reason": reason[:10_000]}
+    return {"state": state, "settled_at": DatabaseNow(), **columns}
 
 
 class Gap(models.Model):

@@ -9,6 +9,7 @@ from itertools import cycle
 
 import pytest
 from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish, publish_many, subscriber
 from outbox_app.eventlog.filter import EventFilter
@@ -210,15 +211,10 @@ def test_from_a_replica(alias, reading):
     connections["replica"] = connections.create_connection(alias)
     try:
         reader = reading(by_time=True, read_from="replica")
-        statements = []
-
-        def note(execute, sql, params, many, context):
-            statements.append(sql)
-            return execute(sql, params, many, context)
-
         publish_one(alias, "a")
-        with connections["replica"].execute_wrapper(note):
+        with CaptureQueriesContext(connections["replica"]) as queries:
             assert reader.poll().handled == ["a:1"]
+        statements = [each["sql"] for each in queries]
         assert statements
         writes = ("INSERT", "UPDATE", "DELETE")
         assert not [sql for sql in statements if sql.lstrip().startswith(writes)]

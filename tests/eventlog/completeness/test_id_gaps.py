@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from outbox_app import publish
 from outbox_app.eventlog.windows import mysql
@@ -80,15 +81,9 @@ def test_a_look_costs_nothing_where_nothing_is_missing(alias, reading, rows):
     reader = reading(on_gap="off")
     soon(alias)
     reader.poll()
-    statements = []
-
-    def note(execute, sql, params, many, context):
-        statements.append(sql)
-        return execute(sql, params, many, context)
-
-    with connections[alias].execute_wrapper(note):
+    with CaptureQueriesContext(connections[alias]) as statements:
         polls(reader)
-    assert not any(Gap._meta.db_table in sql for sql in statements)
+    assert not any(Gap._meta.db_table in each["sql"] for each in statements)
 
 
 def test_at_most_so_many_rows(alias, reading, rows, monkeypatch):
