@@ -150,9 +150,8 @@ def handle(
 ) -> Handled:
     """Let a handler answer a command, or with ``batch=True`` several; then run the rules.
 
-    Raises ``Rejected`` where the handler, a rule, or an index that has refused its row before, says
-    no; ``InvalidCommand`` where it left something that cannot be stored; and what the handler
-    raised.
+    Raises ``Rejected``, also for an index that has refused the row before; ``InvalidCommand`` for
+    what cannot be stored; and what the handler raised.
     """
     name, using, first = spec.full_name, gifts.using, calls[0]
     what = f"The command {name}"
@@ -212,10 +211,7 @@ def _checked(name: str, types: TypeSpec, instance: Any) -> tuple[Any, str, dict[
 
 
 def columns_of(name: str, types: TypeSpec, instance: Any) -> dict[str, Any]:
-    """Return what the type takes from the state into fields of its own.
-
-    Raises ``InvalidCommand`` where that does not fit.
-    """
+    """Return what the type takes from the state into its own fields. Raises ``InvalidCommand``."""
     values: dict[str, Any] = {}
     for column, value in instance.columns().items():
         field = types.fields.get(column)

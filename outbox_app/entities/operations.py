@@ -78,10 +78,7 @@ def summary(entity: Any, *, using: str) -> dict[str, Any]:
 
 
 def describe(entity: Any, id: str, *, version: int | None, using: str) -> dict[str, Any]:
-    """Return version and state of an entity, and its last versions; or those of one version.
-
-    Raises ``UnknownEntity`` where there is none, or none any more.
-    """
+    """Return an entity and its last versions, or one version. Raises ``UnknownEntity``."""
     versions: Any = entity.history(id, using=using).order_by("-version")
     row = now = QuerySet(entity, using=using).filter(pk=id).first()
     if version is not None:

@@ -79,10 +79,7 @@ def raised(outcome: Outcome) -> Outcome:
 
 
 class Call:
-    """One command on its way to its answer; its caller may wait in a line.
-
-    Raises ``InvalidCommand`` for what could not be stored on every database.
-    """
+    """One command on its way to its answer. Raises ``InvalidCommand`` for what none could store."""
 
     def __init__(self, asked: Command, deadline: float = inf) -> None:
         arguments = {} if asked.arguments is None else asked.arguments

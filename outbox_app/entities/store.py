@@ -89,10 +89,7 @@ def load(
 def update(
     cursor: Any, entity: Any, id: str, version: int, count: int, values: Mapping[str, Any]
 ) -> bool:
-    """Raise the version of a row by the count, and write values; say whether it was at the version.
-
-    The state is given as JSON.
-    """
+    """Write values, the state as JSON, and bump the version; say whether the row was at it."""
     connection, meta = cursor.db, entity._meta
     quote = connection.ops.quote_name
     fields = [(meta.get_field(name), value) for name, value in values.items()]
