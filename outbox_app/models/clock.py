@@ -39,6 +39,13 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
     return timezone.make_naive(aware, UTC if is_sqlite else None)
 
 
+def aware(moment: datetime, *, using: str) -> datetime:
+    """Return a time by a database's clock with its time zone: the inverse of ``stored``."""
+    if timezone.is_aware(moment):
+        return moment
+    return timezone.make_aware(moment, UTC if connections[using].vendor == "sqlite" else None)
+
+
 def database_time(rows: QuerySet[Any]) -> datetime | None:
     """Return the time by the clock of the database of these rows; None where there are none."""
     time: datetime | None = rows.annotate(now=DatabaseNow()).values_list("now", flat=True).first()

@@ -27,6 +27,7 @@ from ...conf import outbox_settings
 from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
+from ...models.clock import aware
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
 from ...process.loop import ProcessLoop, collection_paused
@@ -242,8 +243,9 @@ class Drain(ProcessLoop):
         if not free:
             return True
         started = time.monotonic()
+        now = aware(self.holder.now() or timezone.now(), using=self.using)
         with self._watchdog.elsewhere():
-            result = app.publish(free, now=self._now(), may_send=self._may_send)
+            result = app.publish(free, now=now, may_send=self._may_send)
         self._settle(app, result, time.monotonic() - started)
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
@@ -306,10 +308,6 @@ class Drain(ProcessLoop):
             raise LeaseLost("The lease is about to end; the batch is left to its next owner.")
         failpoint("checked")
         return left
-
-    def _now(self) -> Any:
-        now = self.holder.now() or timezone.now()
-        return now if timezone.is_aware(now) else timezone.make_aware(now)
 
     def _pause(self) -> float:
         if away := self._backoff.remaining:

@@ -61,6 +61,19 @@ def test_an_expired_job_is_published_without_a_time_to_live(alias, note):
     assert not StagedJob.objects.using(alias).exists()
 
 
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Chicago"])
+@pytest.mark.parametrize("alias", ["default", "postgres"], indirect=True)
+def test_expiry_without_time_zones(alias, note, settings, zone):
+    """On SQLite the database's clock is UTC all the same."""
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    with transaction.atomic(using=alias):
+        note.apply_async(("", 1), expires=24 * 3600)
+
+    Drain(using=alias).run(once=True)
+    [message] = received(note.app)
+    assert 23.9 * 3_600_000 < int(message.properties["expiration"]) <= 24 * 3_600_000
+
+
 def test_expiry_goes_by_the_clock_of_the_database(alias, note, monkeypatch):
     with transaction.atomic(using=alias):
         note.apply_async(("", 1), expires=600)
