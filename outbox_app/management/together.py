@@ -116,7 +116,7 @@ def _works(using: str, *, only: str | None) -> dict[str, Work]:
             by_alias.setdefault(each.using, []).append(each)
     for alias, chosen in by_alias.items():
         works[f"subscriptions {alias}"] = partial(_handle, chosen)
-    works["jobs"] = partial(drain_here, {"using": using})
+    works["jobs"] = partial(drain_here, using)
     works["retention"] = partial(retain_here, partial(Retention, using=using))
     return works | _sinks(only)
 

@@ -26,7 +26,7 @@ from .status import backlog, held
 
 logger = get_logger("outbox_app.drain")
 
-EXIT_OK, EXIT_UNSAFE = 0, 3
+EXIT_UNSAFE = 3
 
 
 def drain_outbox(
@@ -64,29 +64,24 @@ def drain_outbox(
     )
     using = using or outbox_alias()
     prepare(using)
-    options = {"using": using, "interval": interval, "batch_size": batch_size, "max_jobs": max_jobs}
-    return run_workers(
-        partial(drain_here, options, once=once),
-        count=processes,
-        restart=not once,
-        final=EXIT_UNSAFE,
-    )
+    options: dict[str, Any] = {"interval": interval, "batch_size": batch_size}
+    work = partial(drain_here, using, once=once, max_jobs=max_jobs, **options)
+    return run_workers(work, count=processes, restart=not once, final=EXIT_UNSAFE)
 
 
 def drain_here(
-    options: dict[str, Any],
+    using: str,
     *,
     once: bool,
     parent: int | None = None,
     listen: Listen = stop_on_signals,
+    **options: Any,
 ) -> int:
-    """Run one drainer; ``listen`` is given what stops it."""
-    drainer = Drain(**options, on_turn=Progress(logger, _progress, parent=parent))
+    """Run one drainer; ``listen`` is given what stops it, the drain its ``options``."""
+    drainer = Drain(using=using, **options, on_turn=Progress(logger, _progress, parent=parent))
     listen(drainer.stop)
-    logger.info(
-        "Drainer started database=%s batch_size=%d interval=%g",
-        *(drainer.using, drainer.batch_size, drainer.interval),
-    )
+    begun = "Drainer started database=%s batch_size=%d interval=%g"
+    logger.info(begun, using, drainer.batch_size, drainer.interval)
     if slow := without_batches():
         logger.warning("Drainer is slow: %s", slow)
     try:
@@ -95,11 +90,13 @@ def drain_here(
     except UnsafeBroker as error:
         logger.error("Unsafe broker: %s", error)
         return EXIT_UNSAFE
-    stopped, counts = "Drainer stopped published=%d dead=%d", [tally.published, tally.dead]
+    stopped = "Drainer stopped published=%d dead=%d"
     if once:
-        stopped, counts = f"{stopped} held=%d", [*counts, held(using=drainer.using).rows]
-    logger.info(stopped, *counts)
-    return EXIT_OK
+        left = held(using=using).rows
+        logger.info(f"{stopped} held=%d", tally.published, tally.dead, left)
+    else:
+        logger.info(stopped, tally.published, tally.dead)
+    return 0
 
 
 def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
@@ -107,7 +104,5 @@ def _progress(drainer: Drain, rate: float) -> tuple[Any, ...]:
     if drainer.trouble:
         return "Waiting published=%d trouble=%s", tally.published, drainer.trouble
     waiting = backlog(using=drainer.using)
-    return (
-        "Draining rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d",
-        *(rate, tally.published, waiting.shown, waiting.oldest_seconds, tally.dead),
-    )
+    draining = "Draining rate=%s/s published=%d backlog=%s oldest=%.1fs dead=%d"
+    return draining, rate, tally.published, waiting.shown, waiting.oldest_seconds, tally.dead
