@@ -81,11 +81,8 @@ def dead_matrix(*, using: str) -> DeadMatrix:
         f"within_{name}": Count("id", filter=Q(died_at__gte=DatabaseNow() - age))
         for name, age in WINDOWS.items()
     }
-    groups = dead.order_by().values_list("task", "error")
-    counts = groups.annotate(total=Count("id"), newest=Max("id"), **within)
-    pairs = list(counts.order_by("-total", "task", "error")[: PAIRS + 1])
-    more = len(pairs) > PAIRS
-    tasks, errors = (_summed(pairs[:PAIRS], place) for place in (0, 1))
+    pairs, more = _pairs(dead, PAIRS, **within)
+    tasks, errors = _summed(pairs, 0), _summed(pairs, 1)
     reasons = _reasons({row.newest for row in (*tasks, *errors)}, using=using)
     for row in (*tasks, *errors):
         row.reason = reasons.get(row.newest, "")
@@ -113,20 +110,24 @@ def _summed(pairs: list[Any], place: int) -> list[DeadRow]:
 def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
     """Return how many of these dead jobs there are of each task and error."""
     dead, cut = counting.newest(dead)
-    groups = list(
-        dead.order_by()
-        .values_list("task", "error")
-        .annotate(count=Count("id"), newest=Max("died_at"), last=Max("id"))
-        .order_by("-count", "task", "error")[: counting.LISTED + 1]
-    )
-    reasons = _reasons({last for *_, last in groups}, using=dead.db)
-    return DeadGroups(
-        groups=[
-            DeadGroup(task, error, count, newest, reasons.get(last, ""))
-            for task, error, count, newest, last in groups[: counting.LISTED]
-        ],
-        complete=not cut and len(groups) <= counting.LISTED,
-    )
+    pairs, more = _pairs(dead, counting.LISTED, newest_at=Max("died_at"))
+    reasons = _reasons({newest for _, _, _, newest, _ in pairs}, using=dead.db)
+    groups = [
+        DeadGroup(task, error, count, newest_at, reasons.get(newest, ""))
+        for task, error, count, newest, newest_at in pairs
+    ]
+    return DeadGroups(groups, complete=not cut and not more)
+
+
+def _pairs(dead: QuerySet[DeadJob], limit: int, **more: Any) -> tuple[list[Any], bool]:
+    """Return the most frequent pairs of task and error, and whether there are others.
+
+    Each with its count, the id of its newest job, and what else is asked for.
+    """
+    pairs = dead.order_by().values_list("task", "error")
+    counts = pairs.annotate(total=Count("id"), newest=Max("id"), **more)
+    found = list(counts.order_by("-total", "task", "error")[: limit + 1])
+    return found[:limit], len(found) > limit
 
 
 def _reasons(ids: set[int], *, using: str) -> dict[int, str]:

@@ -21,7 +21,6 @@ from django.db.models import QuerySet
 from django.utils.timezone import is_naive
 
 from ..aliases import outbox_alias
-from ..conf import SHARDS
 from ..exceptions import InvalidJob
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult, counting
 from ..models.clock import stored
@@ -31,6 +30,7 @@ from ..text import get_logger, storable
 from ..transactions import is_atomic
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
+from .drain.status import by_shard
 from .immediate import leave_out
 from .message import Message
 from .staging.insert import shard_of
@@ -73,7 +73,7 @@ def cancel(
     in_transaction = is_atomic(using)
     with transaction.atomic(using=using):
         found = _of_task(task_id, ordering_key, using)
-        taken = [job for job in found if _rows_of(using).filter(pk=job.pk)._raw_delete(using)]
+        taken = _taken(StagedJob.objects.using(using), found)
         leave_out((job.pk for job in taken), using=using)
         ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
         ready.filter(task_id=task_id).delete()  # without it no worker begins a task of django.tasks
@@ -115,10 +115,11 @@ def reschedule(
     with transaction.atomic(using=using):
         jobs = _of_task(task_id, ordering_key, using)
         for job in jobs:
-            held = _rows_of(using).filter(pk=job.pk, available_at__gt=DatabaseNow())
+            rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None)
+            held = rows.filter(available_at__gt=DatabaseNow())
             is_far = ahead > hold_horizon(celery_app(job.app) or current_app)
             envelope = _with_eta(job.envelope, eta.isoformat())
-            changed += held.filter(is_immediate=None).update(
+            changed += held.update(
                 available_at=stored(eta, using=using) if is_far else None, envelope=envelope
             )
         if changed:
@@ -127,13 +128,10 @@ def reschedule(
     return bool(changed)
 
 
-def _rows_of(using: str) -> QuerySet[StagedJob]:
-    return StagedJob.objects.using(using)
-
-
 def _of_task(task_id: str, ordering_key: str, using: str) -> list[StagedJob]:
     ids = ids_of_task(task_id, using=using, ordering_key=ordering_key)
-    return list(_rows_of(using).filter(pk__in=ids, task_id=task_id).order_by("id"))
+    rows = StagedJob.objects.using(using).filter(pk__in=ids, task_id=task_id)
+    return list(rows.order_by("id"))
 
 
 def cancel_for(jobs: QuerySet[StagedJob], **options: Any) -> BulkResult:
@@ -166,8 +164,13 @@ def _run(
     by: str = "",
     **options: Any,
 ) -> BulkResult:
-    act = partial(act, asked=asked, using=jobs.db)
-    found = run_for(jobs, act, order=ORDER, until=until, **options)
+    # By time too: the database may have lost rows, and given their ids to others.
+    rows = StagedJob.objects.using(jobs.db).filter(staged_at__lte=asked)
+
+    def act_on(ids: list[int]) -> int:
+        return act(rows, rows.filter(pk__in=ids).order_by("id"))
+
+    found = run_for(jobs, act_on, order=ORDER, until=until, **options)
     if found.done:
         logger.warning("%s database=%s jobs=%d by=%s", what, jobs.db, found.done, by)
     return found
@@ -175,7 +178,7 @@ def _run(
 
 def held_few(jobs: QuerySet[StagedJob]) -> list[int] | None:
     """Return the ids of held jobs, by the index, where they are few; None where they are not."""
-    through = jobs.filter(app__in=apps_with_rows(using=jobs.db), shard__in=range(SHARDS))
+    through = by_shard(jobs, apps_with_rows(using=jobs.db))
     ids = list(through.order_by().values_list("id", flat=True)[: FEW + 1])
     return ids if len(ids) <= FEW else None
 
@@ -209,51 +212,38 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
     return set(part.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
 
 
-def _cancel(ids: list[int], *, asked: Moment, using: str) -> int:
-    with transaction.atomic(using=using):
-        return len(_taken(ids, asked=asked, using=using))
+def _cancel(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
+    with transaction.atomic(using=rows.db):
+        return len(_taken(rows, jobs.only("pk")))
 
 
-def _release(ids: list[int], *, asked: Moment, using: str) -> int:
+def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
     released = 0
-    with transaction.atomic(using=using):
-        for job in _rows(ids, asked=asked, using=using):
+    with transaction.atomic(using=rows.db):
+        for job in jobs:
             # Not job.save(): a row that is gone by now stays gone.
-            held = StagedJob.objects.using(using).filter(pk=job.pk, available_at__isnull=False)
+            held = rows.filter(pk=job.pk, available_at__isnull=False)
             released += held.update(available_at=None, envelope=_with_eta(job.envelope, None))
-        wake_after_commit(using, JOBS)
+        wake_after_commit(rows.db, JOBS)
     return released
 
 
-def _move_to_dead(ids: list[int], *, asked: Moment, using: str, reason: str) -> int:
-    with transaction.atomic(using=using):
-        found = _rows(ids, asked=asked, using=using)
-        taken = _taken([job.pk for job in found], asked=asked, using=using)
-        why = {"error": MOVED, "reason": reason}
-        moved = [job for job in found if job.pk in taken]
-        dead = [
-            DeadJob(**job.copied(), staged_id=job.pk, staged_at=job.staged_at, **why)
-            for job in moved
-        ]
-        DeadJob.objects.using(using).bulk_create(dead)
-    for job in dead:
-        job_dead.send_robust(DeadJob, using=using, dead=job)
+def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reason: str) -> int:
+    with transaction.atomic(using=rows.db):
+        dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, jobs)]
+        DeadJob.objects.using(rows.db).bulk_create(dead)
+    for each in dead:
+        job_dead.send_robust(DeadJob, using=rows.db, dead=each)
     return len(dead)
 
 
-def _rows(ids: list[int], *, asked: Moment, using: str) -> list[StagedJob]:
-    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
-    return list(rows.filter(pk__in=ids).order_by("id"))
-
-
-def _taken(ids: Iterable[int], *, asked: Moment, using: str) -> set[int]:
-    """Delete rows; return the ids of those that were there.
+def _taken(rows: QuerySet[StagedJob], jobs: Iterable[StagedJob]) -> list[StagedJob]:
+    """Delete jobs; return those that were there.
 
     One by one: which of them a drainer has deleted first has to be known, and MySQL would lock
     others' rows where it scans for many.
     """
-    rows = StagedJob.objects.using(using).filter(staged_at__lte=asked)
-    return {id for id in sorted(ids) if rows.filter(pk=id)._raw_delete(using)}
+    return [job for job in jobs if rows.filter(pk=job.pk)._raw_delete(rows.db)]
 
 
 def _with_eta(envelope: str, eta: str | None) -> str:

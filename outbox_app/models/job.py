@@ -9,7 +9,6 @@ A row of ``TaskResult`` is written with a job of ``django.tasks``, and changed b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -100,11 +99,12 @@ class StagedJob(JobMessage):
             models.CheckConstraint(condition=models.Q(shard__lt=SHARDS), name="outbox_staged_shard")
         ]
 
-
-class DeadJobQuerySet(models.QuerySet["DeadJob"]):
-    def since(self, age: timedelta) -> DeadJobQuerySet:
-        """Jobs that died at most ``age`` ago."""
-        return self.filter(died_at__gte=DatabaseNow() - age)
+    def as_dead(self, *, error: str, reason: str) -> DeadJob:
+        """Return the dead job that this one becomes, not yet saved."""
+        message = self.copied()
+        return DeadJob(
+            **message, staged_id=self.pk, staged_at=self.staged_at, error=error, reason=reason
+        )
 
 
 class DeadJob(JobMessage):
@@ -118,8 +118,6 @@ class DeadJob(JobMessage):
     error = models.CharField(_("error"), max_length=255)
     #: The exception in its own words.
     reason = models.TextField(_("reason"))
-
-    objects = DeadJobQuerySet.as_manager()
 
     class Meta:
         db_table = "outbox_deadjob"

@@ -36,13 +36,9 @@ def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | Non
         if found is None or not staged._raw_delete(using):
             return None
         kind = type(error)
-        dead = DeadJob.objects.using(using).create(
-            **found.copied(),
-            staged_id=found.pk,
-            staged_at=found.staged_at,
-            error=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255],
-            reason=storable(str(error)) or repr(error),
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")[:255]
+        dead = found.as_dead(error=name, reason=storable(str(error)) or repr(error))
+        dead.save(using=using, force_insert=True)
     job_dead.send_robust(DeadJob, using=using, dead=dead)
     return dead
 
