@@ -23,10 +23,9 @@ from ..conf import outbox_settings
 from ..models import DatabaseNow, DeadJob, StagedJob, TaskResult
 from ..text import get_logger
 from . import bulk
-from .bulk import BATCH_SIZE as BATCH_SIZE  # for the command
-from .bulk import BulkResult, Moment, run_for
+from .bulk import BATCH_SIZE, BulkResult, Moment, run_for
 from .drain.incidents import record_requeue
-from .staging.insert import StagedBatch, shard_of
+from .staging import insert
 
 logger = get_logger("outbox_app.dead")
 
@@ -162,11 +161,8 @@ def _requeue_batch(
         _delete([job.pk for job in jobs], using=using)
         staged = [StagedJob(**job.copied()) for job in jobs]
         for job in staged:  # as it was, unless it was edited by hand
-            job.shard = shard_of(job.ordering_key, job.task_id)
-        rows = StagedBatch()
-        for job in staged:
-            rows.add(job, using=using)
-        rows.write()  # wakes the drainers after the commit
+            job.shard = insert.shard_of(job.ordering_key, job.task_id)
+        insert.write(staged, using=using)  # wakes the drainers after the commit
         TaskResult.objects.using(using).keep_from(DatabaseNow(), staged)
         incident = record_requeue(
             shards={job.shard for job in staged},

@@ -36,54 +36,38 @@ CHUNK_BYTES = 1024 * 1024
 #: Up to so many bytes fit the packet of any MySQL server, however small it was configured.
 ASK_BYTES = 256 * 1024
 
+_size = attrgetter("size")
+
 
 class StagedBatch:
     """Rows that one call stages, not written yet.
 
     With ``streaming`` they are written as soon as a chunk is full. The caller then holds a
-    savepoint, so that all of it can still be undone.
+    savepoint, so that all of it can still be undone. A call inside an ``outer`` one collects its
+    own: they are added to the outer one's when it ends, so that none of a refused call is written.
     """
 
-    def __init__(self, *, streaming: bool = False) -> None:
+    def __init__(self, *, streaming: bool = False, outer: StagedBatch | None = None) -> None:
         self.streaming = streaming
         self.waiting: dict[str, list[StagedJob]] = {}
         self.bytes = 0
-        #: Rows of the call that is under way: they are not written before it has ended.
-        self._of_call: int | None = None
-        self._savepoints = {
-            c.alias: _savepoint_of(c) for c in connections.all(initialized_only=True)
-        }
+        self._savepoints: dict[str, tuple[bool, list[str]]] = (
+            outer._savepoints
+            if outer
+            else {c.alias: _savepoint_of(c) for c in connections.all(initialized_only=True)}
+        )
 
-    def add(self, job: StagedJob, *, using: str) -> None:
+    def add(self, jobs: list[StagedJob], *, using: str) -> None:
         if _savepoint_of(connections[using]) != self._savepoints.get(using, _OUTSIDE):
-            write([job], using=using)
+            write(jobs, using=using)
             return
-        full = len(self.waiting.get(using, ())) >= CHUNK_ROWS or self.bytes + job.size > CHUNK_BYTES
-        if self.streaming and full and not self._of_call:
-            self.write()
-        self.waiting.setdefault(using, []).append(job)
-        self.bytes += job.size
-        if self._of_call is not None:
-            self._of_call += 1
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Collect the rows of one call among others: if it is refused, none of them is written."""
-        waiting, bytes = self.waiting, self.bytes
-        lengths = {using: len(jobs) for using, jobs in waiting.items()}
-        is_outermost = self._of_call is None
-        self._of_call = self._of_call or 0
-        try:
-            yield
-        except BaseException:
-            is_written = self.waiting is not waiting  # all before the call's own
-            for using, jobs in self.waiting.items():
-                del jobs[0 if is_written else lengths.get(using, 0) :]
-            self.bytes = 0 if is_written else bytes
-            raise
-        finally:
-            if is_outermost:
-                self._of_call = None
+        if self.streaming:
+            size = sum(map(_size, jobs))
+            rows = len(self.waiting.get(using, ()))
+            if rows >= CHUNK_ROWS or self.bytes + size > CHUNK_BYTES:
+                self.write()
+            self.bytes += size
+        self.waiting.setdefault(using, []).extend(jobs)
 
     def write(self) -> None:
         """Write what was taken, all of it or none."""
@@ -104,33 +88,32 @@ _current_batch: ContextVar[StagedBatch | None] = ContextVar("outbox_app_batch", 
 
 
 @contextmanager
-def batching(*, streaming: bool = False) -> Iterator[StagedBatch]:
+def batching(*, streaming: bool = False) -> Iterator[None]:
     """Collect the rows staged inside; write them when the outermost block ends without an error."""
     outer = _current_batch.get()
-    if outer is not None:
-        with outer.call():
-            yield outer
-        return
-    rows = StagedBatch(streaming=streaming)
-    _current_batch.set(rows)
+    batch = StagedBatch(streaming=streaming and outer is None, outer=outer)
+    _current_batch.set(batch)
     try:
-        yield rows
+        yield
     finally:
-        _current_batch.set(None)
-    rows.write()
+        _current_batch.set(outer)
+    if outer is None:
+        batch.write()
+    else:
+        for using, jobs in batch.waiting.items():
+            outer.add(jobs, using=using)
 
 
-def collect_in(rows: StagedBatch) -> None:
+def collect_in(batch: StagedBatch) -> None:
     """Collect the rows staged from here to the end of the context; the caller writes them."""
-    _current_batch.set(rows)
+    _current_batch.set(batch)
 
 
 def add(job: StagedJob, *, using: str) -> None:
-    rows = _current_batch.get()
-    if rows is None:
-        write([job], using=using)
+    if batch := _current_batch.get():
+        batch.add([job], using=using)
     else:
-        rows.add(job, using=using)
+        write([job], using=using)
 
 
 def write(jobs: list[StagedJob], *, using: str) -> None:
@@ -145,7 +128,7 @@ def write(jobs: list[StagedJob], *, using: str) -> None:
             from ..immediate import hold, publish_after_commit
 
             batch = hold(jobs, using=using)
-        for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=lambda job: job.size):
+        for chunk in chunks(jobs, rows=CHUNK_ROWS, bytes=limit, size=_size):
             (_insert_with_ids if batch else _insert)(chunk, using=using)
         if batch:
             publish_after_commit(batch, jobs)
@@ -228,12 +211,12 @@ def chunk_bytes(jobs: Sequence[Any], *, using: str) -> int:
     its packet. Escaping may double the bytes. Only much data is worth the question.
     """
     connection = connections[using]
-    if connection.vendor != "mysql" or sum(job.size for job in jobs) <= ASK_BYTES:
+    if connection.vendor != "mysql" or sum(map(_size, jobs)) <= ASK_BYTES:
         return CHUNK_BYTES
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@max_allowed_packet")
         packet: int = cursor.fetchone()[0]
-    largest = max(jobs, key=lambda job: job.size)
+    largest = max(jobs, key=_size)
     if 2 * largest.size + 16 * 1024 > packet:
         raise InvalidJob(
             f"The message of {largest} is {largest.size} bytes, and the packet of database "
