@@ -41,8 +41,8 @@ class StagingProducer(Producer):
         *,
         using: str,
         ordering_key: str,
-        hold: float,
-        immediate: bool,
+        hold: float = 0,
+        immediate: bool = False,
         mode: str = "stage",
     ) -> None:
         super().__init__(None)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ rollback of a savepoint nothing is known any more, and waiting waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,14 +28,21 @@ from .producer import StagingProducer
 #: Ids that are kept of one transaction, at most.
 IDS = 10_000
 
+#: True while a result backend notes a part of a chord: it sends the body, and not all of them
+#: (``django-db`` does not) let Celery's own flag say that it is a follow-up.
+is_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
 
-def defer_result_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any:
-    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``."""
+
+def prepared(backend: Any, staging: Callable[[], bool]) -> Any:
+    """Make ``backend`` subscribe at the first wait, for results made while ``staging()``.
+
+    Its waiting methods refuse what could never end; what it sends for a chord is a follow-up.
+    """
     if hasattr(backend, "_outbox_deferred"):
         return backend
     deferred = WeakValueDictionary[int, Any]()
     reply_queue = hasattr(backend, "binding")
-    on_task_call = backend.on_task_call
+    on_task_call, note_part = backend.on_task_call, backend.on_chord_part_return
     subscribe: Any = getattr(backend, "add_pending_result", None)  # not of Celery's class Backend
 
     def on_task_call_unless_staging(producer: Any, task_id: str) -> Any:
@@ -57,12 +65,24 @@ def defer_result_subscriptions(backend: Any, staging: Callable[[], bool]) -> Any
             subscribe(each, weak=True)
         return wait(result, **kwargs)
 
+    def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
+        before = is_chord_part.get()
+        is_chord_part.set(True)
+        try:
+            return note_part(*args, **kwargs)
+        finally:
+            is_chord_part.set(before)
+
     backend.on_task_call = on_task_call_unless_staging
+    backend.on_chord_part_return = on_chord_part_return
     if subscribe is not None:
         backend.add_pending_result = add_pending_result
     if hasattr(backend, "_wait_for_pending"):  # AsyncBackendMixin: all waiting goes through here
         wait = backend._wait_for_pending
         backend._wait_for_pending = wait_for_pending
+    for name in ("wait_for_pending", "iter_native"):
+        if hasattr(backend, name):
+            setattr(backend, name, refuse_waiting(getattr(backend, name)))
     backend._outbox_deferred = deferred
     return backend
 

@@ -14,10 +14,9 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,13 +28,16 @@ from django.db import connections
 
 from ...aliases import outbox_alias
 from ...conf import outbox_settings
-from ...exceptions import NotAtomic
+from ...exceptions import NotAtomic, StagingRefused
+from ...text import get_logger
 from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transactions
 from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
-from .results import defer_result_subscriptions, refuse_waiting, remember_staged
-from .shadow import Call, recording
+from .results import is_chord_part, prepared, remember_staged
+from .shadow import ShadowProducer, is_expected
+
+logger = get_logger("outbox_app.shadow")
 
 # Every hook on Celery, and why:
 #
@@ -56,18 +58,12 @@ from .shadow import Call, recording
 #   app.__class__                     of a plain app that ``stage()`` was given: ``make_stageable``
 #   OutboxTask.…_on_commit            stage at once (``outbox_app.celery``)
 #   Celery.send_task, Task.apply_async  of all apps, where the setting DETECT is on: ``detector``
-#
-# Every context variable, and why (threads and greenlets stage side by side):
-#
-#   amqp._callback_publish_retry      Celery's own: a worker sends what follows a task
-#   _chord_part                       a backend notes a part of a chord, and sends the body
-#   _forced                           inside ``stage()``: everything that is sent is staged, where
-#   _staging_now                      inside ``send_task``: with a stand-in for the producer, or as
-#                                     Celery for a mode that does not stage
-#   shadow._expected                  a row waits for the task that ``…_on_commit`` sends
-#   insert._current_batch             rows of one call are written together
-#   publish_signals._heard            which receivers hear the publish of which task
-#   idempotent._in_progress           job ids whose effects are under way in this thread
+
+#: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
+_AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
+_OURS = ("ordering_key", "using", "immediate")
+
+# Context variables, because threads and greenlets stage side by side.
 
 #: True while a worker sends what follows a task: links, chain steps, the body of a chord. With a
 #: Celery that does not tell, all that a worker sends outside a transaction is taken for that.
@@ -75,25 +71,18 @@ _follow_up: ContextVar[bool] = getattr(
     celery_amqp, "_callback_publish_retry", ContextVar("outbox_app_follow_up", default=True)
 )
 
-#: True while a result backend notes a part of a chord: it sends the body, and not all of them
-#: (``django-db`` does not) let Celery's own flag say that it is a follow-up.
-_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
-
-
-#: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
-_AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
-_OURS = ("ordering_key", "using", "immediate")
-
 
 class ForcedStaging(NamedTuple):
     """The call is inside ``stage()`` or ``stage_many()``: everything it sends is staged."""
 
-    using: str
-    ordering_key: str
-    immediate: bool | None
+    using: str = ""
+    ordering_key: str = ""
+    immediate: bool | None = None
 
 
-_forced: ContextVar[ForcedStaging | None] = ContextVar("outbox_app_forced", default=None)
+_NOT_FORCED = ForcedStaging()
+_forced = ContextVar("outbox_app_forced", default=_NOT_FORCED)
+#: Inside ``send_task``: whether the call is staged.
 _staging_now: ContextVar[bool | None] = ContextVar("outbox_app_staging_now", default=None)
 
 
@@ -153,41 +142,63 @@ class StagingMixin:
         alias = None if by_hand else self._alias_to_stage(name, task_args, using, options, mode)
         if ours.get("ordering_key") and mode != "shadow":
             self._check_order(name, task_args, alias if mode == "stage" else None, options)
-        if alias is None:
-            send = partial(super().send_task, name, *args, **options)  # type: ignore[misc]
-            decide = partial(self._alias_to_stage, name, task_args, using, options, "stage")
-            call = Call(self, name, ours, decide, partial(self._check, name, options))
-            is_recorded = mode == "shadow" and not by_hand
-            before = _staging_now.get()
-            _staging_now.set(False)
-            try:
-                with recording(call) if is_recorded else nullcontext() as producer:
-                    return send(producer=producer) if producer else send()
-            finally:
-                _staging_now.set(before)
+        record: ShadowProducer | None = None
+        if alias is not None:
+            options["producer"] = self._staging(name, ours, options, using=alias, mode=mode)
+        elif mode == "shadow" and not by_hand:
+            record = self._recording(name, task_args, ours, options)
+        send: Any = super().send_task  # type: ignore[misc]
+        before = _staging_now.get()
+        _staging_now.set(alias is not None)
+        try:
+            if record is None:
+                result = send(name, *args, **options)
+            else:
+                with record:
+                    result = send(name, *args, **{**options, "producer": record})
+        finally:
+            _staging_now.set(before)
+        if alias is not None:
+            remember_staged(result.id, using=alias)
+        return result
 
+    def _staging(
+        self, name: str, ours: dict[str, Any], options: dict[str, Any], *, using: str, mode: Mode
+    ) -> StagingProducer:
+        """Return a producer that stages the call, which was checked."""
         self._check(name, options)
-        explicit = _forced.get()
-        staging = StagingProducer(
-            self,  # type: ignore[arg-type]
-            using=alias,
-            ordering_key=ours.get("ordering_key") or (explicit.ordering_key if explicit else ""),
-            hold=hold_horizon(self) if options.get("eta") or options.get("countdown") else 0,
-            immediate=self._is_immediate(name, ours.get("immediate")),
-            mode=mode,
-        )
         amqp: Any = self.amqp  # type: ignore[attr-defined]
         if not hasattr(amqp.send_task_message, "stages"):
             amqp.send_task_message = or_staged(amqp.send_task_message)
             amqp.create_task_message = with_quick_reprs(amqp)
-        before = _staging_now.get()
-        _staging_now.set(True)
+        return StagingProducer(
+            self,  # type: ignore[arg-type]
+            using=using,
+            ordering_key=ours.get("ordering_key") or _forced.get().ordering_key,
+            hold=hold_horizon(self) if options.get("eta") or options.get("countdown") else 0,
+            immediate=self._is_immediate(name, ours.get("immediate")),
+            mode=mode,
+        )
+
+    def _recording(
+        self, name: str, args: Any, ours: dict[str, Any], options: dict[str, Any]
+    ) -> ShadowProducer | None:
+        """Return a producer that records what staging would do; None where that would send, too."""
+        refused = ""
         try:
-            result = super().send_task(name, *args, **{**options, "producer": staging})  # type: ignore[misc]
-        finally:
-            _staging_now.set(before)
-        remember_staged(result.id, using=alias)
-        return result
+            using = ours.get("using") or outbox_alias()
+            if not is_expected(name):
+                alias = self._alias_to_stage(name, args, ours.get("using"), options, "stage")
+                if alias is None or not is_atomic(alias):
+                    return None
+            self._check(name, options)
+        except StagingRefused as error:
+            refused = str(error)
+        except Exception:
+            logger.exception("Shadow mode failed task=%s", name)
+            return None
+        key = ours.get("ordering_key") or ""
+        return ShadowProducer(self, name, using=using, ordering_key=key, refused=refused)
 
     def _check(self, name: str, options: dict[str, Any]) -> None:
         app: Any = self
@@ -198,7 +209,7 @@ class StagingMixin:
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """As Celery's; while staging, a stand-in whose tasks are staged together."""
         if producer is None and self._may_stage():
-            return LazyProducer(self, strict=_forced.get() is not None)
+            return LazyProducer(self, strict=bool(_forced.get().using))
         return super().producer_or_acquire(producer)  # type: ignore[misc]
 
     default_producer = producer_or_acquire
@@ -215,17 +226,11 @@ class StagingMixin:
     @property
     def backend(self) -> Any:
         """As Celery's, with subscriptions to results deferred while staging."""
-        backend = super().backend  # type: ignore[misc]
-        if not hasattr(backend.on_chord_part_return, "follows"):
-            backend.on_chord_part_return = _following(backend.on_chord_part_return)
-            for wait in ("wait_for_pending", "iter_native"):
-                if hasattr(backend, wait):
-                    setattr(backend, wait, refuse_waiting(getattr(backend, wait)))
-        return defer_result_subscriptions(backend, self._stages_here)
+        return prepared(super().backend, self._stages_here)  # type: ignore[misc]
 
     def outbox_mode(self, name: str, args: Any = None, kwargs: Any = None) -> Mode:
         """Return what becomes of a call here: inside ``stage()`` it is staged in any mode."""
-        if _forced.get() is not None:
+        if _forced.get().using:
             return "stage"
         return mode_of(self, name, args, kwargs) if self._stages_calls() else "send"
 
@@ -233,36 +238,35 @@ class StagingMixin:
         self, name: str, args: Any, using: str | None, options: dict[str, Any], mode: Mode
     ) -> str | None:
         """Return the alias to stage on, or None to send."""
-        explicit = _forced.get()
-        if explicit is None and (
-            not self._stages_calls() or comes_before_an_error(name, args, options)
-        ):
+        forced = _forced.get().using
+        if not forced and (not self._stages_calls() or comes_before_an_error(name, args, options)):
             return None
-        alias = using or (explicit.using if explicit else outbox_alias())
+        alias = using or forced or outbox_alias()
         if mode != "stage":
             return alias if is_in_test(alias) else None  # as below: no test needs a broker
-        if is_atomic(alias) or (explicit and alias == explicit.using):
+        if is_atomic(alias) or alias == forced:
             return alias
         if self._follows_a_task(options):
             return alias if connections[alias].in_atomic_block else None
         return alias_outside(name, alias)
 
     def _is_immediate(self, name: str, asked: bool | None) -> bool:
-        explicit = _forced.get()
         own = getattr(loaded_task(self, name), "immediate", None)
-        said = [asked, explicit and explicit.immediate, own]
-        return next(each for each in [*said, outbox_settings().IMMEDIATE] if each is not None)
+        said = [asked, _forced.get().immediate, own, outbox_settings().IMMEDIATE]
+        return next(each for each in said if each is not None)
 
     def _follows_a_task(self, options: dict[str, Any]) -> bool:
         worker = self.current_worker_task  # type: ignore[attr-defined]
-        return bool(options.get("parent_id") or _chord_part.get() or (worker and _follow_up.get()))
+        follows = options.get("parent_id") or is_chord_part.get()
+        return bool(follows or (worker and _follow_up.get()))
 
     def _check_order(self, name: str, args: Any, alias: str | None, options: Any) -> None:
         """Refuse an ordering key where the call is sent: it would overtake what is staged.
 
         What a worker sends by itself is sent all the same, or the work would be lost.
         """
-        if alias and (_forced.get() or is_atomic(alias) or outbox_settings().OUTSIDE == "stage"):
+        in_order = _forced.get().using or outbox_settings().OUTSIDE == "stage"
+        if alias and (in_order or is_atomic(alias)):
             return
         if not self._stages_calls() or self._follows_a_task(options):
             return
@@ -274,8 +278,10 @@ class StagingMixin:
             )
 
     def _may_stage(self) -> bool:
-        if _forced.get() is not None or not self._stages_calls():
-            return _forced.get() is not None
+        if _forced.get().using:
+            return True
+        if not self._stages_calls():
+            return False
         opened = connections.all(initialized_only=True)
         return (
             outbox_settings().OUTSIDE != "send"
@@ -288,9 +294,9 @@ class StagingMixin:
         staging = _staging_now.get()
         if staging is not None:
             return staging
-        return _forced.get() is not None or (
-            self._stages_calls() and connections[outbox_alias()].in_atomic_block
-        )
+        if _forced.get().using:
+            return True
+        return self._stages_calls() and connections[outbox_alias()].in_atomic_block
 
     def _stages_calls(self) -> bool:
         # Without django.setup() there is no outbox, and Celery's own calls work as before.
@@ -298,24 +304,14 @@ class StagingMixin:
 
 
 def alias_outside(name: str, alias: str) -> str | None:
-    """Return the alias to stage a call on that is in no transaction of it, or None to send it."""
+    """Return the alias to stage a call on that is in no transaction of it, or None to send it.
+
+    A call in a transaction with which its row would not be atomic is refused.
+    """
     outside = outbox_settings().OUTSIDE
-    if outside == "stage" and lacks_autocommit(connections[alias]):
-        return alias
-    _refuse_elsewhere(name, alias)
-    if outside == "refuse":
-        raise NotAtomic(
-            f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
-            f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
-        )
-    # What would be sent is staged in the transaction of a test: no test needs a broker for it.
-    is_staged = outside == "stage" or connections[alias].in_atomic_block
-    return alias if is_staged else None
-
-
-def _refuse_elsewhere(name: str, alias: str) -> None:
-    """Refuse a call in a transaction with which its row would not be atomic."""
     if lacks_autocommit(connections[alias]):
+        if outside == "stage":
+            return alias
         raise NotAtomic(
             f"{name} was called with autocommit off on {alias!r} and outside atomic(): it "
             f"would be sent before the commit. Open transaction.atomic(using={alias!r})."
@@ -326,6 +322,14 @@ def _refuse_elsewhere(name: str, alias: str) -> None:
             f"{alias!r}: it would not be atomic. Open atomic(using={alias!r}), or pass "
             f"using={others[0]!r} if that database has the outbox's tables and a drainer."
         )
+    if outside == "refuse":
+        raise NotAtomic(
+            f"{name} was called outside a transaction, and OUTBOX['OUTSIDE'] is 'refuse'. "
+            f"Open transaction.atomic(using={alias!r}), or pass producer= to send it at once."
+        )
+    # What would be sent is staged in the transaction of a test: no test needs a broker for it.
+    is_staged = outside == "stage" or connections[alias].in_atomic_block
+    return alias if is_staged else None
 
 
 def make_stageable(app: Any) -> None:
@@ -352,23 +356,8 @@ def comes_before_an_error(name: str, args: Any, options: dict[str, Any]) -> bool
     return bool(options.get("retries") or options.get("replaced_task_nesting"))
 
 
-def _following(on_chord_part_return: Callable[..., Any]) -> Callable[..., Any]:
-    def note_part(*args: Any, **kwargs: Any) -> Any:
-        before = _chord_part.get()
-        _chord_part.set(True)
-        try:
-            return on_chord_part_return(*args, **kwargs)
-        finally:
-            _chord_part.set(before)
-
-    note_part.follows = True  # type: ignore[attr-defined]
-    return note_part
-
-
 class _NoNativeDelay:
-    connections = SimpleNamespace(
-        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="outbox"))
-    )
+    connections = SimpleNamespace(connection=StagingProducer.connection)
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -13,15 +13,14 @@ import atexit
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from django.db import connections, transaction
 
-from ...aliases import outbox_alias
 from ...exceptions import StagingRefused
 from ...text import get_logger, storable
 from ...transactions import is_atomic
@@ -63,34 +62,9 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
     return call_expected
 
 
-class Call(NamedTuple):
-    """A call in shadow mode."""
-
-    app: Any
-    task: str
-    #: The options that are not Celery's own.
-    ours: dict[str, Any]
-    #: Return the alias on which it would be staged, if any, and check it; both may refuse it.
-    alias_to_stage: Callable[[], str | None]
-    check: Callable[[], None]
-
-
-def recording(call: Call) -> AbstractContextManager[ShadowProducer | None]:
-    """Return a producer that records what staging would do; nothing where that would send, too."""
-    refused = ""
-    try:
-        using = call.ours.get("using") or outbox_alias()
-        if call.task not in (_expected.get() or {}):
-            alias = call.alias_to_stage()
-            if alias is None or not is_atomic(alias):
-                return nullcontext()
-        call.check()
-    except StagingRefused as error:
-        refused = str(error)
-    except Exception:
-        logger.exception("Shadow mode failed task=%s", call.task)
-        return nullcontext()
-    return ShadowProducer(call, using=using, refused=refused)
+def is_expected(task: str) -> bool:
+    """Say whether the row of a call of this task is written already."""
+    return task in (_expected.get() or {})
 
 
 class ShadowProducer(LazyProducer):
@@ -98,16 +72,15 @@ class ShadowProducer(LazyProducer):
 
     connection = StagingProducer.connection
 
-    def __init__(self, call: Call, *, using: str, refused: str) -> None:
+    def __init__(self, app: Any, task: str, *, using: str, ordering_key: str, refused: str) -> None:
         from ...models import ShadowNote
 
-        super().__init__(call.app, strict=False)
-        key = call.ours.get("ordering_key") or ""
-        self._record = _Recorder(call.app, using=using, ordering_key=key, hold=0, immediate=False)
-        self._record.task = call.task
-        written = (_expected.get() or {}).pop(call.task, None)
+        super().__init__(app, strict=False)
+        self._record = _Recorder(app, using=using, ordering_key=ordering_key)
+        self._record.task = task
+        written = (_expected.get() or {}).pop(task, None)
         self._record.writes = written is None
-        self._note: ShadowNote | None = ShadowNote(task=call.task, refused=refused)
+        self._note: ShadowNote | None = ShadowNote(task=task, refused=refused)
         self._note.key = written or self._note.key
 
     def __enter__(self) -> ShadowProducer:
