@@ -111,8 +111,8 @@ Key = tuple[str, str, str]
 
 
 class Minute:
-    def __init__(self, begins: datetime) -> None:
-        self.begins = begins
+    def __init__(self, begins: datetime, source: str) -> None:
+        self.begins, self.source = begins, source
         self.values: dict[Key, float] = {}
         #: What has changed since it was written.
         self.changed: set[Key] = set()
@@ -163,7 +163,7 @@ class Counters:
             if key[0] not in begun and len(begun) >= self.kept:
                 for old in [each for each in self._minutes if each[0] == begun[0]]:
                     del self._minutes[old]
-            self._minutes[key] = Minute(key[0])
+            self._minutes[key] = Minute(*key)
         return self._minutes[key]
 
     @property
@@ -184,27 +184,28 @@ class Counters:
         if connections[self.using].in_atomic_block:
             return
         with self.lock:
-            for each in self.changed():
-                for (name, dimension), counts in each.tops.items():
+            for minute in self.changed():
+                for (name, dimension), counts in minute.tops.items():
                     for label, count in counts.most_common(TOP):
-                        each.put(name, count, dimension=dimension, label=label)
-            rows = [
-                Statistic(
-                    source=source,
-                    minute=minute,
-                    name=name,
-                    dimension=dimension,
-                    label=label_of(label),
-                    value=counters.values[name, dimension, label],
-                )
-                for (minute, source), counters in self._minutes.items()
-                for name, dimension, label in sorted(counters.changed)
+                        minute.put(name, count, dimension=dimension, label=label)
+            taken = [
+                (minute, key, minute.values[key])
+                for minute in self.changed()
+                for key in sorted(minute.changed)
             ]
-            taken = [(each, each.changed) for each in self.changed()]
-            for each, _ in taken:
-                each.changed = set()
-        if not rows:
+        if not taken:
             return
+        rows = [
+            Statistic(
+                source=minute.source,
+                minute=minute.begins,
+                name=name,
+                dimension=dimension,
+                label=label_of(label),
+                value=value,
+            )
+            for minute, (name, dimension, label), value in taken
+        ]
         try:
             with atomic_with_lock_wait(LOCK_WAIT, using=self.using):
                 upsert(
@@ -214,15 +215,14 @@ class Counters:
                     unique=["name", "minute", "source", "dimension", "label"],
                     batch_size=BATCH,
                 )
-        except BaseException as error:
-            with self.lock:
-                for each, changed in taken:
-                    each.changed |= changed
-            if not isinstance(error, django.db.Error):
-                raise
+        except django.db.Error as error:
             self._backoff.failed(error)
-        else:
-            self._backoff.succeeded()
+            return
+        self._backoff.succeeded()
+        with self.lock:
+            for minute, key, value in taken:
+                if minute.values[key] == value:  # else it was counted meanwhile
+                    minute.changed.discard(key)
 
 
 class SharedCounters(Counters):
