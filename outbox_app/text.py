@@ -66,7 +66,7 @@ def duration(seconds: float, *, fine: bool = False) -> str:
     if fine and seconds < 10:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{int(seconds)} s"
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if not hours:
         return f"{minutes} min"
@@ -115,39 +115,25 @@ def _places(message: str) -> list[tuple[str, str]]:
 
 def _argument(value: object, place: tuple[str, str]) -> Any:
     name, conversion = place
-    if value is None or isinstance(value, Number | _Argument | _Field):
+    if value is None or isinstance(value, Number | _Argument):
         return value
-    if name:
-        return _Field(value, conversion)
-    return escaped(value) if isinstance(value, str) else _Argument(value)
+    return _Argument(value, conversion, is_field=bool(name))
 
 
-class _Field(str):
-    """A value of a log line, quoted where a blank or a quote would make it look like several."""
+class _Argument(str):
+    """A value of a log line; one of a field is quoted where it would look like several."""
 
     plain: str
 
-    def __new__(cls, value: object, conversion: str) -> _Field:
+    def __new__(cls, value: object, conversion: str, *, is_field: bool) -> _Argument:
         try:
             plain = escaped(repr(value) if conversion == "r" else value)
         except Exception as error:  # of a class whose author was not careful
             plain = f"its text cannot be had ({type(error).__name__})"
         quoted = '"{}"'.format(plain.replace('"', '\\"'))
-        field = super().__new__(cls, quoted if _QUOTED.search(plain) or not plain else plain)
-        field.plain = plain
-        return field
+        is_quoted = is_field and (not plain or _QUOTED.search(plain))
+        argument = super().__new__(cls, quoted if is_quoted else plain)
+        argument.plain = plain
+        return argument
 
     __repr__ = str.__str__
-
-
-class _Argument:
-    """An argument of a log line that is escaped when the line is made: ``%s`` or ``%r``."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __str__(self) -> str:
-        return escaped(self.value)
-
-    def __repr__(self) -> str:
-        return escaped(repr(self.value))

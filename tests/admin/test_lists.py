@@ -220,7 +220,7 @@ def test_pages_hold_nothing_that_a_strict_policy_forbids(superuser):
 
 
 def test_durations_are_readable():
-    assert [duration(s) for s in (0, 59.4, 60, 3599, 3600, 86399, 86400, 90000)] == [
+    assert [duration(s) for s in (0, 59.9, 60, 3599, 3600, 86399, 86400, 90000)] == [
         "0 s",
         "59 s",
         "1 min",
