@@ -26,11 +26,8 @@ View = Callable[..., HttpResponse]
 
 def is_atomic(using: str) -> bool:
     """Say whether an ``atomic()`` of the code is open on an alias; one of a test does not count."""
-    connection = connections[using]
-    return connection.in_atomic_block and not all(
-        block._from_testcase  # type: ignore[attr-defined]
-        for block in connection.atomic_blocks
-    )
+    blocks = connections[using].atomic_blocks
+    return not all(block._from_testcase for block in blocks)  # type: ignore[attr-defined]
 
 
 def lacks_autocommit(connection: BaseDatabaseWrapper) -> bool:
