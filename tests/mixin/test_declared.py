@@ -72,9 +72,7 @@ def test_caller_who_goes_on_cannot_commit_the_row_without_its_job(alias, staged)
 
 def test_save_costs_one_statement_more(alias, app):
     letter = Letter(text="abc")
-    with CaptureQueriesContext(
-        connections[alias],
-    ) as queries:
+    with CaptureQueriesContext(connections[alias]) as queries:
         letter.save(using=alias)
     assert len(queries) == 2, "two jobs, one INSERT"
     assert StagedJob.objects.using(alias).count() == 2

@@ -89,6 +89,21 @@ def add(app: Any) -> Any:
 
 
 @pytest.fixture
+def plain(make_app: Callable[..., Any]) -> Iterator[Celery]:
+    """A Celery app that knows nothing of the outbox; ``make_app`` forgets what it sent."""
+    app = Celery("plain", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_default_queue = "plain"
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def plain_add(plain: Celery) -> Any:
+    """The task ``add`` of ``plain``."""
+    return plain.task(name="add", shared=False)(tasks.add)
+
+
+@pytest.fixture
 def sent_by() -> Callable[[Any], list[Any]]:
     """``sent_by(app)``: the arguments of what the app's broker got, without going through a row."""
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -48,21 +47,6 @@ def detect(settings, monkeypatch):
     choose("log")
     yield choose
     detector.found.clear()
-
-
-@pytest.fixture
-def plain():
-    """A Celery app that is none of ours."""
-    name = f"app-{uuid4().hex[:12]}"
-    app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.task_default_queue = name
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def plain_add(plain):
-    return plain.task(name="add", shared=False)(tasks.add)
 
 
 def place_of(function, after=0):

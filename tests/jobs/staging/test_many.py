@@ -36,9 +36,7 @@ def test_staging_one_job_is_one_insert(alias, add):
             partial(stage, add, (1, 1)),
             (add.s(1, 1) | add.s(2)).delay,
         ):
-            with CaptureQueriesContext(
-                connection,
-            ) as queries:
+            with CaptureQueriesContext(connection) as queries:
                 call()
             assert [q["sql"].split("(")[0] for q in queries] == [_insert(connection)]
 

@@ -20,20 +20,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 on_sqlite = pytest.mark.parametrize("alias", ["default"])
 
 
-@pytest.fixture
-def plain(make_app):  # which forgets what was sent in memory
-    """A Celery app that knows nothing of the outbox."""
-    app = Celery("plain", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.task_default_queue = "plain"
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def plain_add(plain):
-    return plain.task(name="add", shared=False)(tasks.add)
-
-
 def test_what_a_plain_app_is_given_is_staged_and_its_own_calls_go_on_sending(
     alias, plain, plain_add, staged, sent_by
 ):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -24,7 +22,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import StagedJob
 from tests import forking
 from tests.jobs.staging import project
-from tests.patience import patience
+from tests.patience import eventually, patience
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +49,7 @@ def start(tmp_path, environment) -> Iterator[Callable[..., OutboxCelery]]:
                 stderr=subprocess.STDOUT,
             )
         workers.append(worker)
-        until(lambda: " ready." in log.read_text() or worker.poll() is not None)
+        eventually(lambda: " ready." in log.read_text() or worker.poll() is not None)
         assert worker.poll() is None, log.read_text()
         apps.append(project.make(using=alias, **options))
         return apps[-1]
@@ -73,15 +71,6 @@ def close(app: OutboxCelery) -> None:
         backend.client.connection_pool.disconnect()
     pools.reset()
     app.close()
-
-
-def until(happened: Callable[[], Any]) -> Any:
-    """Return what ``happened`` returns, as soon as that is true."""
-    deadline = time.monotonic() + patience(60)
-    while not (result := happened()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
 
 
 # Each takes the app's tasks and returns a result, whose value follows.
@@ -132,7 +121,8 @@ def test_results_arrive_and_what_follows_a_task_is_sent(outside, alias, start, r
             with transaction.atomic(using=alias):
                 assert results[name].get(timeout=patience(60)) == value, name
     assert linked.get(timeout=patience(60)) == 3
-    until(lambda: Group.objects.using(alias).filter(name__in=["linked", "failed"]).count() == 2)
+    written = Group.objects.using(alias).filter(name__in=["linked", "failed"])
+    eventually(lambda: written.count() == 2)
     assert not StagedJob.objects.using(alias).exists()
 
 
@@ -171,14 +161,14 @@ def test_what_a_task_calls_follows_the_rules(alias, start, redis_url):
 
     assert body.get(timeout=patience(60)) == 6
     jobs = StagedJob.objects.using(alias)
-    until(lambda: jobs.count() == 2)
+    eventually(lambda: jobs.count() == 2)
     assert outside.get(timeout=patience(60)) in jobs.values_list("task_id", flat=True)
     assert {job.task for job in jobs.all()} == {"add"}
 
     with transaction.atomic(using=alias):  # remote control is no job
-        assert until(lambda: app.control.ping(timeout=0.5))
+        assert eventually(lambda: app.control.ping(timeout=0.5))
         app.control.revoke("nobody")
-        assert until(lambda: app.control.inspect(timeout=0.5).registered())
+        assert eventually(lambda: app.control.inspect(timeout=0.5).registered())
     assert jobs.count() == 2
 
 
@@ -191,7 +181,7 @@ def test_an_early_result_is_kept_in_the_reply_queue(alias, start, rabbitmq_url):
 
     with app.connection_for_read() as connection:  # the worker answers before anybody waits
         reply_queue = app.backend.binding(connection.default_channel)
-        until(lambda: reply_queue.queue_declare(passive=True).message_count)
+        eventually(lambda: reply_queue.queue_declare(passive=True).message_count)
 
     assert result.get(timeout=patience(60)) == 3
 

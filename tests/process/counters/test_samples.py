@@ -87,10 +87,7 @@ def test_only_the_owner_of_shard_0_takes_samples(alias, stage, drainer):
     without._share_shards()
     without._counters.keep()
     without._counters.write()
-    assert {row.source for row in rows.all()} == {
-        str(one.holder.id),
-        str(other.holder.id),
-    }
+    assert {row.source for row in rows.all()} == {str(one.holder.id), str(other.holder.id)}
 
 
 def test_counting_stops(alias, monkeypatch, sampler):
