@@ -11,6 +11,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from django.db import models
+from django.db.backends.utils import truncate_name
 
 from ..failpoints import failpoint
 from .table_copy import MysqlCopy, PostgresCopy, TableCopy
@@ -123,8 +124,10 @@ class PostgresPartitions(PostgresCopy, Partitions):
         self.run(f"ALTER TABLE {self.n} RENAME TO {self.t}")
         for name, to in [*self.renamed, *sequences]:
             self.run(f"ALTER INDEX {name} RENAME TO {to}")
+        longest = self.connection.ops.max_name_length()
         for number in range(self.shards):
-            name, to = (self.quote(f"{of}_{number}") for of in (self.new, self.table))
+            name = self.quote(f"{self.new}_{number}")
+            to = self.quote(truncate_name(f"{self.table}_{number}", longest, hash_len=8))
             self.run(f"ALTER TABLE {name} RENAME TO {to}")
         failpoint("split_swapped")
 

@@ -290,6 +290,25 @@ def test_an_index_of_a_table_that_is_split_by_a_time(alias):
             cursor.execute("DROP TABLE split_visit")
 
 
+@servers
+@commits
+def test_a_table_with_a_name_as_long_as_there_are(alias):
+    class Long(models.Model):  # noqa: DJ008
+        class Meta:
+            apps = Apps()
+            app_label = "shop"
+            db_table = f"split_{'long' * 14}x"
+
+    with connections[alias].schema_editor(atomic=False) as editor:
+        editor.create_model(Long)
+    try:
+        run_operation(ShardedTable("Long", by="id", shards=12), Long, alias)
+        assert Long._default_manager.using(alias).create().pk
+    finally:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"DROP TABLE {Long._meta.db_table}")
+
+
 OPERATIONS = [
     ShardedTable("Order", by="shop", shards=2, giving_up=["number"]),
     KeyIndex("Order", key="number", by="shop"),
