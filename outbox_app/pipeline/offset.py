@@ -38,6 +38,11 @@ class Offset:
     def dump(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def text(self) -> str:
+        """As JSON: in options and commits."""
+        return json.dumps(self.dump())
+
     @classmethod
     def load(cls, given: Mapping[str, Any] | str) -> Offset:
         """Return the offset of what ``dump`` returned, or of its JSON. Raises ``DamagedCursor``."""

@@ -56,7 +56,6 @@ class File:
 def write_days(
     batches: Iterable[pa.RecordBatch], store: Store, prefix: str, schema: pa.Schema
 ) -> list[File]:
-    """Write rows into files, one a day."""
     writers: dict[str, _Writer] = {}
     for batch in batches:
         for day, rows in _days(batch):
@@ -78,7 +77,6 @@ def read_checked(store: Store, file: File, schema: pa.Schema | None = None) -> p
 
 
 def read_all(store: Store, files: Iterable[File], schema: pa.Schema) -> pa.Table:
-    """Return the rows of several files, as ``read_checked`` does."""
     return pa.concat_tables(
         [schema.empty_table(), *(read_checked(store, each, schema) for each in files)]
     )
@@ -143,11 +141,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     for batch in table.to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
             # NaN equals nothing; but values of dictionaries may be the same object instead.
-            yield {n: math.nan if _is_nan(value) else value for n, value in row.items()}
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+            yield {n: value if value == value else math.nan for n, value in row.items()}
 
 
 def _large(schema: pa.Schema) -> pa.Schema:
@@ -156,36 +150,26 @@ def _large(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(each.name, larger.get(each.type, each.type)) for each in schema])
 
 
-@dataclass(slots=True)
 class _Writer:
     """A file in memory: it is written as a whole, under the name that its bytes give it."""
 
-    prefix: str
-    schema: pa.Schema
-    rows: int = 0
-    ends: dict[str, Any] = field(default_factory=dict)
-    _pending: list[pa.RecordBatch] = field(default_factory=list)
-    _held: int = 0
-    _bytes: int = 0
-    _buffer: io.BytesIO = field(default_factory=io.BytesIO)
-    _parquet: Any = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, prefix: str, schema: pa.Schema) -> None:
+        self.prefix = prefix
+        self.schema = schema
+        self.rows = 0
+        self.ends: dict[str, Any] = {}
+        self._pending: list[pa.RecordBatch] = []
+        self._held = self._bytes = 0
+        self._buffer = io.BytesIO()
         self._parquet = parquet.ParquetWriter(
             self._buffer,
-            self.schema,
+            schema,
             compression="zstd",
             write_page_checksum=True,
-            use_dictionary=[name for name in self.schema.names if name not in _UNIQUE],
+            use_dictionary=[name for name in schema.names if name not in _UNIQUE],
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; they are written a row group at a time."""
-        for name in ("id", "recorded_at", "stream"):
-            found = pc.min_max(batch.column(name)).as_py()
-            first, last = self.ends.get(name, (found["min"], found["max"]))
-            self.ends[name] = min(first, found["min"]), max(last, found["max"])
-        self.rows += batch.num_rows
         self._held += batch.num_rows
         self._bytes += batch.nbytes
         self._pending.append(batch)
@@ -205,6 +189,11 @@ class _Writer:
         if self._pending:
             table = pa.Table.from_batches(self._pending, schema=self.schema)
             self._parquet.write_table(table, row_group_size=ROW_GROUP)
+            self.rows += table.num_rows
+            for name in ("id", "recorded_at", "stream"):
+                found = pc.min_max(table[name]).as_py()
+                first, last = self.ends.get(name, (found["min"], found["max"]))
+                self.ends[name] = min(first, found["min"]), max(last, found["max"])
             self._pending, self._held, self._bytes = [], 0, 0
 
 

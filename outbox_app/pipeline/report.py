@@ -1,13 +1,11 @@
 """The report of an audit: one HTML file that needs no network, no script and no other file.
 
-It is written beside its place and renamed, so a reader sees the old one or the new one. Names of
-streams and types are text of strangers: all text is escaped, and the page forbids itself all but
-its own style.
+Names of streams and types are text of strangers: all text is escaped, and the page forbids itself
+all but its own style.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..text import shown
 from .defects import ALL_KINDS, KINDS, Audit
+from .store import write_whole
 
 if TYPE_CHECKING:
     from .figures import Figures
@@ -60,18 +59,8 @@ th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(-
 def write_report(
     path: str | Path, result: Audit, *, figures: Figures | None = None, now: datetime | None = None
 ) -> None:
-    text = _page(result, figures, now or datetime.now(UTC))
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    page = _page(result, figures, now or datetime.now(UTC))
+    write_whole(str(path), page.encode(errors="backslashreplace"))
 
 
 def _page(result: Audit, figures: Figures | None, now: datetime) -> str:

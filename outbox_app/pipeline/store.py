@@ -75,25 +75,14 @@ class Store:
             return self.system.open_input_file(self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file as a whole; one of that name is replaced."""
         path = self._path(name)
         if not self.is_local:
             with self._reached(), self.system.open_output_stream(path) as stream:
                 stream.write(content)
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        beside = f"{path}.{uuid4().hex[:8]}.tmp"
-        try:
-            with open(beside, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-            self.sync(name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(beside)
-            raise
+        write_whole(path, content)
+        self.sync(name)
 
     def sync(self, name: str) -> None:
         """Have a file on disk, and its name, and that of its folder."""
@@ -141,6 +130,21 @@ class Store:
                 "symbolic link or by its name. Archives hold no links; put a folder in its place."
             )
         return path
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file of this machine. A reader sees the old one or the new one."""
+    beside = f"{path}.{uuid4().hex[:8]}.tmp"
+    try:
+        with open(beside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+        raise
 
 
 def told(error: Exception) -> str:

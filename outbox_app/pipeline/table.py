@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -121,7 +121,7 @@ class Archive:
                         f"{store.folder} is no archive, and not empty (it has {min(names)!r}). "
                         "Name an empty folder, or a new one."
                     )
-                mark = Mark(log, json.dumps(start.dump()), 0, 0, "")
+                mark = Mark(log, start.text, 0, 0, "")
                 with suppress(CommitFailedError):  # another process has just made it
                     DeltaTable.create(
                         store.folder,
@@ -204,7 +204,7 @@ class Archive:
         """Add a batch. Raises ``ArchiveRefused`` where another process has written meanwhile."""
         mark = Mark(
             self.log,
-            json.dumps(end.dump()),
+            end.text,
             self.mark.batches + 1,
             self.rows + sum(file.rows for file in files),
             hashlib.sha256("\n".join(sorted(file.name for file in files)).encode()).hexdigest(),
@@ -273,22 +273,26 @@ class Archive:
 
     def _newest(self) -> tuple[int, Mark]:
         """Return the newest version whose commit says how far the log is archived."""
-        version = self._table.version()
         for limit in (1, None):
-            found = self._table.history(limit)
-            if not found or found[0]["version"] != version:
-                raise _damaged(self.store, f"the commit of version {version} is empty")
-            for commit in found:
-                if MARK in commit:
-                    try:
-                        return commit["version"], Mark.load(commit[MARK])
-                    except (TypeError, DamagedCursor) as error:
-                        raise _damaged(self.store, f"{commit[MARK]!r:.100}: {error}") from error
+            for newest in self._marks(limit):
+                return newest
         raise ArchiveRefused(
             f"{self.store.folder} is a Delta table, and no commit of it says how far a log is "
             "archived: another program has written it, or commits were removed. Put _delta_log "
             "back from a copy, or name an empty folder, or a new one."
         )
+
+    def _marks(self, limit: int | None = None) -> Iterator[tuple[int, Mark]]:
+        """Yield what the last commits say, the newest first, each with its version."""
+        found, version = self._table.history(limit), self._table.version()
+        if not found or found[0]["version"] != version:
+            raise _damaged(self.store, f"the commit of version {version} is empty")
+        for commit in found:
+            if MARK in commit:
+                try:
+                    yield commit["version"], Mark.load(commit[MARK])
+                except (TypeError, DamagedCursor) as error:
+                    raise _damaged(self.store, f"{commit[MARK]!r:.100}: {error}") from error
 
     def _require_unchanged(self, version: int) -> None:
         """See that what others have committed after a version of ours has changed no row."""
@@ -319,11 +323,11 @@ class Archive:
             raise _damaged(self.store, f"it has {found} rows, and its newest commit {self.rows}")
 
     def _go_back(self, end: Offset) -> None:
-        for commit in self._table.history():
-            if MARK in commit and Mark.load(commit[MARK]).end == json.dumps(end.dump()):
+        for version, mark in self._marks():
+            if mark.end == end.text:
                 with _explained(self.store):
-                    self._table.load_as_version(commit["version"])
-                self.mark = Mark.load(commit[MARK])
+                    self._table.load_as_version(version)
+                self.mark = mark
                 return self._require_ours()
         raise ArchiveRefused(
             f"No batch of the archive {self.store.folder} ends at the offset that is asked for. "
@@ -348,16 +352,13 @@ def _properties(mark: Mark, **given: Any) -> CommitProperties:
 
 
 def _statistics(file: File) -> str:
-    ends = {"id": (file.first, file.last), **file.ends}
-    names: Mapping[str, int] = {"minValues": 0, "maxValues": 1}
-    values = {
-        key: {name: _plain(each[n]) for name, each in ends.items()} for key, n in names.items()
+    statistics = {
+        "numRecords": file.rows,
+        "minValues": {name: ends[0] for name, ends in file.ends.items()},
+        "maxValues": {name: ends[1] for name, ends in file.ends.items()},
+        "nullCount": dict.fromkeys(file.ends, 0),
     }
-    return json.dumps({"numRecords": file.rows, **values, "nullCount": dict.fromkeys(ends, 0)})
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | str) else value.isoformat(timespec="microseconds")
+    return json.dumps(statistics, default=lambda time: time.isoformat(timespec="microseconds"))
 
 
 def _files(table: DeltaTable, store: Store) -> Iterator[File]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
 
-from outbox_app.pipeline import report
 from outbox_app.pipeline.defects import KINDS, Audit, Defect
 from outbox_app.pipeline.figures import Figures, _over_time, figures
 from outbox_app.pipeline.report import bars, columns, write_report
@@ -158,7 +158,7 @@ def test_what_cannot_be_written_leaves_the_old_report(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(path, RESULT)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [
