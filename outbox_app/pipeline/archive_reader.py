@@ -5,14 +5,14 @@ much of the log was pruned; what is pruned between the plan and its reading is a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from ..eventlog.filter import EventFilter
 from ..exceptions import ReadRefused
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
     from .table import Archive
 
-
 logger = get_logger("outbox_app.pipeline")
 
 #: Plans that are made, one after the other, where the archive gets on meanwhile.
 PLANS = 10
+#: Asks for all rows.
+ALL = EventFilter()
 #: Over the session's settings: a file that has rotted or gone is an error, and a day is that day.
 _STRICT = {
     "datetimeRebaseMode": "CORRECTED",
@@ -71,18 +72,20 @@ def read(
     options = log if isinstance(log, Options) else Options.of(log)
     whole = replace(options, archive=archive)
     whole.check()
-
-    def source(**given: Any) -> DataFrame:
-        texts = replace(options, **given).texts()
-        reader = session.read.format("outbox").options(**texts)
-        return (reader.schema(schema) if schema else reader).load()
-
     if not _has_file_system(session, archive):
         logger.info("archive=%s is read in Python: Spark has no file system for it", archive)
-        return source(archive=archive)
+        return frame(session, whole, schema)
     plan = planned(whole)
-    table, end = plan.archive, json.dumps(plan.end.dump())
-    rest = source(archive="", start=table.mark.end, end=end, lowest=str(plan.lowest or ""))
+    table = plan.archive
+    assert table is not None
+    behind = replace(
+        options,
+        archive="",
+        start=table.mark.end,
+        end=plan.end.text,
+        lowest=str(plan.lowest or ""),
+    )
+    rest = frame(session, behind, schema)
     arrow_schema(rest.schema, columns_of(options))  # Spark would read nulls
     # Spark's own S3 is called s3a; and a path alone would lie where the cluster keeps its files.
     place = f"file://{table.store.folder}" if table.store.is_local else archive
@@ -102,33 +105,47 @@ def read(
     return files.unionByName(rest) if plan.lowest else files
 
 
+def frame(session: SparkSession, options: Options, schema: str | None = None) -> DataFrame:
+    """Return what the data source reads with these options."""
+    reader = session.read.format("outbox").options(**options.texts())
+    return (reader.schema(schema) if schema else reader).load()
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """What one task reads: files of an archive, or ranges of a log."""
+
+    files: Sequence[File] = ()
+    #: Conditions in SQL, of which no row meets two.
+    conditions: Sequence[str] = ()
+    #: A position that the log has to have when all are read; 0: none has to be there.
+    lowest: int = 0
+
+
 class Planned(NamedTuple):
-    archive: Archive
-    #: Its files, in shares.
-    files: list[list[File]]
-    #: Of the log behind it.
-    ranges: list[list[str]]
+    parts: list[Part]
     end: Offset
-    #: The lowest position of the ranges; 0: there is none.
+    #: The lowest position that is read from the log behind an archive; 0: there is none.
     lowest: int
+    archive: Archive | None
 
 
 def planned(options: Options) -> Planned:
-    """Plan the reading of an archive and the log behind it. Raises as ``read``."""
-    from .table import Archive  # not where tasks read the files
-
+    """Plan the reading of a log, or of its archive and the log behind it. Raises as ``read``."""
     given = Offset.load(options.end) if options.end else None
-    archive = Archive.load(options.archive, options.log, given)
+    archive = None
+    if options.archive:
+        from .table import Archive  # not where tasks read the files
+
+        archive = Archive.load(options.archive, options.log, given)
     with closing(connect(options)) as database:
         offsets = Offsets(database)
+        if archive is None:
+            start = Offset.load(options.start) if options.start else offsets.beginning()
+            return _plan(offsets, start, given)
         for _ in range(PLANS):
-            start, files = archive.end, sorted(archive.files(), key=lambda file: -file.rows)
-            offsets.verify(start)
-            end = given or offsets.end(start)
-            ranges = [] if end == start else offsets.parts(start, end, options.partitions)
-            shares = [files[n :: options.partitions] for n in range(options.partitions)]
-            shares = [share for share in shares if share]
-            plan = Planned(archive, shares, ranges, end, offsets.lowest(ranges))
+            start = archive.end
+            plan = _plan(offsets, start, given, archive)
             if given:
                 return plan
             archive.refresh()
@@ -141,17 +158,34 @@ def planned(options: Options) -> Planned:
     )
 
 
+def _plan(
+    offsets: Offsets, start: Offset, given: Offset | None, archive: Archive | None = None
+) -> Planned:
+    """Plan for what the log has between two offsets, and for the files before."""
+    options = offsets.database.options
+    offsets.verify(start)
+    end, ranges = given or offsets.end(start), []
+    if end != start:
+        if given:
+            offsets.verify(given)
+        ranges = offsets.parts(start, end, options.partitions)
+    lowest = offsets.lowest(ranges) if archive else int(options.lowest or 0)
+    files = sorted(archive.files(), key=lambda file: -file.rows) if archive else []
+    shares = [files[n :: options.partitions] for n in range(options.partitions)]
+    parts = [Part(files=share) for share in shares if share]
+    parts += [Part(conditions=each, lowest=lowest) for each in ranges]
+    return Planned(parts, end, lowest, archive)
+
+
 def file_batches(
-    files: Sequence[File], schema: pa.Schema, options: Options
+    files: Sequence[File], schema: pa.Schema, options: Options, only: EventFilter = ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files that the options want. Raises ``ArchiveRefused``."""
+    """Yield the rows of files that are wanted. Raises ``ArchiveRefused``."""
     store = Store(options.archive)
-    only = options.only
-    chooses = only.topics is not None or only.types is not None
-    needed = [*schema.names, *(["topic", "type"] if chooses else [])]
+    needed = schema.names if only == ALL else [*schema.names, "topic", "type"]
     for file in files:
         for batch in read_batches(store, file, needed):
-            rows = batch.filter(_wanted(batch, only)) if chooses else batch
+            rows = batch if only == ALL else batch.filter(_wanted(batch, only))
             if rows.num_rows:
                 yield conformed(_all(rows, schema), schema)
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,17 +48,6 @@ MAX_ROWS = 500_000
 MAX_PAUSE = 60.0
 #: Seconds between two looks for files that the table does not name.
 VACUUM_SECONDS = 24 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPart:
-    options: Options
-    conditions: Sequence[str]
-    folder: str
-    prefix: str
-    schema: pa.Schema
-    #: Once it is written.
-    files: Sequence[File] = ()
 
 
 class Archiver:
@@ -203,14 +193,12 @@ class Archiver:
         self, archive: Archive, end: Offset, offsets: Offsets, schema: pa.Schema
     ) -> list[File]:
         prefix = f"{archive.mark.batches:08d}-{uuid4().hex[:8]}"
-        parts = [
-            BatchPart(self.options, conditions, self.store.folder, prefix, schema)
-            for conditions in offsets.parts(archive.end, end, self.context.defaultParallelism)
-        ]
+        parts = offsets.parts(archive.end, end, self.context.defaultParallelism)
+        of_all = (self.options, self.store.folder, schema)
         try:
-            copied = self._spread(_copy, parts)
+            copied = self._spread(partial(_copy, *of_all, prefix), parts)
             failpoint("archive_copied")
-            self._spread(_compare, copied)
+            self._spread(partial(_compare, *of_all), list(zip(parts, copied, strict=True)))
             failpoint("archive_compared")
         except Exception:
             # Again and again, they would fill the disk before the table's retention is over.
@@ -219,31 +207,35 @@ class Archiver:
                     if f"/{prefix}-" in name:
                         self.store.delete(name)
             raise
-        return [file for part in copied for file in part.files]
+        return [file for files in copied for file in files]
 
-    def _spread(
-        self, function: Callable[[BatchPart], BatchPart], parts: list[BatchPart]
-    ) -> list[BatchPart]:
+    def _spread(self, function: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+        """Have tasks call a function, each with one of the parts."""
         if not parts:
             return []
         return self.context.parallelize(parts, len(parts)).map(function).collect()
 
 
-def _copy(part: BatchPart) -> BatchPart:
+def _copy(
+    options: Options, folder: str, schema: pa.Schema, prefix: str, conditions: Sequence[str]
+) -> list[File]:
     """Write the rows of a part. Each attempt has files of its own, and one attempt counts."""
-    rows = batches(part.options, part.conditions, part.schema)
-    return replace(part, files=write_days(rows, Store(part.folder), part.prefix, part.schema))
+    return write_days(batches(options, conditions, schema), Store(folder), prefix, schema)
 
 
-def _compare(part: BatchPart) -> BatchPart:
-    archived = read_all(Store(part.folder), part.files, part.schema)
-    rows = batches(part.options, part.conditions, part.schema)
-    logged = pa.Table.from_batches(rows, schema=part.schema)
+def _compare(
+    options: Options,
+    folder: str,
+    schema: pa.Schema,
+    part: tuple[Sequence[str], Sequence[File]],
+) -> None:
+    conditions, files = part
+    archived = read_all(Store(folder), files, schema)
+    logged = pa.Table.from_batches(batches(options, conditions, schema), schema=schema)
     position = first_difference(archived, logged)
     if position is not None:
         raise ArchiveRefused(
-            f"What was just archived of {part.options.log} is not what the log holds, first at "
+            f"What was just archived of {options.log} is not what the log holds, first at "
             f"position {position}: rows were changed or deleted meanwhile, or the disk is broken. "
             "Nothing of this batch was kept."
         )
-    return part

@@ -16,20 +16,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.core.rdd import portable_hash
 
 from ..eventlog.filter import EventFilter
-from .archive_reader import file_batches, planned, read
+from .archive_reader import Part, file_batches, frame, planned, read
 from .database import connect
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import File
 from .schema import COLUMNS as ALL
 from .schema import arrow_types, some
-from .source import batches, wanted
+from .source import batches
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -39,56 +38,18 @@ if TYPE_CHECKING:
 COLUMNS = tuple(name for name in ALL if name not in ("txid", "slice"))
 #: And of a version of an entity, behind these.
 ANSWER = ("command_id", "rejected", "response", "state")
-_TOPIC, _TYPE = COLUMNS.index("topic"), COLUMNS.index("type")
 _ARROW = arrow_types(some(*COLUMNS))
 _VERSIONS = arrow_types(some(*COLUMNS, *ANSWER))
-_ALL = EventFilter()
 
 Row = tuple[Any, ...]
-
-
-class Fold(Protocol):
-    """What the events of a key become. Made anew in each task."""
-
-    def key(self, row: Row) -> Any:
-        """Return the key of an event: a text, a number, or what hashes the same everywhere."""
-
-    def add(self, row: Row) -> None:
-        """Take the next event of a key. All events of a key come to one fold, in order."""
-
-    def result(self) -> Iterable[Any]:
-        """Return what the events since the last call became."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoldPart:
-    options: Options
-    files: tuple[File, ...] = ()
-    conditions: tuple[str, ...] = ()
-    #: A condition on all of them, in SQL, and the same in Python.
-    wanted: str = ""
-    only: EventFilter = _ALL
-    schema: pa.Schema = _ARROW
-
-    def rows(self) -> Iterator[Row]:
-        if self.files:
-            found = file_batches(self.files, self.schema, self.options)
-        else:
-            found = batches(self.options, self.conditions, self.schema, self.wanted)
-        matches: dict[tuple[str, str], bool] = {}
-        for batch in found:
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                kind = row[_TOPIC], row[_TYPE]
-                if kind not in matches:
-                    matches[kind] = self.only.matches(*kind)
-                if matches[kind]:
-                    yield row
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     options: Options
-    parts: tuple[FoldPart, ...]
+    only: EventFilter
+    schema: pa.Schema
+    parts: list[Part]
     end: Offset
     #: The lowest position that is read from the log; 0: none is.
     lowest: int
@@ -97,23 +58,20 @@ class Plan:
     def make(cls, options: Options, only: EventFilter) -> Plan:
         """Plan for what is committed by now. Raises ``ArchiveRefused``, ``ReadRefused``."""
         options = replace(options, topics="", types="", start="", end="")
+        parts, end, lowest, _ = planned(options)
         with closing(connect(options)) as database:
-            offsets = Offsets(database)
-            shares: list[list[File]] = []
-            if options.archive:
-                _, shares, ranges, end, lowest = planned(options)
-            else:
-                start = offsets.beginning()
-                offsets.verify(start)
-                end = offsets.end(start)
-                ranges = [] if end == start else offsets.parts(start, end, options.partitions)
-                lowest = offsets.lowest(ranges)
-            chosen = wanted(only, database)
             is_versions = database.schema().keys() >= set(ANSWER)
-            schema = _VERSIONS if is_versions else _ARROW
-            parts = [FoldPart(options, tuple(files), (), "", only, schema) for files in shares]
-            parts += [FoldPart(options, (), tuple(each), chosen, only, schema) for each in ranges]
-            return cls(options, tuple(parts), end, lowest)
+            lowest = lowest or Offsets(database).lowest(part.conditions for part in parts)
+        schema = _VERSIONS if is_versions else _ARROW
+        return cls(options, only, schema, parts, end, lowest)
+
+    def rows(self, part: Part) -> Iterator[Row]:
+        if part.files:
+            found = file_batches(part.files, self.schema, self.options, self.only)
+        else:
+            found = batches(self.options, part.conditions, self.schema, self.only)
+        for batch in found:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def pruned(self) -> bool:
         """Say whether something of it may have gone from the log before it was read."""
@@ -123,15 +81,17 @@ class Plan:
             return not database.has(self.lowest)
 
 
-def fold(session: SparkSession, plan: Plan, make: Callable[[], Fold]) -> RDD[Any]:
+def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]:
+    """Return what the events of each key become, by ``ViewFold``, which tasks make anew."""
     context = session.sparkContext
-    parts = plan.parts or (FoldPart(plan.options),)
+    parts = plan.parts or [Part()]
+    plan = replace(plan, parts=[])  # a task is sent its own part only
 
-    def keyed(parts: Iterable[FoldPart]) -> Iterator[tuple[tuple[int, int], Row]]:
+    def keyed(parts: Iterable[Part]) -> Iterator[tuple[tuple[int, int], Row]]:
         key = make().key
         portable_hash("")  # raises where tasks would hash one text to several numbers
         for part in parts:
-            for row in part.rows():
+            for row in plan.rows(part):
                 yield (hash(key(row)), row[0]), row
 
     def folded(rows: Iterable[tuple[tuple[int, int], Row]]) -> Iterator[Any]:
@@ -153,8 +113,8 @@ def beginning_missing(session: SparkSession, options: Options) -> str | None:
     archive = options.archive
     log = replace(options, topics="", types="", start="", end="", push_filters=False, archive="")
     # Heads first: what was committed before the events are looked for must be among them.
-    heads = session.read.format("outbox").options(**log.texts()).option("read", "heads")
-    known = heads.load().select("stream").persist()
+    heads = frame(session, replace(log, read="heads"))
+    known = heads.select("stream").persist()
     try:
         known.count()
         events = read(session, log=log, archive=archive, schema="stream string, version bigint")

@@ -36,7 +36,6 @@ SCHEMAS = {
 
 
 def kinds(schema: str) -> dict[str, str]:
-    """Return the types of the columns, by name."""
     return dict(column.split() for column in schema.split(", "))
 
 

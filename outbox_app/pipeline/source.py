@@ -29,11 +29,10 @@ from pyspark.sql.streaming.datasource import (
 
 from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, ReadRefused
-from .archive_reader import file_batches, planned
+from .archive_reader import ALL, Part, file_batches, planned
 from .database import Database, columns_of, connect
 from .offset import Offset, Offsets
 from .options import Options
-from .parquet import File
 from .pushdown import condition
 from .schema import arrow_schema, ddl
 
@@ -43,22 +42,6 @@ if TYPE_CHECKING:
 
 #: Tables that are read as they are.
 _TABLES = {"heads": "outbox_stream", "inbox": "outbox_inbox"}
-
-
-class Rows(InputPartition):
-    """A range of a log: conditions in SQL, of which no row meets two.
-
-    ``lowest`` is a position that the log has to have when all are read; 0: none has to be there.
-    """
-
-    def __init__(self, conditions: Sequence[str], lowest: int = 0) -> None:
-        self.conditions = list(conditions)
-        self.lowest = lowest
-
-
-class Files(InputPartition):
-    def __init__(self, files: Sequence[File]) -> None:
-        self.files = list(files)
 
 
 def register(session: SparkSession) -> None:
@@ -108,35 +91,37 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        if options.archive and options.read == "events":
-            plan = planned(options)
-            rows = [Rows(each, plan.lowest) for each in plan.ranges]
-            return [*map(Files, plan.files), *rows] or [Rows([])]
-        with closing(connect(options)) as database:
-            if options.read != "events":
-                return [Rows([_whole(options, database)])]
-            offsets = Offsets(database)
-            start = Offset.load(options.start) if options.start else offsets.beginning()
-            offsets.verify(start)
-            end = Offset.load(options.end) if options.end else offsets.end(start)
-            offsets.verify(end)
-            parts = [] if start == end else offsets.parts(start, end, options.partitions)
+        if options.read == "events":
             # An empty list would be taken for a partition that is None.
-            return [Rows(each, int(options.lowest or 0)) for each in parts or [[]]]
+            return planned(options).parts or [Part()]
+        if options.read == "inbox":
+            return [Part(conditions=["1 = 1"])]
+        with closing(connect(options)) as database:
+            return [Part(conditions=[f"log = {database.literal(options.log)}"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Files):
-            return file_batches(partition.files, self.schema, self.options)
-        assert isinstance(partition, Rows)
-        found = batches(self.options, partition.conditions, self.schema, self.pushed)
-        return _guarded(found, self.options, partition.lowest)
+        """Yield the rows of a part. Raises ``ReadRefused`` where the log was pruned meanwhile."""
+        assert isinstance(partition, Part)
+        options, lowest = self.options, partition.lowest
+        if partition.files:
+            yield from file_batches(partition.files, self.schema, options, options.only)
+            return
+        yield from batches(
+            options, partition.conditions, self.schema, options.only, pushed=self.pushed
+        )
+        if lowest:
+            with closing(connect(options)) as database:
+                if not database.has(lowest):
+                    raise ReadRefused(
+                        f"Position {lowest} has gone from {options.log} while it was read: the "
+                        "archive has got on, and the log was pruned. Read both again."
+                    )
 
 
 class FilteringReader(Reader):
     """Leaves filters to the database. A class of its own: a session without them refuses it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what SQL can say, and leave the rest to Spark."""
         taken = []
         with closing(connect(self.options)) as database:
             for each in filters:
@@ -175,20 +160,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bound = self._planner().latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return where the log ends, for the progress of the query."""
         return self._planner().latest().dump()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """Plan a batch: the first time, or again after a crash."""
         first, last = self._belongs(start, end)
         if first == last:
-            return [Rows([])]
+            return [Part()]
         parts = self._planner().parts(first, last, self.options.partitions)
-        return [Rows(conditions) for conditions in parts] or [Rows([])]
+        return [Part(conditions=each) for each in parts] or [Part()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Rows)
-        return batches(self.options, partition.conditions, self.schema)
+        assert isinstance(partition, Part)
+        return batches(self.options, partition.conditions, self.schema, self.options.only)
 
     def stop(self) -> None:
         if self._database is not None:
@@ -215,7 +198,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def batches(
-    options: Options, conditions: Sequence[str], schema: pa.Schema, pushed: str = ""
+    options: Options,
+    conditions: Sequence[str],
+    schema: pa.Schema,
+    only: EventFilter = ALL,
+    *,
+    pushed: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that meet one of the conditions. Raises ``Unreachable``."""
     if not conditions:
@@ -223,32 +211,9 @@ def batches(
     with closing(connect(options)) as database:
         table = database.quoted(_TABLES.get(options.read, options.log))
         columns = ", ".join(database.column(name) for name in schema.names)
-        chosen = wanted(options.only, database) if options.read == "events" else ""
+        wanted, params = only.sql() if options.read == "events" else ("", [])
+        chosen = wanted % tuple(map(database.literal, params))
         beside = [text for text in (chosen, pushed) if text]
         for each in conditions:
             where = " AND ".join(f"({text})" for text in [each, *beside])
             yield from database.batches(f"SELECT {columns} FROM {table} WHERE {where}", schema)
-
-
-def _guarded(
-    found: Iterator[pa.RecordBatch], options: Options, lowest: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield what was read. Raises ``ReadRefused`` where the log was pruned meanwhile."""
-    yield from found
-    if lowest:
-        with closing(connect(options)) as database:
-            if not database.has(lowest):
-                raise ReadRefused(
-                    f"Position {lowest} has gone from {options.log} while it was read: the archive "
-                    "has got on, and the log was pruned. Read both again."
-                )
-
-
-def _whole(options: Options, database: Database) -> str:
-    return f"log = {database.literal(options.log)}" if options.read == "heads" else "1 = 1"
-
-
-def wanted(only: EventFilter, database: Database) -> str:
-    """Return what a filter asks for, as SQL without parameters; empty: all rows."""
-    sql, params = only.sql()
-    return sql and sql % tuple(map(database.literal, params))

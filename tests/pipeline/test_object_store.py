@@ -86,11 +86,9 @@ def test_a_log_is_archived_into_a_bucket(alias, new_log, folder):
     assert archive(alias, folder) == 9
     publish_some(alias, 2)
     assert archive(alias, folder) == 2
-    plan = planned(source(alias, archive=folder))
-    schema = arrow_types(SCHEMA)
-    batches = [
-        b for each in plan.files for b in file_batches(each, schema, source(alias, archive=folder))
-    ]
+    options, schema = source(alias, archive=folder), arrow_types(SCHEMA)
+    plan = planned(options)
+    batches = [b for part in plan.parts for b in file_batches(part.files, schema, options)]
     assert rows_of([pa.Table.from_batches(batches)]) == logged(alias)
     assert Archive.load(folder, LOG).end == plan.archive.end
     rows = list(Event.objects.using(alias).order_by("pk").values_list("pk", "message_id"))

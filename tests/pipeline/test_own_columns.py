@@ -87,7 +87,9 @@ def read_with_archive(alias, folder):
     with closing(connect(options)) as database:
         schema = arrow_types(database.schema())
     batches = [
-        batch for files in planned(options).files for batch in file_batches(files, schema, options)
+        batch
+        for part in planned(options).parts
+        for batch in file_batches(part.files, schema, options)
     ]
     return pa.Table.from_batches(batches).sort_by("id").to_pylist()
 

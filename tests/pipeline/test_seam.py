@@ -74,7 +74,7 @@ def test_a_plan_has_all_rows_or_is_known_to_be_pruned(
     ids += publish_some(alias, young) if young else []
     while_planned(1)
     plan = Plan.make(source(alias, archive=str(tmp_path)), EventFilter())
-    assert sorted(row[0] for part in plan.parts for row in part.rows()) == ids
+    assert sorted(row[0] for part in plan.parts for row in plan.rows(part)) == ids
     assert not plan.pruned()
 
 

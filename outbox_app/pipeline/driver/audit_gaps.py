@@ -14,7 +14,6 @@ from typing import Any
 
 from django.db.models import F
 
-from ...aliases import log_alias
 from ...models import DatabaseNow, EventLog, Gap
 from ..defects import MISSING, Defect
 
@@ -39,20 +38,19 @@ class Recorded:
         return f"{text} left_out={self.left_out}" if self.left_out else text
 
 
-def accepted_gaps(log: type[EventLog], *, using: str | None = None) -> list[tuple[str, int, int]]:
-    rows = _rows(log, using or log_alias(log)).filter(state=Gap.State.SKIPPED)
+def accepted_gaps(log: type[EventLog], *, using: str) -> list[tuple[str, int, int]]:
+    rows = _rows(log, using).filter(state=Gap.State.SKIPPED)
     return list(rows.values_list("stream", "first", "last"))
 
 
 def record(
-    defects: Iterable[Defect], *, log: type[EventLog], using: str | None = None, whole: bool = False
+    defects: Iterable[Defect], *, log: type[EventLog], using: str, whole: bool = False
 ) -> Recorded:
     """Write missing versions as gaps, and settle those that are not missing any more.
 
     With ``whole`` the defects are all that is missing in the log and its archive, so any other gap
     was filled. Else only the log is asked for that.
     """
-    using = using or log_alias(log)
     missing = [defect for defect in defects if defect.kind in MISSING]
     left_out = max(0, len(missing) - LIMIT)
     found = {(each.stream, int(each.first or 0)): int(each.last or 0) for each in missing[:LIMIT]}

@@ -6,7 +6,6 @@ Statistics go into a file, or into the table that the admin shows: the last run'
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -15,15 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
 
 from ...aliases import outbox_alias
 from ...entities.operations import entity_types
 from ...entities.verification import differences
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Statistic
+from ...models.clock import stored
 from ...models.statistic import label_of
 from ...models.upsert import upsert
 from ...text import Write
@@ -102,20 +100,19 @@ def run_audit(
 def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
     """Audit once; None: rows went from the log that the archive did not have when it was read."""
     plan = planned(replace(run.options, archive=archive)) if archive else None
-    if plan:
-        check_files(run.session, plan.archive)
+    table = plan.archive if plan else None
+    if table:
+        check_files(run.session, table)
     # What the heads say now must be there at the bound, which is taken after them.
     heads = run.read(read="heads").persist()
     heads.count()
     with closing(connect(run.options)) as database:
         offsets = Offsets(database)
-        archived_to = plan.archive.end if plan else None
-        start = archived_to or offsets.beginning()
+        start = table.end if table else offsets.beginning()
         offsets.verify(start)
-        end = json.dumps(offsets.end(start).dump())
+        end, until = offsets.end(start).text, start.text
         archived = None
-        if archived_to:
-            until = json.dumps(archived_to.dump())
+        if table:
             archived = Archived(run.read(end=until), run.read(archive=archive, end=until))
         lowest = f"SELECT min(id) FROM {offsets.scan.source}"
         result = audit(
@@ -129,9 +126,10 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
             accepted=accepted_gaps(run.log, using=run.using),
         )
         heads.unpersist()
-        if plan and not result.sound and plan.lowest and not database.has(plan.lowest):
-            plan.archive.refresh()
-            if plan.archive.end != archived_to:
+        lowest_read = plan.lowest if plan else 0
+        if table and lowest_read and not result.sound and not database.has(lowest_read):
+            table.refresh()
+            if table.end != start:
                 return None
     return result
 
@@ -155,7 +153,7 @@ def _with_entities(result: Audit, entity: Any, *, using: str) -> Audit:
 def run_statistics(
     run: Pipeline,
     *,
-    inbox: Pipeline | None,
+    inbox: Pipeline,
     archive: str = "",
     to: str = "",
     table: bool = False,
@@ -166,7 +164,7 @@ def run_statistics(
     """Compute the statistics of a log. Raises ``OutboxError``."""
     if "://" in to:
         raise InvalidOption(f"Statistics are written to a folder of this machine; got {to}.")
-    handled = handled_in_inbox(inbox.read(read="inbox")) if inbox else None
+    handled = handled_in_inbox(inbox.read(read="inbox"))
     with read_once(run.read(some(*USED), archive=archive)) as events:
         log, most = run.options.log, {"top": top or TOP, "partitions": partitions or PARTITIONS}
         found = statistics(events, log=log, handled=handled, **most).persist()
@@ -205,7 +203,5 @@ def _statistic(row: tuple[Any, ...], log: str) -> Statistic:
         raise ValueError(
             f"A statistic of {source!r} was given as one of {log!r}. Store each log by itself."
         )
-    if not settings.USE_TZ:
-        minute = timezone.make_naive(minute, timezone.get_default_timezone())
-    values = (source, minute, name, dimension, label_of(label), value)
+    values = (source, stored(minute), name, dimension, label_of(label), value)
     return Statistic(**dict(zip(COLUMNS, values, strict=True)))
