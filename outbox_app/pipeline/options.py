@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..eventlog.filter import EventFilter
 from ..exceptions import InvalidOption, Unreachable
-
-#: What can be read: the log, the latest versions of its streams, or the executed jobs.
-Relation = Literal["events", "heads", "inbox"]
 
 #: The log of every project.
 EVENTS = "outbox_event"
@@ -41,7 +38,7 @@ class Options:
     #: Table of the log.
     log: str = EVENTS
     #: "events", "heads" (latest version of each stream), "inbox" (executed jobs).
-    read: Relation = "events"
+    read: str = "events"
     #: File that holds the password, on every machine that connects.
     password_file: str = ""
     #: Environment variable that holds it, in every process that connects.
@@ -111,6 +108,8 @@ class Options:
                 "The url holds a password, which would be shown in plans and logs. Leave it out, "
                 "and name a file or an environment variable: passwordFile, passwordEnv."
             )
+        if self.read not in ("events", "heads", "inbox"):
+            raise InvalidOption(f"read must be events, heads or inbox; got {self.read!r}.")
         if self.vendor == "sqlite" and not self.address.path.strip("/"):
             raise InvalidOption("An SQLite url names a file: sqlite:///relative or sqlite:////abs.")
         if self.archive and self.start:
@@ -121,12 +120,11 @@ class Options:
             raise InvalidOption("partitions must be at least 1.")
 
     def texts(self) -> dict[str, str]:
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        plain = Options(url=self.url)
+        plain = asdict(Options(url=""))
         return {
             name.replace("_", ""): str(value)
-            for name, value in values
-            if name == "url" or value != getattr(plain, name)
+            for name, value in asdict(self).items()
+            if value != plain[name]
         }
 
     @property
@@ -218,16 +216,9 @@ def _number(kind: type) -> Callable[[str, str], Any]:
     return parse
 
 
-def _relation(name: str, text: str) -> str:
-    if text not in ("events", "heads", "inbox"):
-        raise InvalidOption(f"{name} must be events, heads or inbox; got {text!r}.")
-    return text
-
-
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "str": lambda name, text: str(text),
     "int": _number(int),
     "float": _number(float),
     "bool": _bool,
-    "Relation": _relation,
 }

@@ -32,8 +32,6 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # INT96, the default, has no statistics that other readers could use.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Rows of several days are written without being sorted by day first.
-    "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.python.filterPushdown.enabled": "true",
     # Frames are kept for a few readings: compressing them takes longer than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
