@@ -17,8 +17,6 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..eventlog.scan import LogScan
-from ..eventlog.window import Window
 from ..exceptions import Unreachable
 from .options import EVENTS, Options
 from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
@@ -53,14 +51,12 @@ def columns_of(options: Options) -> dict[str, str]:
 
 
 class Database(ABC):
-    #: Scans its log.
-    scan: ClassVar[type[LogScan[Any]]]
+    #: The class that scans its log, which is also a window.
+    scan: ClassVar[Any]
     #: What is raised where a statement fails, or the connection is lost.
     errors: ClassVar[tuple[type[Exception], ...]]
     #: Whether its times are compared as times, and not as texts.
     compares_times: ClassVar[bool] = True
-    #: What names are quoted with.
-    quote: ClassVar[str] = '"'
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -107,7 +103,8 @@ class Database(ABC):
         return name if name in COLUMNS else self.quoted(name)
 
     def quoted(self, name: str) -> str:
-        return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
+        quote = self.scan.quote
+        return f"{quote}{name.replace(quote, quote * 2)}{quote}"
 
     def has(self, position: int) -> bool:
         """Say whether the log has a position: pruned from its front, it then has all above."""
@@ -115,16 +112,10 @@ class Database(ABC):
         return bool(self.run(sql, []))
 
     def log(self) -> Any:
-        """Return the scan of the log that options name; it is also its window."""
-        kind: Any = self.scan
-        assert issubclass(kind, Window)
+        """Return the scan of the log that options name."""
         options = self.options
-        return kind(
-            options.log,
-            self.run,
-            dirty=self.dirty if kind.needs_dirty else None,
-            settle=float("inf") if options.tombstones else options.settle_seconds,
-        )
+        settle = float("inf") if options.tombstones else options.settle_seconds
+        return self.scan(options.log, self.run, dirty=self.dirty, settle=settle)
 
 
 def connected(

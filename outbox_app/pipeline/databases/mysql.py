@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import MySQLdb
 import MySQLdb.cursors
@@ -29,7 +29,6 @@ class Mysql(Database):
 
     scan = MysqlScan
     errors = (MySQLdb.Error,)
-    quote: ClassVar[str] = "`"
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -36,8 +37,6 @@ class Postgres(Database):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        #: The types of the columns, once one is read that not every log has.
-        self._own: dict[str, str] | None = None
         parameters = {"application_name": "outbox_pipeline", "connect_timeout": "10"}
         parameters |= options.parameters
         if options.statement_timeout:
@@ -95,12 +94,15 @@ class Postgres(Database):
         )
         return str(oid)
 
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return self.schema() if self.options.read == "events" else {}
+
     def column(self, name: str) -> str:
-        if self._own is None:
-            is_log = self.options.read == "events" and name not in COLUMNS
-            self._own = self.schema() if is_log else None
-        cast = "::text" if (self._own or {}).get(name) == "string" else ""
-        return _CASTS.get(name) or super().column(name) + cast
+        if name in _CASTS:
+            return _CASTS[name]
+        is_own_text = name not in COLUMNS and self._types.get(name) == "string"
+        return super().column(name) + ("::text" if is_own_text else "")
 
     def close(self) -> None:
         self._connection.close()
