@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import MySQLdb
 import pytest
@@ -13,6 +14,7 @@ from django.db import connections
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import InvalidOption, Unreachable
 from outbox_app.pipeline.database import connect
+from outbox_app.pipeline.driver import pipeline as driver
 from outbox_app.pipeline.options import Options
 from tests.faults.tools import on
 
@@ -128,6 +130,19 @@ def test_a_relative_archive_is_that_of_the_driver(tmp_path, monkeypatch):
     options = Options(url="sqlite:///log.sqlite3", archive="archive")
     assert options.archive == Options.of(options.texts()).archive == str(tmp_path / "archive")
     assert replace(options, archive="s3://bucket/log").archive == "s3://bucket/log"
+
+
+@pytest.mark.parametrize("vendor", ["postgresql", "mysql"])
+@pytest.mark.parametrize(
+    ("host", "port"), [("db.example", "5432"), ("::1", "5432"), ("::1", ""), ("a,b", "1,2")]
+)
+def test_hosts_are_those_of_django(monkeypatch, vendor, host, port):
+    """Also an IPv6 address, and several hosts with a port each."""
+    values = {"NAME": "shop", "HOST": host, "PORT": port}
+    connection = SimpleNamespace(vendor=vendor, settings_dict=values)
+    monkeypatch.setattr(driver, "connections", {"x": connection})
+    expected = {"dbname": "shop", "host": host, "port": port}
+    assert {"port": "", **options(driver.database_url("x")).parameters} == expected
 
 
 @pytest.fixture

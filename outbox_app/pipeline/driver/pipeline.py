@@ -51,16 +51,13 @@ class Pipeline:
             schema: Columns that are needed, as SQL writes them. Default: all.
             given: Options over those of the log: ``archive="DIR"``, ``read="heads"`` …
         """
-        if archive := given.pop("archive", ""):
-            from ..archive_reader import read
+        from ..archive_reader import frame, read
 
-            options = Options.of({**self.options.texts(), **given})
-            return read(self.session, log=options, archive=str(archive), schema=schema)
-        reader = self.session.read.format("outbox").options(**self.options.texts())
-        for name, value in given.items():
-            if value != "":
-                reader = reader.option(name, str(value))
-        return (reader.schema(schema) if schema else reader).load()
+        archive = str(given.pop("archive", ""))
+        options = Options.of({**self.options.texts(), **given})
+        if archive:
+            return read(self.session, log=options, archive=archive, schema=schema)
+        return frame(self.session, options, schema)
 
     def elsewhere(self, using: str) -> Pipeline:
         given = {"password_env": _password_variable(using)} if _has_password(using) else {}
@@ -166,6 +163,11 @@ def database_url(using: str) -> str:
     if host.startswith("/"):  # a folder of sockets, or a socket
         extra["host" if vendor == "postgresql" else "unix_socket"] = host
         host = ""
+    elif ":" in host:
+        host = f"[{host}]"
+    if "," in port:  # of several hosts
+        extra["port"] = port
+        port = ""
     user = str(given.get("USER") or "")
     place = f"{quote(user, safe='')}@" if user else ""
     place += f"{host}:{port}" if port else host
