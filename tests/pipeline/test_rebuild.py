@@ -68,16 +68,19 @@ def test_spark_makes_the_rows_of_outbox_rebuild(alias, name, spark, spark_rebuil
     assert rows(alias, name) == rebuilt(alias, name)
 
 
-def test_events_are_those_of_the_log(alias, options):
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_events_are_those_of_the_log(alias, options, settings, use_tz):
     """What a fold is given is what a subscription is given, in value and type."""
+    if not use_tz:
+        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     work(alias, 5)
     with transaction.atomic(using=alias):
         publish_many([NewEvent("ä", "made", {"list": [1.5, None, "\u2028"]}, {"by": "ü"})])
     reader = LogReader(Event, using=alias)
     logged = reader.read(reader.window.start(0), 1000).events
     fold = ViewFold(ProjectionTable(declare(StatusOf, "status")(), using=alias), "outbox_event")
-    parts = Plan.make(options, EventFilter()).parts
-    events = [fold._event(row) for part in parts for row in part.rows()]
+    plan = Plan.make(options, EventFilter())
+    events = [fold._event(row) for part in plan.parts for row in plan.rows(part)]
     assert sorted(events, key=lambda each: each.id) == logged
     assert [*map(type, events[0])] == [*map(type, logged[0])]
     assert {each.recorded_at.utcoffset() for each in events} == {

@@ -169,7 +169,10 @@ def test_versions_of_entities_are_kept_for_the_days_of_their_commands(alias, set
     assert sinks("elsewhere") == {}
 
 
-def test_versions_that_have_sunk_are_read_from_the_archive(alias, settings, tmp_path):
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_versions_that_have_sunk_are_read_from_the_archive(alias, settings, tmp_path, use_tz):
+    if not use_tz:
+        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     to = str(tmp_path / "versions")
     settings.OUTBOX = {**settings.OUTBOX, "SINK": {"account_version": (to, 30)}}
     for n, (id, command) in enumerate([("a", "open"), ("b", "open"), ("a", "date"), ("a", "date")]):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
 from django.db.models import Field, JSONField
 
 from ...exceptions import NoSpark, Unreachable
 from ...models import EntityVersion
+from .rebuild_fold import as_stored
 
 if TYPE_CHECKING:
     from ..parquet import File
@@ -48,7 +51,7 @@ def archived_versions(
     found = []
     for row in read_stream(archive.store, archive.files(), archive.schema.names, id):
         values = {
-            field.attname: _python_value(field, row[field.column])
+            field.attname: _python_value(field, row[field.column], connections[using])
             for field in log._meta.concrete_fields
             if field.column in row
         }
@@ -80,7 +83,6 @@ class ArchiveLookup:
         return len(rows)
 
     def _reach(self, first: int, last: int) -> None:
-        """Open all files that may hold some of these positions."""
         self._open = [each for each in self._open if each[0] >= first]
         while self._files and self._files[0].first <= last:
             file = self._files.pop(0)
@@ -110,9 +112,11 @@ def _readable() -> Iterator[None]:
         ) from error
 
 
-def _python_value(field: Field[Any, Any], value: Any) -> Any:
+def _python_value(field: Field[Any, Any], value: Any, connection: Any) -> Any:
     if isinstance(field, JSONField):
         return None if value is None else json.loads(value, cls=field.decoder)
+    if isinstance(value, datetime):
+        value = as_stored(value, connection)
     return field.to_python(value)
 
 

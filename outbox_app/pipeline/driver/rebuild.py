@@ -36,7 +36,7 @@ from ...projections.rebuild import Rebuild, failing_as_one, rebuildable, require
 from ...projections.shadow_table import shadow_table
 from ...text import Write, get_logger
 from ..session import reason
-from .rebuild_fold import ProjectionFold, columns, events_of
+from .rebuild_fold import ProjectionFold, columns
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -113,7 +113,7 @@ class Source:
         plan = Plan.make(self.options, EventFilter(subscriber.topics, subscriber.types))
         # After the plan: what is pruned between the two is found here, or by ``Plan.pruned``.
         if not self.options.archive:
-            require_whole(subscriber.logs[0], using=subscriber.using)
+            require_whole(self.projection)
         elif stream := beginning_missing(self.session, self.options):
             raise RebuildRefused(
                 f"Neither {self.options.log} nor the archive {self.options.archive} has version 1 "
@@ -178,7 +178,7 @@ class SparkRebuild(Rebuild):
             self.write(f"folding name={self.name} parts={parts}")
             folded = self.source.fold(self.plan).persist(StorageLevel.DISK_ONLY)
             try:
-                events = int(folded.map(events_of).sum())
+                events = int(folded.map(lambda each: each if isinstance(each, int) else 0).sum())
                 if not self.plan.pruned():
                     yield folded, events
                     return
@@ -232,10 +232,12 @@ class SparkRebuild(Rebuild):
         self.positions = [end.position]
         # On MySQL a log has as many gaps as there were rollbacks, until they have settled.
         deadline = time.monotonic() + 2 * outbox_settings().SETTLE_SECONDS + 1
-        while not self.ask(_is_readable, reader, state):
-            if time.monotonic() > deadline:
-                break  # the replay says why
-            time.sleep(0.1)
+        while time.monotonic() < deadline:
+            try:
+                self.ask(reader.read, state, 1)
+                break
+            except TooManyGaps:  # which the replay says, if they never settle
+                time.sleep(0.1)
         return self.replay([state])
 
     def _compare(self, states: list[WindowState]) -> int:
@@ -247,7 +249,7 @@ class SparkRebuild(Rebuild):
                 using=self.using,
                 unsettled=lambda: self.ask(self._unsettled, states, cursors),
             )
-        except (ReadRefused, TooFarBehind) as error:
+        except (ReadRefused, PipelineError) as error:
             if self.compare_only:
                 raise
             self.write(f"not compared name={self.name}: {error}")
@@ -273,7 +275,7 @@ class SparkRebuild(Rebuild):
                 keys.update(self.view.key(event) for event in found)
                 seen += len(found)
                 if seen > MAX_UNSETTLED:
-                    raise TooFarBehind(
+                    raise PipelineError(
                         f"the subscription is more than {MAX_UNSETTLED} events behind, so it "
                         "cannot be told what differs for another reason. Let it catch up"
                     )
@@ -291,18 +293,6 @@ class SparkRebuild(Rebuild):
                 yield reader, reader.load(cursor.state)
             finally:
                 reader.close()
-
-
-class TooFarBehind(PipelineError):
-    """A subscription has so much to do that its view cannot be compared."""
-
-
-def _is_readable(reader: LogReader, state: WindowState) -> bool:
-    try:
-        reader.read(state, 1)
-    except TooManyGaps:
-        return False
-    return True
 
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -66,7 +66,6 @@ class ViewFold:
     """Folds events into rows. A row is given out as the values of its columns."""
 
     def __init__(self, view: ProjectionTable, log: str) -> None:
-        from django.conf import settings
         from django.db import connections
 
         from ...eventlog.record import record_of
@@ -81,12 +80,10 @@ class ViewFold:
         self.rows: dict[Any, Any] = {}
         self.events = 0
         self.columns = columns(view.model)
-        connection = connections[view.using]
-        self.zone: tzinfo = connection.timezone or UTC
-        #: Where Django has times without a zone: which one is meant.
-        self.naive = None if settings.USE_TZ else ZoneInfo(connection.timezone_name)
+        self.connection = connections[view.using]
 
     def key(self, row: Row) -> Any:
+        """Return the key of an event: a text, a number, or what hashes the same everywhere."""
         event = self._event(row) if self.own_key else self.record(row, self.log)
         try:
             return self.view.key(event)
@@ -94,6 +91,7 @@ class ViewFold:
             raise self._failed("key", event, error) from None
 
     def add(self, row: Row) -> None:
+        """Take the next event of a key. All of them come to one fold, in order."""
         event = self._event(row)
         try:
             keyed = [(self.view.key(event), self.turn(event))]
@@ -103,7 +101,7 @@ class ViewFold:
         self.events += 1
 
     def result(self) -> Iterator[Any]:
-        """See ``Fold``: values of each row, and then how many events that were."""
+        """Yield what the events since the last call became: rows, and how many events it were."""
         rows, events = self.rows, self.events
         self.rows, self.events = {}, 0
         for row in rows.values():
@@ -113,8 +111,7 @@ class ViewFold:
 
     def _event(self, row: Row) -> RecordedEvent:
         *names, data, metadata, message_id, recorded_at = row[:9]
-        at = recorded_at.astimezone(self.naive or self.zone)
-        at = at.replace(tzinfo=None) if self.naive else at
+        at = as_stored(recorded_at, self.connection)
         answer = list(row[9:])
         answer[2:] = [text and _json(text) for text in answer[2:]]
         values = [*names, _json(data), _json(metadata), UUID(message_id), at, *answer]
@@ -130,13 +127,19 @@ class ViewFold:
         )
 
 
+def as_stored(moment: datetime, connection: Any) -> datetime:
+    """Return a time that the pipeline has read as Django reads it from the same row.
+
+    Without ``USE_TZ`` that has no zone, and only PostgreSQL knows which one is meant.
+    """
+    if connection.timezone is not None:
+        return moment.astimezone(connection.timezone)
+    zone = ZoneInfo(connection.timezone_name) if connection.vendor == "postgresql" else UTC
+    return moment.astimezone(zone).replace(tzinfo=None)
+
+
 def _json(text: str) -> Any:
     return {} if text == "{}" else json.loads(text)
-
-
-def events_of(result: Any) -> int:
-    """Return how many events a result of a fold stands for: rows are told apart from counts."""
-    return result if isinstance(result, int) else 0
 
 
 def columns(model: Any) -> list[str]:
