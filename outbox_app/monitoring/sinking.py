@@ -42,17 +42,9 @@ def sink_status(*, using: str | None = None) -> list[SinkStatus]:
         rows = log._base_manager.using(alias).order_by("pk").annotate(now=DatabaseNow())
         oldest = rows.values_list("pk", "recorded_at", "now").first()
         age = (oldest[2] - oldest[1]).total_seconds() if oldest else 0.0
-        found.append(
-            SinkStatus(
-                log=table,
-                archive=archive,
-                days=days,
-                position=oldest[0] if oldest else None,
-                oldest_seconds=age,
-                behind_seconds=max(0.0, age - days * DAY),
-                waits_for="; ".join({p.trouble for p in processes if p.trouble})
-                if processes
-                else NOT_RUN,
-            )
-        )
+        position = oldest[0] if oldest else None
+        behind = max(0.0, age - days * DAY)
+        troubles = {each.trouble for each in processes if each.trouble}
+        waits_for = "; ".join(troubles) if processes else NOT_RUN
+        found.append(SinkStatus(table, archive, days, position, age, behind, waits_for))
     return found
