@@ -300,7 +300,8 @@ def _check_handler(name: str, function: Any) -> None:
     text = f"Subscription {name!r}: {function!r} cannot handle events: "
     if not callable(function):
         raise InvalidSubscriber(text + "it is not callable.")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(is_kind(function) for is_kind in kinds):
         raise InvalidSubscriber(text + "its body would never run. Write a plain function.")
     try:
         inspect.signature(function).bind([])

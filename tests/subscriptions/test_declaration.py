@@ -37,6 +37,10 @@ async def coroutine(events):
     """Nobody would await it."""
 
 
+async def asynchronous_generator(events):
+    yield
+
+
 def generator(events):
     """Nobody would iterate over it."""
     yield
@@ -59,6 +63,7 @@ class Handler:
         (keywords_only, "one argument"),
         (coroutine, "plain function"),
         (generator, "plain function"),
+        (asynchronous_generator, "plain function"),
         (5, "not callable"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
