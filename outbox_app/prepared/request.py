@@ -103,17 +103,18 @@ def checked(new: NewPrepared, *, using: str = "", remote: bool = False) -> Prepa
 def _event(new: NewPrepared, *, remote: bool) -> dict[str, Any]:
     if new.args or new.kwargs:
         raise InvalidPrepared("args and kwargs are of a job; give its task as job=, or none.")
-    log = Event if remote else log_named(new.log) if isinstance(new.log, str) else new.log
+    log: Any = new.log
+    if isinstance(log, str):
+        log = Event if remote else log_named(log)  # a table of another service is not here
     require_log(log)
     data = {} if new.data is None else new.data
     metadata = new.metadata or {}
-    if isinstance(metadata, Mapping):
-        metadata = {**metadata, **_trace(new)}
-    event = NewEvent(new.stream, new.type, data, metadata, new.topic)
+    if not isinstance(metadata, Mapping):
+        raise InvalidPrepared(f"metadata must be a mapping; got {metadata!r:.100}.")
+    event = NewEvent(new.stream, new.type, data, {**metadata, **_trace(new)}, new.topic)
     row = checked_event(event, log).row
-    table = log._meta.db_table
-    if remote:
-        table = checked_name("log", new.log if isinstance(new.log, str) else new.log._meta.db_table)
+    is_elsewhere = remote and isinstance(new.log, str)
+    table = checked_name("log", new.log) if is_elsewhere else log._meta.db_table
     content = {"data": row.data, "metadata": row.metadata}
     names = {"stream": row.stream, "type": row.type, "topic": row.topic}
     return {"log": table, "content": content} | names

@@ -455,6 +455,13 @@ def test_a_keeper_that_there_is_not(alias: str, sender: str) -> None:
 
 
 @one
+@pytest.mark.parametrize("log", [5, None, PreparedEvent])
+def test_a_log_that_is_none(alias: str, sender: str, log: Any) -> None:
+    with pytest.raises(InvalidPrepared, match="log must be a concrete model"):
+        prepare("a", "order.paid", log=log, using=sender, to="shop")
+
+
+@one
 def test_without_the_extra(alias: str, sender: str, monkeypatch: Any, client: Any) -> None:
     """What is local works; the rest says in a sentence what to install."""
     monkeypatch.setitem(sys.modules, "http_message_signatures", None)

@@ -341,6 +341,7 @@ BAD: dict[str, dict[str, Any]] = {
     "no JSON": {"data": object()},
     "large": {"data": "x" * 300_000},
     "metadata": {"metadata": {1, 2}},
+    "metadata are a list": {"metadata": [1]},
     "log": {"log": "no_such_log"},
     "log is no log": {"log": PreparedEvent},
     "log is a number": {"log": 5},
