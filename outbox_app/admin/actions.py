@@ -67,18 +67,6 @@ class RequiredReason(Reason):
 
 
 @dataclass(frozen=True, slots=True)
-class Batched:
-    """How an action works through many rows."""
-
-    #: As ``jobs.dead.requeue_for``, with ``reason`` besides.
-    run: Callable[..., BulkResult]
-    #: The column in whose order it goes through the rows.
-    order: str
-    #: The outcome for so many rows.
-    outcome: Callable[[int], str]
-
-
-@dataclass(frozen=True, slots=True)
 class BulkAction:
     name: str
     #: Codename of the permission that it takes.
@@ -87,11 +75,15 @@ class BulkAction:
     label: Any
     single: Any
     effect: Any
-    #: Given the rows, the form's values and the name of the person; returns the outcome.
-    run: Callable[[Any, dict[str, Any], str], str] | None = None
+    #: Given the rows, the form's values and the name of the person; returns the outcome, or the
+    #: number of rows for ``outcome``.
+    run: Callable[[Any, dict[str, Any], str], Any] | None = None
+    #: Instead of ``run``, where there may be many rows. As ``jobs.dead.requeue_for``; takes
+    #: ``reason`` besides.
+    run_for: Callable[..., BulkResult] | None = None
+    #: The outcome for a number of rows: ``ngettext_lazy`` without its number.
+    outcome: Any = "%s"
     form: type[Reason] = RequiredReason
-    #: Instead of ``run``, where there may be many rows.
-    batched: Batched | None = None
     #: Whether it takes something away for good.
     destroys: bool = False
     #: Whether it is about the rows that the question lists, as they were then, and no others.
@@ -100,6 +92,8 @@ class BulkAction:
 
 class ConfirmedActionsAdmin(OutboxAdmin):
     bulk_actions: ClassVar[tuple[BulkAction, ...]] = ()
+    #: The column in whose order batched actions go through the rows.
+    batch_order: ClassVar[str] = "id"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -123,7 +117,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
         """Offer batched actions on all rows that match: Django knows those of the page only."""
-        offered = [each for each in self._permitted(request) if each.batched]
+        offered = [each for each in self._permitted(request) if each.run_for]
         context = {**(extra_context or {}), "bulk_actions": offered, "any": ACTION_CHECKBOX_NAME}
         return super().changelist_view(request, context)
 
@@ -132,13 +126,13 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         return super().render_change_form(request, context, *args, **kw)
 
     def answer(self, request: HttpRequest, rows: Any, action: BulkAction) -> Any:
-        if action.batched and "state" in request.POST:
+        if action.run_for and "state" in request.POST:
             return self.resume(request, rows, action)
         confirmed = "confirmed" in request.POST
         form = action.form(request.POST if confirmed else None)
         if not confirmed or not form.is_valid():
             return self.ask(request, rows, action, form)
-        if action.batched:
+        if action.run_for:
             return self.begin(request, rows, action, form.cleaned_data["reason"])
         return self.run(request, rows, action, form.cleaned_data)
 
@@ -157,7 +151,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         }
         if action.listed_only:
             context |= {"selected": [str(row.pk) for row in listed], "select_across": False}
-        if action.batched:
+        if action.run_for:
             last = self.get_queryset(request).order_by("-id").annotate(now=DatabaseNow())
             until, now = last.values_list("id", "now").first() or (0, None)
             count = counting.shown_count(counting.counted(preview))
@@ -182,8 +176,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             ids = [pk for pk, line in now.items() if line in asked]
             rows = self.get_queryset(request).filter(pk__in=ids)
         try:
-            assert action.run, "neither run nor batched"
-            outcome = action.run(rows, values, request.user.get_username())
+            assert action.run, "neither run nor run_for"
+            outcome = action.outcome % action.run(rows, values, request.user.get_username())
         except OutboxError as error:
             level = messages.ERROR
             outcome = _("Not done: %(error)s") % {"error": shown(error, 1000)}
@@ -194,13 +188,12 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         self.message_user(request, outcome, level)
 
     def begin(self, request: HttpRequest, rows: Any, action: BulkAction, reason: str) -> Any:
-        assert action.batched
         until = number(request.POST.get("until", ""))
         if until is None:
             raise BadRequest("The form has no id up to which rows are meant.")
         outcome = _("Begun, and not finished.")
         entry = log(request, rows, action, outcome, reason)
-        order = action.batched.order
+        order = self.batch_order
         ends = self.get_queryset(request).aggregate(first=Min(order), last=Max(order))
         state = State(
             *_owner(request, action), reason, until, entry, outcome,
@@ -221,8 +214,8 @@ class ConfirmedActionsAdmin(OutboxAdmin):
     def _run_batches(
         self, request: HttpRequest, rows: Any, action: BulkAction, state: State
     ) -> Any:
-        assert action.batched
-        found = action.batched.run(
+        assert action.run_for
+        found = action.run_for(
             rows,
             reason=state.reason,
             until=state.until,
@@ -233,11 +226,11 @@ class ConfirmedActionsAdmin(OutboxAdmin):
             whole=is_few(request) or not Selection.of(request).across,
         )
         state = replace(state, done=state.done + found.done, after=found.after or 0)
-        outcome, note = _outcome(action.batched, found, state.done)
+        outcome, note = _outcome(action, found, state.done)
         before, reason = state.noted, state.reason
         if not log_anew(request, action, note, reason, entry=state.entry, before=before):
             # Another post of this form has written there: both count what they did themselves.
-            outcome, note = _outcome(action.batched, found, found.done)
+            outcome, note = _outcome(action, found, found.done)
             state = replace(state, done=found.done)
             if found.done or found.error:
                 state = replace(state, entry=log(request, rows, action, note, reason))
@@ -247,7 +240,7 @@ class ConfirmedActionsAdmin(OutboxAdmin):
         state = replace(state, noted=note)
         context = {
             "outcome": outcome,
-            "left": left(rows, action.batched.order, state),
+            "left": left(rows, self.batch_order, state),
             "percent": state.percent,
             "state": signing.dumps(asdict(state), salt=SALT, compress=True),
             "asked": request.POST.get("asked", ""),
@@ -343,9 +336,9 @@ def _is_over(found: BulkResult) -> bool:
     return found.after is None or found.error is not None
 
 
-def _outcome(batched: Batched, found: BulkResult, done: int) -> tuple[str, str]:
+def _outcome(action: BulkAction, found: BulkResult, done: int) -> tuple[str, str]:
     """Return the outcome so far for the page, and for the admin's log."""
-    outcome = batched.outcome(done)
+    outcome = action.outcome % done
     if found.error:
         error = shown(found.error, 1000)
         outcome = _("%(done)s Stopped half-way: %(error)s") % {"done": outcome, "error": error}

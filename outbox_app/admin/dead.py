@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.utils.text import Truncator
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import dead
@@ -20,7 +20,7 @@ from ..jobs.bulk import BulkResult
 from ..jobs.dead_summary import WINDOWS, DeadGroups, DeadMatrix, DeadRow, dead_groups
 from ..models import DeadJob, counting
 from ..text import one_line
-from .actions import Batched, BulkAction
+from .actions import BulkAction
 from .base import address, column
 from .filters import AgeFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
@@ -43,11 +43,8 @@ REQUEUE = BulkAction(
         "They are staged again with the same task ids, in the order in which they were staged "
         "first. A worker may get a job that it had already."
     ),
-    batched=Batched(
-        _decided(dead.requeue_for),
-        dead.ORDER,
-        lambda n: ngettext("%d dead job was requeued.", "%d dead jobs were requeued.", n) % n,
-    ),
+    run_for=_decided(dead.requeue_for),
+    outcome=ngettext_lazy("%d dead job was requeued.", "%d dead jobs were requeued."),
 )
 DISCARD = BulkAction(
     "discard_selected",
@@ -55,11 +52,8 @@ DISCARD = BulkAction(
     _("Discard dead jobs for good"),
     _("Discard the job for good"),
     _("They are deleted and never sent. This cannot be undone."),
-    batched=Batched(
-        _decided(dead.discard_for),
-        dead.ORDER,
-        lambda n: ngettext("%d dead job was discarded.", "%d dead jobs were discarded.", n) % n,
-    ),
+    run_for=_decided(dead.discard_for),
+    outcome=ngettext_lazy("%d dead job was discarded.", "%d dead jobs were discarded."),
     destroys=True,
 )
 
@@ -77,6 +71,7 @@ class DeadJobAdmin(JobAdmin):
     payload_permission = "view_payload_deadjob"
     short_reason = column(_("reason"), lambda job: Truncator(job.reason).chars(120))
     bulk_actions = (REQUEUE, DISCARD)
+    batch_order = dead.ORDER
     fieldsets = [
         (_("Why it is dead"), {"fields": ["error", "reason", "died_at"]}),
         (_("Job"), {"fields": ["task", "task_id", "queue", "ordering_key", "app", "shard",

@@ -18,7 +18,7 @@ from django.contrib.admin import SimpleListFilter
 from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import outbox_alias
@@ -52,11 +52,6 @@ def _check(rows: Any, values: dict[str, Any], by: str) -> str:
     return f"{text} {gettext('Answers come to manage.py run_prepared.')}"
 
 
-def _extend(rows: Any, values: dict[str, Any], by: str) -> str:
-    count = operations.extend(rows, by=by, reason=values["reason"])
-    return ngettext("%d event was extended.", "%d events were extended.", count) % count
-
-
 ACTIONS = (
     BulkAction(
         "check_selected",
@@ -68,7 +63,7 @@ ACTIONS = (
             "what is answered. Events that are decided stay as they are. At most 50 at a time."
         ),
         _check,
-        Reason,
+        form=Reason,
         listed_only=True,
     ),
     BulkAction(
@@ -108,7 +103,8 @@ ACTIONS = (
             "Their senders are asked for another day (OUTBOX['PREPARED_DECIDE_BY']) before their "
             "policy decides. Undecided ones are prepared again. At most 50 at a time."
         ),
-        _extend,
+        lambda rows, values, by: operations.extend(rows, by=by, reason=values["reason"]),
+        outcome=ngettext_lazy("%d event was extended.", "%d events were extended."),
         listed_only=True,
     ),
 )

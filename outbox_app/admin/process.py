@@ -22,7 +22,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
@@ -71,9 +71,7 @@ class Weight(RequiredReason):
     field_order = ("weight", "reason")
 
 
-def _change(rows: Any, **values: Any) -> str:
-    count = change(rows, **values)
-    return ngettext("%d server was changed.", "%d servers were changed.", count) % count
+CHANGED = ngettext_lazy("%d server was changed.", "%d servers were changed.")
 
 
 def _ejected(failing: Failing | None) -> str:
@@ -113,7 +111,8 @@ class ServerAdmin(ConfirmedActionsAdmin):
                 "They are given no more calls, and finish those that they have. It holds until "
                 "their processes end, or a weight is set."
             ),
-            lambda rows, values, by: _change(rows, draining=True),
+            lambda rows, values, by: change(rows, draining=True),
+            outcome=CHANGED,
         ),
         BulkAction(
             "weight_selected",
@@ -121,7 +120,8 @@ class ServerAdmin(ConfirmedActionsAdmin):
             _("Set the weight of servers"),
             _("Set the weight of the server"),
             _("They are given so many parts of the calls, drained or not; 0: none."),
-            lambda rows, values, by: _change(rows, draining=False, weight=values["weight"]),
+            lambda rows, values, by: change(rows, draining=False, weight=values["weight"]),
+            outcome=CHANGED,
             form=Weight,
         ),
     )

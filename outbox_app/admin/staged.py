@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.http import HttpRequest
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..jobs import staged
@@ -18,7 +18,7 @@ from ..jobs.drain.status import Held
 from ..models import DatabaseNow, Lease, Process, StagedJob, counting
 from ..monitoring import series
 from ..text import duration, one_line, shown
-from .actions import Batched, BulkAction
+from .actions import BulkAction
 from .base import address, column
 from .charts import number
 from .filters import ShardFilter, StateFilter, column_filter
@@ -38,11 +38,8 @@ CANCEL = BulkAction(
         "They are deleted and never sent. This cannot be undone. One that a drainer is publishing "
         "at this moment leaves all the same."
     ),
-    batched=Batched(
-        lambda rows, reason, **options: staged.cancel_for(rows, **options),
-        staged.ORDER,
-        lambda n: ngettext("%d staged job was cancelled.", "%d staged jobs were cancelled.", n) % n,
-    ),
+    run_for=lambda rows, reason, **options: staged.cancel_for(rows, **options),
+    outcome=ngettext_lazy("%d staged job was cancelled.", "%d staged jobs were cancelled."),
     destroys=True,
 )
 RELEASE = BulkAction(
@@ -54,11 +51,8 @@ RELEASE = BulkAction(
         "They leave with the next batches, and a worker runs them when it has them: the time that "
         "they were to wait for is taken away. Those that are not held stay as they are."
     ),
-    batched=Batched(
-        lambda rows, reason, **options: staged.release_for(rows, **options),
-        staged.ORDER,
-        lambda n: ngettext("%d held job was released.", "%d held jobs were released.", n) % n,
-    ),
+    run_for=lambda rows, reason, **options: staged.release_for(rows, **options),
+    outcome=ngettext_lazy("%d held job was released.", "%d held jobs were released."),
 )
 BURY = BulkAction(
     "bury_selected",
@@ -71,11 +65,8 @@ BURY = BulkAction(
         "same, and may then be both published and dead: look before you requeue it. Where dead "
         "jobs block their ordering key, the later jobs of its key die after it."
     ),
-    batched=Batched(
-        staged.move_to_dead_for,
-        staged.ORDER,
-        lambda n: ngettext("%d job was moved to dead.", "%d jobs were moved to dead.", n) % n,
-    ),
+    run_for=staged.move_to_dead_for,
+    outcome=ngettext_lazy("%d job was moved to dead.", "%d jobs were moved to dead."),
 )
 
 
@@ -92,6 +83,7 @@ class StagedJobAdmin(JobAdmin):
     sortable_by = ["id"]
     payload_permission = "view_payload_stagedjob"
     bulk_actions = (CANCEL, RELEASE, BURY)
+    batch_order = staged.ORDER
     blocked_reason = column(_("what it waits for"), lambda job: blocked_reason(job))
     fieldsets = [
         (None, {"fields": ["blocked_reason", "task", "task_id", "queue", "ordering_key", "app",

@@ -5,8 +5,7 @@ The figures of a list come from one look at all of its rows (``subscriptions.lag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -15,11 +14,10 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
-from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import OutboxError, ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
@@ -28,7 +26,7 @@ from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
 from .base import EscapedChangeList, address, column
-from .blocking import may_read_queries
+from .blocking import in_flight_table
 from .filters import column_filter
 from .masking import masked_line, masked_text
 from .tables import SHORT, WORDS, Group, Table, link
@@ -66,77 +64,56 @@ class Position(RequiredReason):
     field_order = ("position", "reason")
 
 
-def _pause(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda row: control.pause(row.name, using=rows.db), gettext("Paused: %s."))
+def _pause(row: Any, values: Any, options: Any) -> None:
+    control.pause(row.name, using=options["using"])
 
 
-def _resume(rows: Any, values: dict[str, Any], by: str) -> str:
-    return _each(rows, lambda row: control.resume(row.name, using=rows.db), gettext("Resumed: %s."))
+def _resume(row: Any, values: Any, options: Any) -> None:
+    control.resume(row.name, using=options["using"])
 
 
-def _replay(rows: Any, values: dict[str, Any], by: str) -> str:
-    options = {"by": by, "reason": values["reason"], "using": rows.db}
-
-    def move(row: Any) -> str:
-        place, ahead = values["place"], values["skip_ahead"]
-        moves = control.replay(row.name, place, skip_ahead=ahead, **options)
-        return f"{row.name} {'; '.join(map(str, moves))}"
-
-    return _each(rows, move, gettext("Moved: %s."), between=" | ")
+def _replay(row: Any, values: Any, options: Any) -> str:
+    place, ahead = values["place"], values["skip_ahead"]
+    moves = control.replay(row.name, place, skip_ahead=ahead, **options)
+    return f"{row.name} {'; '.join(map(str, moves))}"
 
 
-def _release(rows: Any, values: dict[str, Any], by: str) -> str:
-    count: int = rows.update(released=True)
-    return ngettext("%d stream was released.", "%d streams were released.", count) % count
+def _skip(row: Any, values: Any, options: Any) -> None:
+    skip_event(row.name, values["position"], **options)
 
 
-def _release_all(rows: Any, values: dict[str, Any], by: str) -> str:
-    parked = ParkedStream.objects.using(rows.db)
-    return _release(parked.filter(subscription__in=list(rows)), values, by)
+def _skip_first(row: Any, values: Any, options: Any) -> str:
+    return shown(skip_event(row.subscription, row.position, log=row.log, **options), 300)
 
 
-def _skip(rows: Any, values: dict[str, Any], by: str) -> str:
-    options = {"by": by, "reason": values["reason"], "using": rows.db}
-
-    def skip(row: Any) -> None:
-        skip_event(row.name, values["position"], **options)
-
-    return _each(rows, skip, gettext("Skips the event: %s."))
+def _discard(row: Any, values: Any, options: Any) -> str:
+    return shown(discard_stream(row.subscription, row.stream, log=row.log, **options), 300)
 
 
-def _skip_first(rows: Any, values: dict[str, Any], by: str) -> str:
-    options = {"by": by, "reason": values["reason"], "using": rows.db}
-
-    def skip(row: Any) -> str:
-        return shown(skip_event(row.subscription, row.position, log=row.log, **options), 300)
-
-    return _each(rows, skip, gettext("Skipped: %s."), between="; ")
-
-
-def _discard(rows: Any, values: dict[str, Any], by: str) -> str:
-    options = {"by": by, "reason": values["reason"], "using": rows.db}
-
-    def discard(row: Any) -> str:
-        return shown(discard_stream(row.subscription, row.stream, log=row.log, **options), 300)
-
-    return _each(rows, discard, gettext("Discarded: %s."), between="; ")
-
-
-def _each(
-    rows: Iterable[Any], act: Callable[[Any], str | None], words: str, *, between: str = ", "
-) -> str:
+def _each(act: Callable[..., str | None], words: Any, *, between: str = ", ") -> Callable[..., str]:
     """Act on one row after the other. A row that is refused undoes nothing of the others."""
-    done, refused = [], []
-    for row in rows:
-        try:
-            done.append(act(row) or row.name)
-        except OutboxError as error:
-            refused.append(error)
-    if refused and not done:
-        raise refused[0]
-    return " ".join([words % between.join(done), *(shown(error, 300) for error in refused)])
+
+    def run(rows: Any, values: dict[str, Any], by: str) -> str:
+        options = {"by": by, "reason": values["reason"], "using": rows.db}
+        done, refused = [], []
+        for row in rows:
+            try:
+                done.append(act(row, values, options) or row.name)
+            except OutboxError as error:
+                refused.append(error)
+        if refused and not done:
+            raise refused[0]
+        return " ".join([words % between.join(done), *(shown(error, 300) for error in refused)])
+
+    return run
 
 
+def _release_all(rows: Any, values: dict[str, Any], by: str) -> int:
+    parked = ParkedStream.objects.using(rows.db).filter(subscription__in=list(rows))
+    return parked.update(released=True)
+
+
+RELEASED = ngettext_lazy("%d stream was released.", "%d streams were released.")
 RELEASE = _(
     "The events from the one that failed on are handled, in their order. A stream whose handler "
     "fails again stays parked, with the new error."
@@ -172,8 +149,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Pause subscriptions"),
             _("Pause the subscription"),
             _("No event is handled until they are resumed; none is lost."),
-            _pause,
-            Reason,
+            _each(_pause, _("Paused: %s.")),
+            form=Reason,
         ),
         BulkAction(
             "resume_selected",
@@ -181,8 +158,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Resume subscriptions"),
             _("Resume the subscription"),
             _("They continue from their positions."),
-            _resume,
-            Reason,
+            _each(_resume, _("Resumed: %s.")),
+            form=Reason,
         ),
         BulkAction(
             "replay_selected",
@@ -195,8 +172,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
                 "twice; manage.py outbox_rebuild makes such a view anew. A later place than where "
                 "they stand may pass over events: that leaves a row among the gaps."
             ),
-            _replay,
-            ReplayForm,
+            _each(_replay, _("Moved: %s."), between=" | "),
+            form=ReplayForm,
         ),
         BulkAction(
             "release_selected",
@@ -205,7 +182,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Release all parked streams"),
             RELEASE,
             _release_all,
-            Reason,
+            outcome=RELEASED,
+            form=Reason,
         ),
         BulkAction(
             "skip_selected",
@@ -213,8 +191,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
             _("Skip the event that fails"),
             _("Skip the event that fails"),
             _("The handler does not get this event; it continues with the next one."),
-            _skip,
-            Position,
+            _each(_skip, _("Skips the event: %s.")),
+            form=Position,
             destroys=True,
         ),
     )
@@ -229,8 +207,9 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         return row
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
-        context["in_flight"] = _in_flight(request)
-        context["table"] = self._cursors(context["original"].lag.cursors)
+        in_flight = lag.in_flight(using=log_alias(Event))
+        cursors = self._cursors(context["original"].lag.cursors)
+        context["tables"] = [cursors, in_flight_table(request, in_flight)]
         return super().render_change_form(request, context, *args, **kw)
 
     def _cursors(self, lags: list[lag.CursorLag]) -> Table:
@@ -270,8 +249,9 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
             _("Release streams"),
             _("Release the stream"),
             RELEASE,
-            _release,
-            Reason,
+            lambda rows, values, by: rows.update(released=True),
+            outcome=RELEASED,
+            form=Reason,
         ),
         BulkAction(
             "skip_selected",
@@ -282,7 +262,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
                 "The event that failed is given up; those behind it are handled. At most 50 at a "
                 "time."
             ),
-            _skip_first,
+            _each(_skip_first, _("Skipped: %s."), between="; "),
             destroys=True,
             listed_only=True,
         ),
@@ -295,7 +275,7 @@ class ParkedStreamAdmin(ConfirmedActionsAdmin):
                 "What the streams have missed is given up; their later events are handled. At most "
                 "50 at a time."
             ),
-            _discard,
+            _each(_discard, _("Discarded: %s."), between="; "),
             destroys=True,
             listed_only=True,
         ),
@@ -338,13 +318,3 @@ def _measure(rows: list[Any]) -> None:
     for row in rows:
         # A name that is not shown as it is can only have been written by hand.
         row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
-
-
-def _in_flight(request: HttpRequest) -> list[tuple[str, list[str], str]]:
-    may_read = may_read_queries(request)
-
-    def words(holder: LongTransaction) -> str:
-        return shown(holder if may_read else replace(holder, query=gettext("hidden")), 500)
-
-    found = lag.in_flight(using=log_alias(Event)).items()
-    return [(log, [words(each) for each in held.transactions], held.denied) for log, held in found]

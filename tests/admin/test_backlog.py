@@ -172,25 +172,35 @@ def test_move_to_dead_and_back(alias, superuser):
     assert left(alias) == sorted([job.task_id, other.task_id])
 
 
-@pytest.mark.parametrize("between", [(bulk, "_look"), (staged, "_rows")])
+@pytest.mark.parametrize("after", ["look", "read"])
 @pytest.mark.parametrize("action", ["cancel_selected", "release_selected", "bury_selected"])
 def test_a_row_that_a_drainer_takes_meanwhile_is_the_drainers(
-    alias, superuser, monkeypatch, action, between
+    alias, superuser, monkeypatch, action, after
 ):
-    """It goes between a look for it and the deed: it is not counted, and not dead."""
+    """It goes between a look for it, or its row, and the deed: it is not counted, and not dead."""
     job, other = staged_jobs(2, using=alias)
     hold(alias, job, days=5)
     hold(alias, other, days=5)
     question = superuser.post(STAGED, selection(action, job, other))
-    module, name = (bulk, "_look") if action == "cancel_selected" else between
-    look = getattr(module, name)
+    deed = "_with_eta" if action == "release_selected" else "_taken"
+    module, name = (bulk, "_look") if after == "look" else (staged, deed)
+    inner = getattr(module, name)
 
-    def look_then_lose(*args, **kwargs):
-        found = list(look(*args, **kwargs))
+    def lose():
         StagedJob.objects.using(alias).filter(pk=job.pk).delete()
+
+    def look_then_lose(*args):
+        found = inner(*args)
+        lose()
         return found
 
-    monkeypatch.setattr(module, name, look_then_lose)
+    def read_and_lose(*args):
+        for rows in args:
+            len(rows or "")  # they are read
+        lose()
+        return inner(*args)
+
+    monkeypatch.setattr(module, name, look_then_lose if after == "look" else read_and_lose)
     form = {**hidden(question), "confirmed": "yes", "reason": "why"}
     assert said(superuser.post(STAGED, form))[-1].startswith("1 ")
     assert job.task_id not in left(alias)
