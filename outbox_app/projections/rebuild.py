@@ -27,7 +27,7 @@ from ..eventlog.reader import LogReader
 from ..eventlog.state import WindowState
 from ..exceptions import RebuildFailed, RebuildRefused
 from ..failpoints import failpoint
-from ..models import Cursor, EventLog, Gap, ParkedStream, StreamHead, Subscription
+from ..models import Cursor, Gap, ParkedStream, StreamHead, Subscription
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..subscriptions.cursors import begin
@@ -55,7 +55,7 @@ def rebuild(name: str, *, write: Write = logger.info) -> int:
     """
     projection = rebuildable(name)
     using = projection.subscriber.using
-    require_all_whole(projection)
+    require_whole(projection)
     with failing_as_one(name), shadow_table(projection.model, using=using) as shadow:
         return Rebuild(projection, shadow, write=write).run()
 
@@ -82,23 +82,20 @@ def rebuildable(name: str) -> Projection:
     return projection
 
 
-def require_all_whole(projection: Projection) -> None:
-    for log in projection.subscriber.logs:
-        require_whole(log, using=projection.subscriber.using)
-
-
-def require_whole(log: type[EventLog], *, using: str) -> None:
+def require_whole(projection: Projection) -> None:
     """Raise ``RebuildRefused`` where a stream has lost its beginning; its head stays."""
-    table = log._meta.db_table
-    first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
-    heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
-    stream = heads.values_list("stream", flat=True).first()
-    if stream is not None:
-        raise RebuildRefused(
-            f"{table} has no version 1 of {stream!r} any more: events were pruned. The view has "
-            "applied them, and a replay would not. With an archive: manage.py outbox_pipeline "
-            "rebuild --archive DIR. Without one leave the view."
-        )
+    using = projection.subscriber.using
+    for log in projection.subscriber.logs:
+        table = log._meta.db_table
+        first = log._default_manager.using(using).filter(stream=OuterRef("stream"), version=1)
+        heads = StreamHead.objects.using(using).filter(~Exists(first), log=table)
+        stream = heads.values_list("stream", flat=True).first()
+        if stream is not None:
+            raise RebuildRefused(
+                f"{table} has no version 1 of {stream!r} any more: events were pruned. The view "
+                "has applied them, and a replay would not. With an archive: manage.py "
+                "outbox_pipeline rebuild --archive DIR. Without one leave the view."
+            )
 
 
 @contextmanager
@@ -155,7 +152,7 @@ class Rebuild:
         """Make the new rows; return the states up to which they have applied the logs."""
         states = self.replay([self.ask(reader.window.start, 0) for reader in self.readers])
         # Meanwhile the log may have been pruned. What is read from here on is too young for that.
-        self.ask(require_all_whole, self.projection)
+        self.ask(require_whole, self.projection)
         return states
 
     def finish(self, states: list[WindowState]) -> int:
@@ -260,12 +257,12 @@ class Rebuild:
 def _gap_locks(using: str) -> Iterator[None]:
     """On MySQL lock the gaps, too, so that no row is inserted behind the DELETE."""
     connection = connections[using]
-    mysql = connection.vendor == "mysql"
-    if mysql:
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    if connection.vendor != "mysql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     try:
         yield
     finally:
-        if mysql:
-            connection.close()  # the next one has its own level again
+        connection.close()  # the next one has its own level again

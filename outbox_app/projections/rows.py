@@ -122,14 +122,13 @@ class ProjectionTable:
 
     def _read(self, keys: list[Any]) -> Rows:
         """Read and lock the rows in the order of their keys, so that no two calls deadlock."""
-        rows = self.rows.filter(pk__in=keys).order_by("pk")
+        rows = self.rows.filter(pk__in=keys)
         array = array_type(self.pk, self.using)
-        if array and {PLAIN[type(self.pk)]} == set(
-            map(type, keys)
-        ):  # one parameter, which costs less than many
+        if array and {PLAIN[type(self.pk)]} == set(map(type, keys)):
+            # One parameter, which costs less than many.
             name = connections[self.using].ops.quote_name(str(self.pk.column))
             rows = self.rows.extra(where=[f"{name} = ANY(%s::{array})"], params=[keys])
-            rows = rows.order_by("pk")
+        rows = rows.order_by("pk")
         if connections[self.using].features.has_select_for_update:
             rows = rows.select_for_update()
         found: Rows = {}
