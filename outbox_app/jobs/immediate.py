@@ -36,7 +36,6 @@ from ..models import DatabaseNow, StagedJob
 from ..process import counters
 from ..process.backoff import Backoff
 from ..process.wakeup import JOBS, wake
-from ..signals import jobs_published
 from ..text import get_logger
 from .drain.batch import SMALL_BYTES, Row, delete, release
 from .drain.outcome import PublishResult, announce
@@ -166,12 +165,7 @@ class CommitBatch:
             wake(self.using, JOBS)
         self._count(accepted, released=len(left))
         for result in results:
-            announce(result)
-            if jobs := result.accepted:
-                seconds = (result.ended - result.began) / 1e9
-                jobs_published.send_robust(
-                    StagedJob, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
-                )
+            announce(result, sender=StagedJob, using=self.using)
             trace_batch(result)
 
     def _publish_app(self, app: str, rows: list[Row]) -> PublishResult:

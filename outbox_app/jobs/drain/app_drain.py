@@ -14,7 +14,7 @@ from ...exceptions import UnknownApp, UnsafeBroker
 from ...process.backoff import Backoff
 from ..staging.sending import celery_app, staging_apps
 from .batch import BatchReader, Row
-from .outcome import PublishResult, announce
+from .outcome import PublishResult
 from .publisher import MaySend, Publisher
 
 
@@ -25,8 +25,8 @@ class AppDrain:
         self.name = name
         self.backoff = Backoff(self)
         self._reader = BatchReader(using=using, app=name, batch_size=batch_size)
-        #: Every row of the batch before has left.
-        self._goes_on = False
+        #: Every row of the batch before was accepted, and deleted.
+        self.all_left = False
         self._publisher: Publisher | None = None
 
     def __str__(self) -> str:
@@ -46,13 +46,9 @@ class AppDrain:
             self.backoff.succeeded()
 
     def read(self, shards: Iterable[int]) -> list[Row]:
-        rows = self._reader.read(shards, go_on=self._goes_on)
-        self._goes_on = False
+        rows = self._reader.read(shards, go_on=self.all_left)
+        self.all_left = False
         return rows
-
-    def all_left(self) -> None:
-        """Note that every row of the batch was accepted, and deleted."""
-        self._goes_on = True
 
     def publish(self, rows: Sequence[Row], *, now: datetime, may_send: MaySend) -> PublishResult:
         publisher = self._find_publisher()
@@ -69,9 +65,8 @@ class AppDrain:
             return PublishResult(refused=[(row, error) for row in rows])
         return PublishResult(error=error)
 
-    def announce(self, result: PublishResult, keep_alive: Callable[[], object]) -> None:
-        """Tell the receivers of Celery's signal, and its monitors, of what was accepted."""
-        announce(result, keep_alive)
+    def send_events(self, result: PublishResult, keep_alive: Callable[[], object]) -> None:
+        """Tell Celery's monitors of what was accepted."""
         if self._publisher is not None:
             self._publisher.send_events(result, keep_alive)
 

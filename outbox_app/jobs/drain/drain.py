@@ -28,11 +28,12 @@ from ...exceptions import LeaseLost, OutboxError, UnsafeBroker
 from ...failpoints import failpoint
 from ...models import StagedJob
 from ...models.clock import aware
+from ...process import counters
 from ...process.backoff import Backoff
 from ...process.lease import LeaseHolder
 from ...process.loop import ProcessLoop, collection_paused
 from ...process.wakeup import JOBS
-from ...signals import drainer_started, drainer_stopped, jobs_published
+from ...signals import drainer_started, drainer_stopped
 from ...text import get_logger
 from ..shadow_comparison import ShadowComparison
 from ..staging.sending import staging_apps
@@ -40,7 +41,7 @@ from .app_drain import AppDrain
 from .batch import Row, apps_with_rows
 from .drain_counters import DrainCounters
 from .incidents import Unsettled, blocked_by_dead, move_to_dead, record_run_out, record_takeover
-from .outcome import PublishResult
+from .outcome import PublishResult, announce
 from .tracing import trace_batch
 
 logger = get_logger("outbox_app.drain")
@@ -106,7 +107,7 @@ class Drain(ProcessLoop):
         self.holder = LeaseHolder(
             using=self.using, lease_seconds=lease_seconds, on_takeover=self._record_takeover
         )
-        self._counters = DrainCounters(self.holder, self.tally)
+        self._counters = DrainCounters(self.holder)
         self._shadow = ShadowComparison(self.holder)
         self._apps: dict[str, AppDrain] = {}
         self._unsettled = Unsettled(using=self.using)
@@ -236,29 +237,28 @@ class Drain(ProcessLoop):
         if run_out := [row for row in rows if row.is_immediate]:
             record_run_out(run_out, using=self.using, by=str(self))
             self.tally.swept += len(run_out)
-        blocked = blocked_by_dead(rows, using=self.using)
-        self._bury(blocked)
-        gone = {row.id for row, _ in blocked}
-        free = [row for row in rows if row.id not in gone]
-        if not free:
+            self._counters.count(counters.SWEPT, len(run_out))
+        if blocked := blocked_by_dead(rows, using=self.using):
+            self._bury(blocked)
+            gone = {row.id for row, _ in blocked}
+            rows = [row for row in rows if row.id not in gone]
+        if not rows:
             return True
-        started = time.monotonic()
         now = aware(self.holder.now() or timezone.now(), using=self.using)
         with self._watchdog.elsewhere():
-            result = app.publish(free, now=now, may_send=self._may_send)
-        self._settle(app, result, time.monotonic() - started)
+            result = app.publish(rows, now=now, may_send=self._may_send)
+        self._settle(app, result)
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
             raise error
-        if len(result.accepted) == len(free):
-            app.all_left()
+        app.all_left = len(result.accepted) == len(rows)
         if error is None or isinstance(error, Stopping):
             app.backoff.succeeded()
             return True
         app.backoff.failed(error)
         return False
 
-    def _settle(self, app: AppDrain, result: PublishResult, seconds: float) -> None:
+    def _settle(self, app: AppDrain, result: PublishResult) -> None:
         """Delete accepted rows, move refused ones to dead, record unknown ones as incidents."""
         self._unsettled.note_sent(result.accepted + result.unknown)
         self._unsettled.delete(result.accepted)
@@ -272,7 +272,7 @@ class Drain(ProcessLoop):
         try:
             self._settle_all()
         finally:
-            self._announce(app, result, seconds)
+            self._announce(app, result)
         failpoint("deleted")
         self._bury(result.refused)
 
@@ -280,9 +280,11 @@ class Drain(ProcessLoop):
         """Move rows to the dead table. That takes its time: the lease is renewed meanwhile."""
         for row, error in refused:
             self._beat_if_due()
-            self.tally.dead += move_to_dead(row, error, using=self.using) is not None
+            if move_to_dead(row, error, using=self.using):
+                self.tally.dead += 1
+                self._counters.count(counters.DEAD, 1)
 
-    def _announce(self, app: AppDrain, result: PublishResult, seconds: float) -> None:
+    def _announce(self, app: AppDrain, result: PublishResult) -> None:
         answers = True
 
         def keep_alive() -> None:
@@ -290,11 +292,8 @@ class Drain(ProcessLoop):
             answers = answers and self._ignore_database_errors(self._beat_if_due)
 
         with self._watchdog.elsewhere():
-            app.announce(result, keep_alive)
-            if jobs := result.accepted:
-                jobs_published.send_robust(
-                    Drain, using=self.using, count=len(jobs), seconds=seconds, jobs=jobs
-                )
+            announce(result, sender=Drain, using=self.using, keep_alive=keep_alive)
+            app.send_events(result, keep_alive)
             trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:

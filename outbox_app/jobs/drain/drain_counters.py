@@ -11,9 +11,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from django.db.models import Max
 
@@ -25,10 +24,7 @@ from ...process.counters import BUCKETS, EDGES, Counters, prune_if_worth_it
 from ...process.lease import LeaseHolder
 from ...text import get_logger
 from .batch import Row, apps_with_rows
-from .status import held_rows, oldest_seconds, ready_rows
-
-if TYPE_CHECKING:
-    from .drain import DrainStats
+from .status import by_shard, oldest_seconds
 
 #: The owner of this shard takes the samples.
 SAMPLER = 0
@@ -36,29 +32,26 @@ SAMPLER = 0
 logger = get_logger("outbox_app.counters")
 
 
-class DrainCounters:
-    def __init__(
-        self, holder: LeaseHolder, done: DrainStats, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.using = holder.using
-        self.clock = clock
+class DrainCounters(Counters):
+    def __init__(self, holder: LeaseHolder) -> None:
+        super().__init__(using=holder.using)
         self._holder = holder
-        self._done = done
-        self._counters = Counters(using=self.using, clock=clock)
-        self._backoff = Backoff(f"samples of {self.using}", logger)
-        #: What of ``done`` is in the counters.
-        self._counted = dict.fromkeys((counters.PUBLISHED, counters.DEAD, counters.SWEPT), 0)
+        self._sampling = Backoff(f"samples of {self.using}", logger)
         self._read_at = 0.0
         self._highest_id = 0
         self._sampled: datetime | None = None
 
     def reading(self) -> None:
         """Begin a batch: from here on its rows are delayed further."""
-        self._read_at = self.clock()
+        self._read_at = time.monotonic()
 
-    def accepted(self, rows: Iterable[Row]) -> None:
+    def count(self, name: str, jobs: int) -> None:
+        if minute := self.of(self._holder):
+            minute.add(name, jobs)
+
+    def accepted(self, rows: Sequence[Row]) -> None:
         """The broker has taken these rows of the batch, just now."""
-        since = self.clock() - self._read_at
+        since = time.monotonic() - self._read_at
         found = [0] * len(BUCKETS)
         highest = self._highest_id
         tasks: Counter[str] = Counter()
@@ -70,37 +63,25 @@ class DrainCounters:
             found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
             highest = max(highest, row.id)
         self._highest_id = highest
-        minute = self._counters.of(self._holder)
+        minute = self.of(self._holder)
         if minute is None:
             return
+        minute.add(counters.PUBLISHED, len(rows))
         for label, count in zip(BUCKETS, found, strict=True):
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
         minute.tops[counters.PUBLISHED_BY, counters.TASK] += tasks
         minute.tops[counters.PUBLISHED_BY, counters.QUEUE] += queues
         if highest:
             minute.put(counters.READ_ID, highest)
-        self._count()
 
     def keep(self) -> None:
-        """Count, sample and write what is due. Between batches, with no transaction open."""
-        self._count()
+        """Sample and write what is due. Between batches, with no transaction open."""
         if SAMPLER in self._holder.owned:
             self._sample_if_due()
-        self._counters.write_if_due()
-
-    def write(self) -> None:
-        self._count()
-        self._counters.write()
-
-    def _count(self) -> None:
-        minute = self._counters.of(self._holder)
-        if minute is not None:
-            for name, before in self._counted.items():
-                self._counted[name] = getattr(self._done, name)
-                minute.add(name, self._counted[name] - before)
+        self.write_if_due()
 
     def _sample_if_due(self) -> None:
-        minute = self._counters.of(self._holder)
+        minute = self.of(self._holder)
         if minute is None or minute.begins == self._sampled:
             return
         self._sampled = minute.begins
@@ -109,19 +90,20 @@ class DrainCounters:
                 minute.put(name, value)
             prune_if_worth_it(minute.begins, using=self.using)
         except Exception as error:  # of any kind: rows edited by hand may be unreadable
-            self._backoff.failed(error)
+            self._sampling.failed(error)
         else:
-            self._backoff.succeeded()
+            self._sampling.succeeded()
 
     def _samples(self) -> dict[str, float]:
         using = self.using
         apps = apps_with_rows(using=using)
         # What was read is behind: it need not be looked for again, beyond rows that are deleted.
-        newer = StagedJob.objects.using(using).filter(id__gt=self._highest_id)
+        jobs = StagedJob.objects.using(using)
+        newer = jobs.filter(id__gt=self._highest_id)
         self._highest_id = newer.aggregate(id=Max("id"))["id"] or self._highest_id
         return {
-            counters.READY: counted(ready_rows(apps, using=using)),
-            counters.HELD: counted(held_rows(apps, using=using)),
+            counters.READY: counted(by_shard(jobs.ready(), apps)),
+            counters.HELD: counted(by_shard(jobs.held(), apps)),
             counters.OLDEST: oldest_seconds(apps, using=using),
             counters.NEWEST_ID: self._highest_id,
         }

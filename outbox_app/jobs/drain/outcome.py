@@ -7,7 +7,7 @@ the database's clock: a wrong clock of the host shortens nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -20,6 +20,7 @@ from kombu import serialization
 from kombu.compression import decompress
 
 from ...conf import outbox_settings
+from ...signals import jobs_published
 from ..message import Declaration, Message, moment
 from ..publish_signals import heard_by
 from . import brokers
@@ -31,15 +32,12 @@ _TYPES: dict[str, type] = {
 }
 _typed = attrgetter(*_TYPES)
 _behind = attrgetter(*Message.__slots__[4:])
-_OPTIONS = (
-    *("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding"),
-)
+_OPTIONS = ("exchange", "routing_key", "headers", "priority", "content_type", "content_encoding")
 #: As ``Message.dumps`` writes them; and what kombu marks values with that it decodes by itself.
 _HEADERS, _PROPERTIES, _MARKED = '"headers": ', ', "properties": ', '"__type__"'
 _decode = json.JSONDecoder().raw_decode
 #: Runs of a batch: where there are more, too little is alike.
 MAX_RUNS = 100
-_Judge = Callable[[BaseException, "PreparedMessage"], bool]
 #: kombu decodes them to plain data.
 _SAFE = ["application/json", "application/x-yaml", "application/x-msgpack"]
 
@@ -54,10 +52,10 @@ class PublishResult:
     unknown: list[Row] = field(default_factory=list)
     #: Why not all rows were sent; None when they were.
     error: Exception | None = None
-    #: What was to be published, and when, in nanoseconds since 1970: see ``tracing``.
+    #: What was to be published, from when on, in nanoseconds since 1970, and for how long.
     prepared: list[PreparedMessage] = field(default_factory=list)
     began: int = 0
-    ended: int = 0
+    seconds: float = 0.0
     #: By ordering key, the id of the first row that was refused.
     _dead_keys: dict[str, int] = field(default_factory=dict)
 
@@ -68,7 +66,10 @@ class PublishResult:
             self._dead_keys[row.ordering_key] = min(before, row.id)
 
     def sort(
-        self, sent: Iterable[PreparedMessage], answers: Iterable[list[Any]], is_row_error: _Judge
+        self,
+        sent: Iterable[PreparedMessage],
+        answers: Iterable[list[Any]],
+        is_row_error: Callable[[BaseException, PreparedMessage], bool],
     ) -> Exception | None:
         """Sort messages by a broker's answers; return the first error that is no row's fault."""
         failure = None
@@ -86,6 +87,11 @@ class PublishResult:
                 if len(errors) < len(given) or not all(map(brokers.refused_for_certain, errors)):
                     self.unknown.append(item.row)
         return failure
+
+    def taken(self, messages: Iterable[PreparedMessage]) -> list[PreparedMessage]:
+        """Return those of the messages that were accepted."""
+        ids = {row.id for row in self.accepted}
+        return [item for item in messages if item.row.id in ids]
 
     def blocks(self, row: Row) -> bool:
         """Say whether a row has to stay: an earlier one of its ordering key was refused."""
@@ -188,34 +194,39 @@ def _seconds_left(message: Message, app: Celery, now: datetime) -> float | None:
     return left if left > 0 else None
 
 
-def announce(outcome: PublishResult, keep_alive: Callable[[], object] = lambda: None) -> None:
-    """Fire what plain Celery fires after a publish, for those that were accepted.
+def announce(
+    outcome: PublishResult,
+    *,
+    sender: type,
+    using: str,
+    keep_alive: Callable[[], object] = lambda: None,
+) -> None:
+    """Fire what plain Celery fires after a publish, and our own signal, for what was accepted.
 
     Receivers may take their time: call it when the rows are settled.
     """
-    if not after_task_publish.receivers:
+    if not outcome.accepted:
         return
-    taken = {row.id for row in outcome.accepted}
-    for item in outcome.prepared:
-        keep_alive()
-        task = item.row.task
-        with heard_by(paired=False, task=task):
-            if item.row.id in taken and after_task_publish.has_listeners(task):
-                names = ("headers", "exchange", "routing_key")
-                sent = {name: getattr(item.message, name) for name in names}
-                after_task_publish.send(sender=task, body=_decoded(item), **sent)
+    if after_task_publish.receivers:
+        for item in outcome.taken(outcome.prepared):
+            keep_alive()
+            _announce_to_celery(item)
+    jobs_published.send_robust(
+        sender,
+        using=using,
+        count=len(outcome.accepted),
+        seconds=outcome.seconds,
+        jobs=outcome.accepted,
+    )
 
 
-def sent_events(
-    prepared: Iterable[PreparedMessage], accepted: Iterable[Row]
-) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Yield the events of Celery's monitors for those that were accepted and want one."""
-    wanted = [item for item in prepared if item.message.sent_event]
-    taken = {row.id for row in accepted} if wanted else set()
-    for item in wanted:
-        if item.row.id in taken:
-            route = {name: getattr(item.message, name) for name in ("exchange", "routing_key")}
-            yield item.row, {**(item.message.sent_event or {}), "queue": item.row.queue, **route}
+def _announce_to_celery(item: PreparedMessage) -> None:
+    task = item.row.task
+    with heard_by(paired=False, task=task):
+        if after_task_publish.has_listeners(task):
+            names = ("headers", "exchange", "routing_key")
+            sent = {name: getattr(item.message, name) for name in names}
+            after_task_publish.send(sender=task, body=_decoded(item), **sent)
 
 
 def _check_types(message: Message) -> None:

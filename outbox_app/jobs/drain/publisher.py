@@ -33,7 +33,7 @@ from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
 from .batch import SMALL_BYTES, Row
 from .misconfiguration import WRONG_OPTION, find_transport, unreachable
-from .outcome import PreparedMessage, PublishResult, prepare, sent_events
+from .outcome import PreparedMessage, PublishResult, prepare
 from .redis_batch import RedisBatch, Transactions
 from .wire import Wire, rounds
 
@@ -125,9 +125,9 @@ class Publisher:
         returns those that it may take, or raises. An error ends up in the result and is never
         raised: what the broker has taken by then has to be settled.
         """
-        outcome = PublishResult(began=time.time_ns())
+        outcome, started = PublishResult(began=time.time_ns()), time.monotonic()
+        self._fresh.clear()
         try:
-            self._fresh.clear()
             if brokers.has_ended(self.connection):
                 self.close()
             self.open(may_send)
@@ -143,17 +143,21 @@ class Publisher:
                 self._publish_singly(ready, outcome, may_send)
         except Exception as error:
             outcome.error = error
-        outcome.ended = time.time_ns()
+        outcome.seconds = time.monotonic() - started
         return outcome
 
     def send_events(
         self, outcome: PublishResult, keep_alive: Callable[[], object] = _unbounded
     ) -> None:
         """Send the events of Celery's monitors for what was accepted, once its rows are settled."""
-        for row, event in sent_events(outcome.prepared, outcome.accepted):
+        wanted = [item for item in outcome.prepared if item.message.sent_event]
+        for item in outcome.taken(wanted) if wanted else []:
             keep_alive()
             if self.producer is None:
                 return
+            message, row = item.message, item.row
+            route = {"exchange": message.exchange, "routing_key": message.routing_key}
+            event = {**(message.sent_event or {}), "queue": row.queue, **route}
             try:
                 self.app.amqp._event_dispatcher.publish(  # type: ignore[attr-defined]
                     "task-sent", event, self.producer, retry=False
@@ -196,8 +200,7 @@ class Publisher:
                     if brokers.row_at_fault(error):
                         self.close()
                     continue
-                self.close()
-                raise self._unavailable(error) from error
+                self._fail(error, [])
             ready.append(item)
         return ready
 
@@ -303,7 +306,7 @@ class Publisher:
             failure = error
         answered = outcome.sort(sent, batch.answers, self._is_row_error)
         failure = failure or answered
-        if batch.refusal is not None:
+        if isinstance(batch, RedisBatch) and batch.refusal is not None:
             self._transactions.were_refused(batch.refusal)
         if failure is None:
             self._wire.has_taken(sent, seconds=time.monotonic() - began)
@@ -362,13 +365,17 @@ class Publisher:
             self._wire.has_taken([item], seconds=time.monotonic() - began)
 
     def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
-        """Drop the connection after a send that the broker, not a row, has failed."""
+        """Drop the connection where the broker, not a row, has failed."""
         answer = None if self._is_lost(error) else error
         if answer is None or brokers.is_foreign(answer) or len(items) > 1:
             self._wire.has_failed(items, answer)
         self._doubtful = True
         self.close()
-        raise self._unavailable(error) from error
+        if isinstance(error, BrokerUnavailable):
+            raise error
+        # Not its repr: that of redis-py leaves the words out.
+        what = f"The broker of Celery app {self.app.main!r} failed"
+        raise BrokerUnavailable(f"{what}: {type(error).__name__}: {error}") from error
 
     def _send(self, item: PreparedMessage) -> None:
         bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
@@ -378,13 +385,6 @@ class Publisher:
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.
         self._returned = error
-
-    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
-        if isinstance(error, BrokerUnavailable):
-            return error
-        # Not its repr: that of redis-py leaves the words out.
-        words = f"{type(error).__name__}: {error}"
-        return BrokerUnavailable(f"The broker of Celery app {self.app.main!r} failed: {words}")
 
     def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:
         """Say whether the row is to blame: the broker is there, and in a state to take others."""

@@ -72,8 +72,7 @@ class RedisBatch:
         self._heads: dict[str, bytes] = {}
         #: Of each message the commands that deliver it: one for each queue. Others set its expiry.
         self._deliveries: list[list[int]] = []
-        self._collected: list[tuple[str, bytes]] = []
-        #: The same commands, as kombu gave them.
+        #: The commands of one message, as kombu's channel makes them.
         self._made: list[tuple[str, Any]] = []
         #: By message that others are alike, their command: see ``_form``.
         self._forms: dict[int, tuple[bytes, list[str]]] = {}
@@ -87,13 +86,13 @@ class RedisBatch:
         message = item.message
         if not message.is_finished or item.expiration is not None:
             return False
-        self._publish(message, item.row.body, message.headers, {**message.properties})
+        prepared = self._prepared(message, item.row.body, message.headers, message.properties)
+        self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
         return True
 
-    def _publish(self, message: Message, body: bytes, headers: Any, properties: Any) -> None:
+    def _prepared(self, message: Message, body: bytes, headers: Any, properties: Any) -> Any:
         kinds = message.priority, message.content_type, message.content_encoding
-        prepared = self.channel.prepare_message(body, *kinds, headers, properties)
-        self.publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
+        return self.channel.prepare_message(body, *kinds, headers, {**properties})
 
     def _is_filled_in(self, item: PreparedMessage, alike: Message) -> bool:
         """Collect a message by filling in what kombu has made of one that is alike."""
@@ -119,45 +118,49 @@ class RedisBatch:
         """
         mark = uuid4().hex
         properties = {**alike.properties, "correlation_id": mark}
-        kept = self._packed, self._deliveries
-        self._packed, self._deliveries = [], []
-        try:
-            self._publish(alike, mark.encode(), {mark: 0}, properties)
-            [(name, (queue, text))] = self._made
-        except (Unroutable, ValueError):  # several commands; what is wrong is said of each message
+        prepared = self._prepared(alike, mark.encode(), {mark: 0}, properties)
+        made = self._commands(prepared, exchange=alike.exchange, routing_key=alike.routing_key)
+        if [name for name, _ in made] != ["lpush"]:
             return b"", []
-        finally:
-            self._packed, self._deliveries = kept
-        body, tag = b64encode(mark.encode()).decode(), properties.get("delivery_tag")
+        [(_, (queue, text))] = made
+        body, tag = b64encode(mark.encode()).decode(), prepared["properties"]["delivery_tag"]
         parts = []
         for each in (body, f'{{"{mark}": 0}}', mark, str(tag)):
             part, _, text = text.partition(each)
             parts.append(part)
-        return self._heads.get(queue, b""), [*parts, text] if name == "lpush" and text else []
+        return self._head(queue), [*parts, text] if text else []
 
-    def publish(self, message: Any, **options: Any) -> Any:
+    def publish(self, message: Any, **options: Any) -> None:
         """Collect what a message needs; nothing of one that cannot be routed or encoded."""
-        self._collected = []
-        result = self.channel.basic_publish(message, _publish_batch=self, **options)
-        if not self._collected:
+        made = self._commands(message, **options)
+        if not made:
             raise Unroutable("Its queue was unbound meanwhile. Bind it, then requeue the job.")
-        names = enumerate((name for name, _ in self._collected), len(self._packed))
+        packed = [self._packed_command(name, args) for name, args in made]
+        names = enumerate((name for name, _ in made), len(self._packed))
         self._deliveries.append([place for place, name in names if name != "pexpire"])
-        self._packed += [command for _, command in self._collected]
-        return result
+        self._packed += packed
+
+    def _commands(self, message: Any, **options: Any) -> list[tuple[str, Any]]:
+        self._made = []
+        self.channel.basic_publish(message, _publish_batch=self, **options)
+        return self._made
 
     def add(self, name: str, *args: Any) -> None:
-        """Collect one command; kombu's channel calls it."""
-        self._made = [*self._made, (name, args)] if self._collected else [(name, args)]
+        """Note one command; kombu's channel calls it."""
+        self._made.append((name, args))
+
+    def _packed_command(self, name: str, args: Any) -> bytes:
         if name != "lpush":
-            self._collected.append((name, self._pack(name, *args)))
-            return
+            return self._pack(name, *args)
         queue, message = args
+        return _command(self._head(queue), self._client.connection.encoder.encode(message))
+
+    def _head(self, queue: str) -> bytes:
+        """Return the command that pushes to a queue, without its message, which comes last."""
         if (head := self._heads.get(queue)) is None:
-            # Of a queue's commands all is alike but the message, which comes last.
-            head = self._heads[queue] = self._pack(name, queue, b"").removesuffix(b"$0\r\n\r\n")
-        value = self._client.connection.encoder.encode(message)
-        self._collected.append((name, _command(head, value)))
+            head = self._pack("lpush", queue, b"").removesuffix(b"$0\r\n\r\n")
+            self._heads[queue] = head
+        return head
 
     def _pack(self, name: str, *args: Any) -> bytes:
         getattr(self._pipeline, name)(*args)
@@ -200,7 +203,7 @@ class RedisBatch:
             self._keep(done)
 
     def discard(self) -> None:
-        self._packed, self._deliveries = [], []
+        """Nothing: kombu calls it where a batch is broken off, which is not flushed."""
 
     def close(self) -> None:
         """Give the connection back. kombu calls it when it has flushed or discarded."""

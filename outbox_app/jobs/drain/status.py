@@ -78,7 +78,8 @@ def backlog(*, using: str) -> Backlog:
     """Return the backlog of the alias ``using``: held rows are not late before they are due."""
     apps = apps_with_rows(using=using)
     age = oldest_seconds(apps, using=using)
-    return Backlog(rows=counting.counted(ready_rows(apps, using=using)), oldest_seconds=age)
+    ready = by_shard(StagedJob.objects.using(using).ready(), apps)
+    return Backlog(rows=counting.counted(ready), oldest_seconds=age)
 
 
 def ready_by(*, using: str) -> dict[str, Counter[str]]:
@@ -132,15 +133,6 @@ def unowned_shards(drainers: list[DrainerStatus]) -> list[int]:
 
 def incidents(*, using: str) -> list[Incident]:
     return list(Incident.objects.using(using).order_by("-id")[: counting.LISTED])
-
-
-def ready_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
-    """Return the jobs of these Celery apps that may leave now, for counting."""
-    return by_shard(StagedJob.objects.using(using).filter(available_at=None), apps)
-
-
-def held_rows(apps: list[str], *, using: str) -> QuerySet[StagedJob]:
-    return by_shard(StagedJob.objects.using(using).held(), apps)
 
 
 def by_shard(jobs: QuerySet[StagedJob], apps: list[str]) -> QuerySet[StagedJob]:

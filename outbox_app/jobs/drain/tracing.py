@@ -56,7 +56,7 @@ def _make_spans(trace: Any, outcome: PublishResult) -> None:
         if error is not None:
             # Not its words: they may hold an address or a part of the message.
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
-        span.end(outcome.ended)
+        span.end(outcome.began + int(outcome.seconds * 1e9))
         made += 1
         if made == MAX_SPANS or time.monotonic() >= until:
             return

@@ -12,8 +12,7 @@ import pytest
 from amqp.exceptions import NotFound, UnexpectedFrame
 from kombu.transport import pyamqp
 
-from outbox_app.jobs.drain.amqp_batch import AmqpBatch, Unconfirmed
-from outbox_app.jobs.drain.amqp_frames import MAX_KEPT
+from outbox_app.jobs.drain.amqp_batch import MAX_KEPT, AmqpBatch, Unconfirmed
 from outbox_app.jobs.drain.batch import Row
 from outbox_app.jobs.drain.outcome import PublishResult, prepare
 from outbox_app.jobs.message import Message

@@ -43,7 +43,7 @@ def drainer(alias):
 
     def make(**options):
         made.append(Drain(using=alias, **{"lease_seconds": 600, **options}))
-        stop_the_clock_of(made[-1]._counters._counters)
+        stop_the_clock_of(made[-1]._counters)
         return made[-1]
 
     yield make
@@ -57,6 +57,6 @@ def due():
     """``due(drain)``: ten seconds have passed since it wrote its counters."""
 
     def make(drain):
-        drain._counters._counters._tried_at = float("-inf")
+        drain._counters._tried_at = float("-inf")
 
     return make
