@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -81,11 +81,7 @@ def idempotent(function: Any = None, /, *, using: str | None = None) -> Any:
             committed.
     """
     if function is None:
-        return lambda function: _idempotent(function, using)
-    return _idempotent(function, using)
-
-
-def _idempotent(function: Any, using: str | None) -> Any:
+        return partial(idempotent, using=using)
     if isinstance(function, Proxy | Task):
         raise TypeError("@idempotent stands above the task decorator. Write it directly below.")
     if not callable(function):
@@ -170,17 +166,16 @@ def _note(job_id: str, task: str, *, using: str) -> bool:
 
     The INSERT comes before any read: it waits for another delivery that holds the id.
     """
-    from ..models import InboxEntry
     from ..models.upsert import insert_if_missing
 
     if len(job_id) > 255:
         raise InboxError(f"The job id {job_id[:60]!r}… has {len(job_id)} characters; at most 255.")
     entry = {"job_id": job_id, "task": task[:255], "result": ""}
-    return insert_if_missing(InboxEntry, entry, using=using)
+    return insert_if_missing(_entry(job_id, using=using).model, entry, using=using)
 
 
 def _entry(job_id: str, *, using: str) -> Any:
-    from ..models import InboxEntry
+    from ..models import InboxEntry  # models cannot be imported yet where tasks are declared
 
     return InboxEntry.objects.using(using).filter(pk=job_id)
 
