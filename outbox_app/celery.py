@@ -68,12 +68,13 @@ class OutboxTask(_DjangoTask):
     def _stage_or_wait(self, call: Callable[[], Any], by_hand: bool = False) -> None:
         alias = outbox_alias() if apps.models_ready else None
         mode = mode_of(self.app, self.name) if apps.models_ready else "send"
+        is_sent = by_hand or self.app.conf.task_always_eager
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
-            is_recorded = mode == "shadow" and not self.app.conf.task_always_eager
+            is_recorded = mode == "shadow" and not is_sent
             if alias and is_recorded and is_atomic(alias) and not is_in_test(alias):
                 call = expecting(call, self.name, using=alias)
             transaction.on_commit(call)
-        elif by_hand or self.app.conf.task_always_eager:
+        elif is_sent:
             transaction.on_commit(call, using=alias)
         else:
             call()

@@ -387,8 +387,10 @@ def test_what_staging_would_send_too_leaves_no_record(alias, app, add, halves, i
     again.push_request(called_directly=False, id="1", retries=0)
     with pytest.raises(Retry):
         again.run()
-    with transaction.atomic(using=alias), app.connection_for_write() as connection:
+    with app.connection_for_write() as connection, transaction.atomic(using=alias):
         add.apply_async((1, 1), connection=connection)
+        add.apply_async_on_commit((1, 1), connection=connection)
+    with transaction.atomic(using=alias):
         app.conf.task_always_eager = True
         add.delay(1, 1)
         add.delay_on_commit(1, 1)
