@@ -22,7 +22,7 @@ from ..conf import outbox_settings
 from ..exceptions import LeaseLost
 from .backoff import Backoff
 from .lease import LeaseHolder
-from .waiting import PollWaiter, StopFlag, poll_interval, waiter
+from .waiting import StopFlag, poll_interval, waiter
 from .wakeup import LINGER
 from .watchdog import Watchdog
 
@@ -161,7 +161,6 @@ class LeasedLoop(ProcessLoop):
         self, *, resource: str, parts: int, lease_seconds: float | None, **options: Any
     ) -> None:
         super().__init__(channel="", **options)
-        self._waiter = PollWaiter(self._stop)
         self.holder = LeaseHolder(
             using=self.using,
             lease_seconds=lease_seconds or outbox_settings().LEASE_SECONDS,

@@ -168,8 +168,8 @@ def poll_interval(chosen: float | None, *, using: str) -> float:
 
 
 def waiter(stop: StopFlag, *, using: str, watchdog: Watchdog, channel: str = JOBS) -> PollWaiter:
-    """Return the way of waiting that the database of ``using`` offers."""
-    if _listens(using):
+    """Return the way of waiting that the database of ``using`` offers; without a channel, polls."""
+    if channel and _listens(using):
         return NotifyWaiter(stop, using=using, watchdog=watchdog, channel=channel)
     return PollWaiter(stop)
 
