@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from celery import chord, group
+from celery import group
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
 
@@ -14,15 +14,9 @@ from outbox_app import idempotent, publish, stage
 from outbox_app.checks.aliases import check_autocommit
 from outbox_app.exceptions import InboxError, NotAtomic
 from outbox_app.models import Event, InboxEntry
+from tests.jobs.staging.test_rules import FORMS
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-FORMS = {
-    "delay": lambda add: add.delay(1, 1),
-    "chain": lambda add: (add.s(1, 1) | add.s(2)).delay(),
-    "group": lambda add: group(add.s(1, 1), add.s(2, 2)).delay(),
-    "chord": lambda add: chord([add.s(1, 1), add.s(2, 2)], add.s(3)).delay(),
-}
 
 
 @contextmanager
