@@ -19,6 +19,7 @@ from ...aliases import outbox_alias
 from ...conf import MAX_DAYS
 from ...exceptions import InvalidArgument, OutboxError
 from ...jobs import dead
+from ...jobs.bulk import BATCH_SIZE
 from ...jobs.dead_summary import dead_groups
 from ...models import DeadJob
 from ...models.counting import MANY
@@ -87,8 +88,8 @@ class Command(TeachingCommand):
 
         add = parser.add_argument
         add("--database", metavar="ALIAS", help=OUTBOX_ALIAS)
-        batch = f"jobs of one transaction (default {dead.BATCH_SIZE})"
-        add("--batch-size", type=int, default=dead.BATCH_SIZE, metavar="N", help=batch)
+        batch = f"jobs of one transaction (default {BATCH_SIZE})"
+        add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=batch)
         add("--dry-run", action="store_true", help="say how many, and touch nothing")
         why = "why: kept in the incident of a requeue, and in the log of a discard"
         add("--because", default="", metavar="TEXT", help=why)
