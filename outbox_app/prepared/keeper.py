@@ -91,11 +91,12 @@ def prepare(sender: str, rows: Sequence[PreparedEvent], *, using: str) -> list[A
     answers = []
     for row in rows:
         kept = known.get(row.event_id, row)
-        if kept.content_hash in (row.content_hash, ""):  # empty: cancelled before it was prepared
-            answers.append(Answer(row.event_id, kept.state, is_new=row.event_id not in before))
-        else:
-            detail = "the id belongs to an event of other content"
-            answers.append(Answer(row.event_id, CONFLICT, detail))
+        same = kept.content_hash in (
+            row.content_hash,
+            "",
+        )  # empty: cancelled before it was prepared
+        state = kept.state if same else CONFLICT
+        answers.append(Answer(row.event_id, state, is_new=row.event_id not in before))
     return answers
 
 

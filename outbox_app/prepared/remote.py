@@ -81,7 +81,7 @@ class HttpKeeper:
         if status in (200, 201, 409) and state in State.values:
             return Answer(id, str(state))
         if status == 409:
-            return Answer(id, CONFLICT, "the id belongs to an event of other content")
+            return Answer(id, CONFLICT)
         raise self._odd("has answered something else")
 
     def decide(self, wanted: Mapping[UUID, str]) -> list[Answer]:
@@ -105,10 +105,14 @@ class HttpKeeper:
 
     def open(self, skip: int = 0) -> list[Question]:
         """Return open events of this sender, some of them: for a sender that cannot be called."""
-        return [
-            Question(UUID(e["id"]), stored(moment(e["prepared_at"])), e["stream"], e["type"])
-            for e in self._call("GET", f"prepared/open?skip={skip}")
-        ]
+        found = self._call("GET", f"prepared/open?skip={skip}")
+        try:
+            return [
+                Question(UUID(e["id"]), stored(moment(e["prepared_at"])), e["stream"], e["type"])
+                for e in found
+            ]
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise self._odd("has answered something else") from error
 
     def _said(
         self, path: str, elements: Sequence[dict[str, Any]], **options: Any

@@ -173,10 +173,12 @@ def _require_fences(using: str) -> None:
 def _require_prepared(request: PreparedEvent, answer: Answer) -> None:
     if answer.state == State.PREPARED:
         return
-    found = "is another event's" if answer.state == CONFLICT else f"is {answer.state} already"
+    found = f"is {answer.state} already"
+    if answer.state == CONFLICT:
+        found = "is another event's: the id belongs to an event of other content"
     raise PreparedConflict(
-        f"The event id {request.event_id} {found}{answer.detail and f': {answer.detail}'}. Do not "
-        "begin the transaction; a new event needs a new id."
+        f"The event id {request.event_id} {found}. Do not begin the transaction; a new event needs "
+        "a new id."
     )
 
 

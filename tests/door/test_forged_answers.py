@@ -312,3 +312,17 @@ def test_a_keeper_that_says_something_else(
     request = keeper.checked(NewPrepared("order-17", "order.paid", event_id=ID))
     with pytest.raises(KeeperUnavailable):
         keeper.prepare([request])
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"id": 5}, {"id": str(ID), "prepared_at": "now", "stream": "", "type": ""}]
+)
+def test_open_events_that_are_none(
+    alias: str, sender: str, peers: dict[str, Any], server: Any, said: Any
+) -> None:
+    path = peers["shop"]["billing"]["keys"][0]["private"].removeprefix("file:")
+    by = rfc9421.by_ed25519(Path(path).read_bytes())
+    to = {"method": "GET", "path": "/outbox/prepared/open"}
+    server("shop", replying(by, body=json.dumps([said]).encode(), keyid="shop-1", to=to))
+    with pytest.raises(KeeperUnavailable, match="something else"):
+        HttpKeeper("shop", sender).open()
