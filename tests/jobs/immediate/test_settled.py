@@ -127,6 +127,22 @@ def test_what_the_time_does_not_suffice_for_is_released_and_opens_no_circuit(
     assert not immediate.broker_of(app.main).circuit.failures
 
 
+def test_events_for_monitors_end_with_the_time(alias, app, states, monkeypatch):
+    """They leave before the rows are deleted: no commit waits for many, and no hold runs out."""
+    app.conf.task_send_sent_event = True
+    clock, sent = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
+
+    def slowly(*args, **options):
+        clock.now += 15
+        sent.append(args)
+
+    monkeypatch.setattr(immediate, "time", clock)
+    monkeypatch.setattr(app.amqp._event_dispatcher, "publish", slowly)
+    _call(app, alias, 1, 2, 3)  # within 20 seconds a second one begins
+    assert (len(sent), states()) == (2, [])
+    assert not immediate.broker_of(app.main).circuit.failures
+
+
 def test_a_hold_that_ran_out_before_the_commit_is_released(alias, app, states, on):
     on(IMMEDIATE_HOLD=1, IMMEDIATE_TIMEOUT=0.6)
     _call(app, alias, 1)
