@@ -306,7 +306,6 @@ class Attempt:
             if self.last is None or self.last.refused[1:]:
                 raise
             self.last.refused += (error,)
-            self.last.alone = True
             raise Moved from error
         write_versions(self.cursor, self.entity, self.unwritten)
         self.gifts.write()
@@ -314,9 +313,8 @@ class Attempt:
 
     def _write_entity(self) -> None:
         steps = self.unwritten
-        count, at_row = len(steps), self.loaded + self.written
+        count, at = len(steps), self.loaded + self.written
         if self.locked or self.loaded:
-            at = None if self.locked else self.loaded
             bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:
             bumped = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
@@ -328,7 +326,7 @@ class Attempt:
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}
         if self.existed:
-            if not update(self.cursor, self.entity, self.id, at_row, count, given):
+            if not update(self.cursor, self.entity, self.id, at, count, given):
                 raise self._damaged()
         elif given:
             given["state"] = json.loads(given["state"])
@@ -344,8 +342,9 @@ class Attempt:
         run: list[Call] = []
         ids = set(self.answered)
         for call in self.calls[start:]:
-            fits = call.command == name and call.expected is None and not call.alone
-            if not fits or call.command_id in ids:
+            # One of those that ended a batch is alone: its handler may have ended the thread.
+            fits = call.command == name and call.expected is None
+            if not fits or call.begun or call.refused or call.command_id in ids:
                 break
             ids.add(call.command_id)
             run.append(call)

@@ -160,7 +160,7 @@ class Queues:
             redone = (Exception, Outcome, type(None))
             left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
-                call.alone = call.begun = True
+                call.begun = True
             raise
         finally:
             self.of_thread.leads = False

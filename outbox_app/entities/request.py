@@ -102,8 +102,6 @@ class Call:
         self.language, self.zone = get_language(), get_current_timezone()
         #: Whether another thread would have the same ones: those of the settings.
         self.usual = self.language == settings.LANGUAGE_CODE and self.zone is get_default_timezone()
-        #: No batch handler answers it with others: one has ended its thread, or an index refuses.
-        self.alone = False
         #: A batch that was broken off, or another server, may have executed it, or may yet.
         self.begun = False
         #: With what an index has refused its row: it ends its batch, and is rejected if that stays.

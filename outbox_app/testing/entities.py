@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
 from typing import Any
+from unittest.mock import patch
 
 from django.db import connections
 
@@ -72,11 +73,8 @@ def in_one_thread() -> Iterator[None]:
 
     In an asynchronous test of ``TestCase`` that is the thread with the transaction of the test.
     """
-    before, queue.in_one_thread = queue.in_one_thread, True
-    try:
+    with patch.object(queue, "in_one_thread", True):
         yield
-    finally:
-        queue.in_one_thread = before
 
 
 def at_once(*callers: Callable[[], Any], using: str | None = None) -> list[Any]:

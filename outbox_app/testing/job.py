@@ -6,15 +6,14 @@ two differences: ``retry()`` and ``replace()`` send nothing, and no result is st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from celery import Celery, _state, states
+from celery import _state, states
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from celery.exceptions import Ignore
@@ -133,7 +132,8 @@ class Job:
         eager = not request.get("chord")
         trace = build_tracer(self.task, task, app=app, eager=eager)
         replacements: list[Signature[Any]] = []
-        with _current(app):
+        # What a task sends without naming an app goes to the worker's own.
+        with patch.object(_state._tls, "current_app", app):  # type: ignore[attr-defined]
             with patch.object(task, "on_replace", partial(_keep, replacements)):
                 info = trace(self.task_id, self.args, self.kwargs, request).info
             for signature in replacements:
@@ -159,17 +159,6 @@ class Job:
             return False
         decoded = serialization.loads(data, content_type, encoding, accept=[content_type])
         return bool(decoded == stored)
-
-
-@contextmanager
-def _current(app: Celery) -> Iterator[None]:
-    """What a task sends without naming an app goes to the worker's own."""
-    before = getattr(_state._tls, "current_app", None)  # type: ignore[attr-defined]
-    app.set_current()
-    try:
-        yield
-    finally:
-        _state._set_current_app(before)  # type: ignore[attr-defined]
 
 
 def _keep(signatures: list[Signature[Any]], signature: Signature[Any]) -> None:
