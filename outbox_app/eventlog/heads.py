@@ -101,14 +101,14 @@ def _bump_at(log: str, stream: str, version: int, count: int, using: str) -> boo
     return insert_if_missing(StreamHead, head, using=using)
 
 
-def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int | None) -> bool:
-    """Bump a stream that is there, and at a version if one is given; say whether it was.
+def add_versions(cursor: Any, log: str, stream: str, count: int, *, at: int) -> bool:
+    """Bump a stream that is there, and at a version; say whether it was.
 
     On MySQL it locks the head alone, where an upsert locks what is beside it, too.
     """
-    sql = "UPDATE outbox_stream SET version = version + %s WHERE log = %s AND stream = %s"
-    if at is None:
-        cursor.execute(sql, [count, log, stream])
-    else:
-        cursor.execute(f"{sql} AND version = %s", [count, log, stream, at])
+    cursor.execute(
+        "UPDATE outbox_stream SET version = version + %s "
+        "WHERE log = %s AND stream = %s AND version = %s",
+        [count, log, stream, at],
+    )
     return bool(cursor.rowcount)
