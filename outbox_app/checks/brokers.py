@@ -35,12 +35,10 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     if slow := without_batches():
         found.append(Warning(f"{slow}.", hint="Upgrade kombu with Celery.", id="outbox.W038"))
     for app in staging_apps():
-        try:
-            transport: Any = app.connection_for_write().transport
-        except Exception as error:
-            if _is_configured(app):  # said by check_transports
-                continue
-            found.append(unasked(app, type(error).__name__))
+        transport = transport_of(app)
+        if isinstance(transport, Exception):
+            if not _is_configured(app):  # else check_transports says it
+                found.append(unasked(app, type(transport).__name__))
             continue
         with suppress(Exception):  # said by the check of the apps
             load_tasks(app)
@@ -55,15 +53,22 @@ def check_transports(**kwargs: Any) -> list[CheckMessage]:
     """Say of which ``broker_url`` no connection can be made. None is opened."""
     found: list[CheckMessage] = []
     for app in filter(_is_configured, staging_apps()):
-        try:
-            app.connection_for_write().transport  # noqa: B018  # it is imported here
-        except Exception as error:  # no such transport, its library is missing, no such URL
+        error = transport_of(app)
+        if isinstance(error, Exception):
             message, advised = unusable(app, error)
             if isinstance(error, LIBRARY_MISSING):  # what only stages needs none
                 found.append(Warning(message, hint=advised, id="outbox.W028"))
             else:
                 found.append(Error(message, hint=advised, id="outbox.E033"))
     return found
+
+
+def transport_of(app: Celery) -> Any:
+    """Return the transport of an app's broker, or why there is none. No connection is opened."""
+    try:
+        return app.connection_for_write().transport  # it is imported here
+    except Exception as error:  # no such transport, its library is missing, no such URL
+        return error
 
 
 def _is_configured(app: Celery) -> bool:

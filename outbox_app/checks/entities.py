@@ -15,7 +15,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections, router
-from django.db.models import CheckConstraint, UniqueConstraint
+from django.db.models import CheckConstraint
 
 from ..aliases import log_alias
 from ..entities.declaration import TypeSpec
@@ -113,8 +113,8 @@ def _check_versions(entity: Any, types: list[Any]) -> Iterator[CheckMessage]:
             hint="Give each type a model of versions of its own.",
             id="outbox.E034",
         )
-    unique = [c for c in log._meta.constraints if isinstance(c, UniqueConstraint)]
-    if {"stream", "command_id"} not in [set(c.fields) for c in unique if c.condition is None]:
+    unique = [set(each.fields) for each in log._meta.total_unique_constraints]
+    if {"stream", "command_id"} not in unique:
         yield Error(
             f"{log.__name__} lacks the unique constraint on (stream, command_id).",
             hint="Write `class Meta(EntityVersion.Meta):` and, if it has constraints of its own, "

@@ -14,7 +14,7 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
-from django.db.models import Field, ForeignKey, UniqueConstraint
+from django.db.models import Field, ForeignKey
 
 from ..eventlog.reader import LogReader, reads_by_time
 from ..eventlog.registry import all_logs
@@ -51,8 +51,7 @@ def _check_meta(log: type[EventLog]) -> Iterator[CheckMessage]:
     missing = []
     if not any(index.fields[:2] == ["txid", "id"] for index in log._meta.indexes):
         missing.append("the index on (txid, id)")
-    unique = [c for c in log._meta.constraints if isinstance(c, UniqueConstraint)]
-    pairs = [set(c.fields) for c in unique if c.condition is None]
+    pairs = [set(each.fields) for each in log._meta.total_unique_constraints]
     if {"stream", "version"} not in [*pairs, *map(set, log._meta.unique_together)]:
         missing.append("the unique constraint on (stream, version)")
     if missing:
@@ -191,7 +190,6 @@ def _check_index(subscriber: Subscriber) -> Iterator[CheckMessage]:
 
 
 def _is_indexed(log: type[EventLog]) -> bool:
-    unique = (c for c in log._meta.constraints if isinstance(c, UniqueConstraint))
-    fields = [*(list(i.fields) for i in log._meta.indexes), *(list(c.fields) for c in unique)]
-    names = [["id" if name == "pk" else name for name in each] for each in fields]
-    return any(each[:2] == COLUMNS for each in names)
+    indexes = [*log._meta.indexes, *log._meta.total_unique_constraints]
+    first = [["id" if name == "pk" else name for name in each.fields[:2]] for each in indexes]
+    return COLUMNS in first

@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from ..exceptions import UnsafeBroker
 from ..jobs.drain.brokers import eviction, redis_info, refuse_unsafe, transport_options
 from ..jobs.staging.sending import staging_apps
-from .brokers import unasked
+from .brokers import transport_of, unasked
 
 #: Bound of each network operation, in seconds.
 TIMEOUT = 4.0
@@ -30,10 +30,8 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: Any) -> list
 
 
 def _ask(app: Celery) -> list[CheckMessage]:
-    try:
-        driver_type = app.connection_for_write().transport.driver_type
-    except Exception:  # said by the check of the brokers' settings
-        return []
+    # What is wrong with a broker's settings is said by the check of those.
+    driver_type = getattr(transport_of(app), "driver_type", None)
     questions = {"redis": _ask_redis, "amqp": _ask_rabbitmq}
     if driver_type not in questions:
         return []
