@@ -86,7 +86,7 @@ def pay(alias: str, most: int, folder: Path) -> None:
     # Calls that wait are made, as at the end of a process.
     from outbox_app.prepared import one_way
 
-    one_way.drain(one_way.AT_EXIT)
+    one_way.calls.drain(2)
 
 
 def _pay(alias: str, ids: list[UUID], ending: Callable[[str], Any], begun: int) -> None:

@@ -42,8 +42,9 @@ from outbox_app.prepared import (
     prepared,
 )
 from outbox_app.prepared.local import LocalKeeper
+from outbox_app.process.background import Background
 from tests.faults.tools import on
-from tests.patience import eventually, patience
+from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 
@@ -229,10 +230,9 @@ def test_from_coroutines(alias: str, sender: str, pay: Any, states: Any) -> None
 def stuck(monkeypatch: Any) -> Any:
     """Threads that are busy with something that does not end before the test does."""
     go = threading.Event()
-    eventually(lambda: not one_way._threads)  # that of an earlier test would take from this queue
-    monkeypatch.setattr(one_way, "_calls", type(one_way._calls)(3))
-    monkeypatch.setattr(one_way, "_threads", set())
-    for _ in range(one_way.THREADS):
+    calls = Background("stuck", threads=2, longest=3, together=100, at_exit=0)
+    monkeypatch.setattr(one_way, "calls", calls)
+    for _ in range(calls.most_threads):
         entered = threading.Event()
 
         def hang(items: Any, entered: Any = entered) -> None:
@@ -243,7 +243,7 @@ def stuck(monkeypatch: Any) -> Any:
         assert entered.wait(patience(20))
     yield go
     go.set()
-    assert one_way.drain(patience(10))
+    assert one_way.calls.drain(patience(10))
 
 
 def test_a_keeper_that_hangs_holds_up_no_request(
@@ -255,7 +255,7 @@ def test_a_keeper_that_hangs_holds_up_no_request(
         with prepared(f"order-{n}", "order.paid", {}, using=sender, immune=0):
             pass
     assert time.monotonic() - begin < patience(10)
-    assert one_way._calls.full()
+    assert one_way.calls.waiting.full()
     assert states() == ["prepared"] * 6
     ask()
     assert (states(), len(in_log())) == (["confirmed"] * 6, 6)
@@ -264,10 +264,10 @@ def test_a_keeper_that_hangs_holds_up_no_request(
 def test_exit_waits_for_a_short_time(stuck: Any) -> None:
     one_way.send(lambda items: None, [None])
     begin = time.monotonic()
-    assert not one_way.drain(0.2)
+    assert not one_way.calls.drain(0.2)
     assert time.monotonic() - begin < patience(2)
     stuck.set()
-    assert one_way.drain(patience(10))
+    assert one_way.calls.drain(patience(10))
 
 
 def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
@@ -277,10 +277,10 @@ def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
     def fail(items: Any) -> None:
         raise OSError("refused")
 
-    assert one_way.drain(patience(10))
+    assert one_way.calls.drain(patience(10))
     for call in (fail, fail, done.extend):
         one_way.send(call, [1])
-    assert one_way.drain(patience(10))
+    assert one_way.calls.drain(patience(10))
     assert done == [1]
 
 
@@ -289,7 +289,7 @@ def test_calls_that_wait_are_made_as_one(stuck: Any) -> None:
     for number in range(3):
         one_way.send(made.append, [number, number])
     stuck.set()
-    assert one_way.drain(patience(10))
+    assert one_way.calls.drain(patience(10))
     assert sorted(item for items in made for item in items) == [0, 0, 1, 1, 2, 2]
     assert len(made) < 3
 
@@ -301,12 +301,12 @@ def test_a_process_that_can_start_no_thread(stuck: Any, monkeypatch: Any) -> Non
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     stuck.set()
-    assert one_way.drain(patience(10))
-    monkeypatch.setattr(one_way, "_threads", set())
+    assert one_way.calls.drain(patience(10))
+    monkeypatch.setattr(one_way.calls, "threads", set())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         one_way.send(lambda items: None, [None])
-    assert one_way._threads == set()
+    assert one_way.calls.threads == set()
     one_way.send(lambda items: None, [None])
 
 
@@ -316,16 +316,16 @@ def test_a_fork_has_threads_of_its_own(stuck: Any) -> None:
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
-            empty = not one_way._calls.qsize()
+            empty = not one_way.calls.waiting.qsize()
             one_way.send(partial(os.writev, writing), [b"sent" if empty else b"twice"])
-            one_way.drain(10)
+            one_way.calls.drain(10)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
     assert os.read(reading, 10) == b"sent"
     os.close(reading)
-    assert one_way._calls.qsize() == 1
+    assert one_way.calls.waiting.qsize() == 1
 
 
 # Bad input

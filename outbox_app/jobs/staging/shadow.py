@@ -9,19 +9,17 @@ logged. A process that is killed between a send and its note leaves a row that c
 
 from __future__ import annotations
 
-import atexit
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from django.db import connections, transaction
 
 from ...exceptions import StagingRefused
+from ...process.background import Background
 from ...text import get_logger, storable
 from ...transactions import is_atomic
 from .producer import LazyProducer, StagingProducer
@@ -31,11 +29,11 @@ if TYPE_CHECKING:  # a project's celery.py is imported before Django's models ma
 
 logger = get_logger("outbox_app.shadow")
 
-#: Notes of one INSERT, and those that may wait for it in one process.
-BATCH, MOST = 1000, 100_000
-#: Seconds after which the idle thread ends, and after which a failed INSERT is tried again.
-LINGER = 1.0
+#: Seconds after which a failed INSERT of notes is tried again.
+PAUSE = 1.0
 ATTEMPTS = 10
+#: Writes notes: what waits meanwhile is one INSERT.
+writer = Background("outbox-shadow", threads=1, longest=100_000, together=1000, at_exit=5.0)
 
 #: By task, the key of the row that a call of ``…_on_commit`` has written, until the task is sent.
 _expected: ContextVar[dict[str, UUID] | None] = ContextVar("outbox_app_expected", default=None)
@@ -94,8 +92,10 @@ class ShadowProducer(LazyProducer):
         with self._real.connection._reraise_as_library_errors():
             result = publish(body, **options)
         if note is not None:
-            note.in_transaction = is_atomic(self._record.using)
-            _writer.add(note, using=self._record.using)
+            using = self._record.using
+            note.in_transaction = is_atomic(using)
+            if not writer.send(_write_notes, [note], using):
+                logger.error("Shadow note lost database=%s task=%s", using, note.task)
         return result
 
     def _recorded(self, note: ShadowNote, body: Any, options: Any) -> ShadowNote | None:
@@ -128,88 +128,22 @@ class _Recorder(StagingProducer):
             _write(ShadowJob(key=self.note.key, task=job.task, task_id=job.task_id), self.using)
 
 
-class NoteWriter:
-    """The thread that writes notes: what waits meanwhile is one INSERT. It ends when it is idle."""
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._waiting: list[tuple[str, ShadowNote]] = []
-        self._thread: Thread | None = None
-        self._ending = False
-
-    def add(self, note: ShadowNote, *, using: str) -> None:
-        with self._changed:
-            if len(self._waiting) >= MOST:
-                logger.error("Shadow note lost database=%s task=%s", using, note.task)
-                return
-            self._waiting.append((using, note))
-            if self._thread is None:
-                self._start()
-            self._changed.notify()
-
-    def _start(self) -> None:
-        thread = Thread(target=self._run, name="outbox-shadow", daemon=True)
+def _write_notes(notes: list[ShadowNote], using: str) -> None:
+    for left in reversed(range(ATTEMPTS)):
         try:
-            thread.start()
-        except RuntimeError as error:  # the system has no more; the next note tries again
-            logger.error("Shadow notes wait, as no thread can be started error=%r", error)
-        else:
-            self._thread = thread
-
-    def flush(self, seconds: float = 5.0) -> None:
-        """Wait until all is written, and the thread has ended."""
-        with self._changed:
-            thread, self._ending = self._thread, self._thread is not None
-            self._changed.notify()
-        if thread is not None:
-            thread.join(seconds)
-
-    def _run(self) -> None:
-        try:
-            while batch := self._take():
-                for using in {using for using, _ in batch}:
-                    self._write([note for alias, note in batch if alias == using], using=using)
-        finally:
-            connections.close_all()
-
-    def _take(self) -> list[tuple[str, ShadowNote]]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ending, LINGER)
-            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
-            if not batch:
-                self._thread, self._ending = None, False
-            return batch
-
-    def _write(self, notes: list[ShadowNote], *, using: str) -> None:
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                # One that is there was written by an attempt whose answer was lost.
-                type(notes[0])._default_manager.using(using).bulk_create(
-                    notes, ignore_conflicts=True
-                )
-                return
-            except Exception as error:
-                with suppress(Exception):
-                    connections[using].close()
-                if not left:
-                    text = "Shadow notes lost database=%s count=%d error=%r"
-                    logger.error(text, using, len(notes), error)
-                else:
-                    time.sleep(LINGER)
+            # One that is there was written by an attempt whose answer was lost.
+            type(notes[0])._default_manager.using(using).bulk_create(notes, ignore_conflicts=True)
+            return
+        except Exception as error:
+            with suppress(Exception):
+                connections[using].close()
+            if not left:
+                text = "Shadow notes lost database=%s count=%d error=%r"
+                logger.error(text, using, len(notes), error)
+            else:
+                time.sleep(PAUSE)
 
 
 def _write(job: Any, using: str) -> None:
     with transaction.atomic(using=using):  # a savepoint: a failure is not the caller's
         job.save(using=using, force_insert=True)
-
-
-_writer = NoteWriter()
-
-
-def _begin_anew() -> None:
-    global _writer
-    _writer = NoteWriter()  # its thread is the parent's, and so are its notes
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-atexit.register(lambda: _writer.flush())

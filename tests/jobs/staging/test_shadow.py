@@ -33,6 +33,7 @@ from outbox_app.jobs.drain.drain import Drain
 from outbox_app.jobs.shadow_comparison import compare, report
 from outbox_app.jobs.staging import shadow
 from outbox_app.models import DatabaseNow, ShadowJob, ShadowNote, ShadowResult, StagedJob
+from outbox_app.process import background
 from tests import forking
 from tests.jobs.staging import tasks, twins
 from tests.jobs.staging.test_rules import FORMS
@@ -44,9 +45,11 @@ on_sqlite = pytest.mark.parametrize("alias", ["default"])
 
 
 @pytest.fixture(autouse=True)
-def notes_end_with_the_test():
+def notes_end_with_the_test(monkeypatch):
+    monkeypatch.setattr(background, "IDLE", 0.01)
     yield
-    shadow._writer.flush(patience())
+    assert shadow.writer.drain(patience())
+    eventually(lambda: not shadow.writer.threads)
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def outcomes(alias):
     """``outcomes()``: how often each was found, an hour later; ``outcomes(0)``: now."""
 
     def judged(hours=2):
-        shadow._writer.flush(patience())
+        shadow.writer.drain(patience())
         for model in (ShadowJob, ShadowNote):
             model.objects.using(alias).update(at=DatabaseNow() - timedelta(hours=hours))
         found = report(using=alias)
@@ -71,7 +74,7 @@ def outcomes(alias):
 @pytest.fixture
 def halves(alias):
     def count():
-        shadow._writer.flush(patience())
+        shadow.writer.drain(patience())
         models = (ShadowJob, ShadowNote, StagedJob)
         return tuple(model.objects.using(alias).count() for model in models)
 
@@ -153,7 +156,7 @@ from tests import tasks
 add = OutboxCelery("killed", broker="memory://").task(name="add")(tasks.add)
 with transaction.atomic():
     add.delay_on_commit(0, 0)
-shadow._writer.flush(60)
+shadow.writer.drain(60)
 with transaction.atomic():
     transaction.on_commit(lambda: os.kill(os.getpid(), signal.SIGKILL))
     add.delay_on_commit(1, 1)
@@ -170,7 +173,7 @@ def test_a_process_that_dies_between_commit_and_send(alias, environment, outcome
 
 @on_sqlite
 def test_a_process_that_ends_writes_its_notes(alias, environment, outcomes):
-    script = KILLED.replace("shadow._writer.flush(60)", "raise SystemExit")
+    script = KILLED.replace("shadow.writer.drain(60)", "raise SystemExit")
     forking.run([sys.executable, "-c", script], env=environment(alias), check=True)
     assert outcomes(0) == {"matched": 1}
 
@@ -180,7 +183,7 @@ def test_a_child_has_a_writer_of_its_own(alias, add, outcomes, in_shadow):
     with transaction.atomic(using=alias):
         add.delay(1, 1)
     if not (child := os.fork()):
-        os._exit(len(shadow._writer._waiting) + (shadow._writer._thread is not None))
+        os._exit(shadow.writer.waiting.qsize() + len(shadow.writer.threads))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert outcomes() == {"early": 1}
 
@@ -204,11 +207,10 @@ def test_where_no_thread_can_be_started_notes_wait(
 
 
 @on_sqlite
-def test_an_idle_writer_ends(alias, add, in_shadow, monkeypatch):
-    monkeypatch.setattr(shadow, "LINGER", 0.01)
+def test_an_idle_writer_ends(alias, add, in_shadow):
     with transaction.atomic(using=alias):
         add.delay(1, 1)
-    eventually(lambda: shadow._writer._thread is None)
+    eventually(lambda: not shadow.writer.threads)
     assert ShadowNote.objects.count() == 1
 
 
@@ -346,13 +348,13 @@ def test_a_row_that_cannot_be_written_costs_the_caller_nothing(
 def test_a_note_that_cannot_be_written_is_tried_again(
     alias, add, sent, halves, in_shadow, monkeypatch, caplog
 ):
-    monkeypatch.setattr(shadow, "LINGER", 0.01)
+    monkeypatch.setattr(shadow, "PAUSE", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(ShadowNote._meta, "db_table", "outbox_nowhere")
         with transaction.atomic(using=alias):
             add.delay(1, 1)
         eventually(lambda: "Shadow notes lost" in caplog.text)
-    monkeypatch.setattr(shadow, "MOST", 0)
+    monkeypatch.setattr(shadow.writer, "send", lambda *args: False)
     with transaction.atomic(using=alias):
         add.delay(2, 2)
     assert "Shadow note lost" in caplog.text
