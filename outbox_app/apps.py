@@ -23,7 +23,7 @@ class OutboxAppConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, tasks  # noqa: F401  # registers a Celery task
         from .conf import require_celery
-        from .monitoring import log_lines
+        from .monitoring import log_lines  # noqa: F401  # connects its receivers
 
         require_celery()
         checks.register()
@@ -32,7 +32,6 @@ class OutboxAppConfig(AppConfig):
             from .jobs.staging import detector
 
             detector.install()
-        log_lines.connect()
         autodiscover_modules("subscribers")
         self._register_entities()
 

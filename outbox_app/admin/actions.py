@@ -13,11 +13,9 @@ Only rows that were there when the question was asked are taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
-from uuid import UUID
 
 from django import forms
 from django.conf import settings
@@ -40,7 +38,7 @@ from ..models import DatabaseNow, counting
 from ..text import one_line, shown
 from .action_log import Selection, log, log_anew
 from .base import OutboxAdmin, is_few
-from .row_range import number, row_range
+from .row_range import id_in, number, row_range
 
 #: How long a POST works.
 SECONDS = 3.0
@@ -363,7 +361,5 @@ def _possible(field: Any, id: str) -> bool:
     if isinstance(field, models.CharField):
         return 0 < len(id) <= (field.max_length or 0) and id.isprintable()
     if isinstance(field, models.UUIDField):
-        with suppress(ValueError):
-            return bool(UUID(id))
-        return False
+        return id_in(id) is not None
     return number(id) is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 from urllib.parse import urlencode
-from uuid import UUID
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -27,7 +26,7 @@ from .base import BEFORE, OutboxAdmin, given
 from .filters import column_filter
 from .job import carried_column
 from .payload import data_of
-from .row_range import RowRange, number, row_range
+from .row_range import RowRange, id_in, number, row_range
 
 
 @admin.register(Event)
@@ -104,10 +103,3 @@ def stream_of(event: EventLog) -> QuerySet[Any]:
 def _asked_stream(request: HttpRequest) -> str | None:
     stream = request.GET.get("stream") or request.GET.get("q", "").strip()
     return stream if stream and "\x00" not in stream else None  # which is in no stream
-
-
-def id_in(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None

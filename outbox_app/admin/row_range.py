@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from django.db.models import QuerySet
 
@@ -61,3 +62,10 @@ def number(text: str) -> int | None:
     if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63:
         return int(text)
     return None
+
+
+def id_in(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

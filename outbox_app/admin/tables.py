@@ -50,6 +50,7 @@ class Group:
 
     @property
     def lines(self) -> Iterator[tuple[bool, list[tuple[Any, str]]]]:
+        """Yield of each row whether it is red, and its cells, each with its class."""
         for row, is_red in zip(self.rows, chain(self.alarms, repeat(False)), strict=False):
             yield is_red, list(zip(row, self.columns.values(), strict=False))
 

@@ -1,4 +1,4 @@
-"""Log lines, hung off the signals: a constant message, then ``key=value`` fields.
+"""Log lines, connected to the signals by import: a constant message, then ``key=value`` fields.
 
 Loggers: ``outbox_app.staging``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``,
 ``.subscriptions``. Nothing is configured here; a project's ``LOGGING`` decides what is shown.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.dispatch import receiver
+
 from .. import signals
 from ..text import get_logger
 
@@ -15,22 +17,12 @@ events = get_logger("outbox_app.subscriptions")
 logger = get_logger("outbox_app.drain")
 
 
-def connect() -> None:
-    for signal, receiver in (
-        (signals.jobs_published, log_published),
-        (signals.job_dead, log_dead),
-        (signals.incident_recorded, log_incident),
-        (signals.page_handled, log_page),
-        (signals.page_failed, log_failure),
-        (signals.stream_parked, log_parked),
-    ):
-        signal.connect(receiver, dispatch_uid=f"outbox_app.logs.{receiver.__name__}")
-
-
+@receiver(signals.jobs_published)
 def log_published(*, using: str, count: int, seconds: float, **kwargs: Any) -> None:
     logger.debug("Batch published database=%s jobs=%d seconds=%.3f", using, count, seconds)
 
 
+@receiver(signals.job_dead)
 def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
     logger.error(
         "Job dead database=%s task=%s task_id=%s error=%s reason=%s",
@@ -38,6 +30,7 @@ def log_dead(*, using: str, dead: Any, **kwargs: Any) -> None:
     )
 
 
+@receiver(signals.incident_recorded)
 def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
     logger.warning(
         "Incident recorded database=%s kind=%s first_id=%d last_id=%d shards=%d detail=%s",
@@ -46,6 +39,7 @@ def log_incident(*, using: str, incident: Any, **kwargs: Any) -> None:
     )
 
 
+@receiver(signals.page_handled)
 def log_page(
     *, using: str, subscription: str, partition: int, log: str, count: int, **kwargs: Any
 ) -> None:
@@ -55,6 +49,7 @@ def log_page(
     )
 
 
+@receiver(signals.page_failed)
 def log_failure(
     *, using: str, subscription: str, partition: int, log: str, error: Exception, **kwargs: Any
 ) -> None:
@@ -67,6 +62,7 @@ def log_failure(
     )
 
 
+@receiver(signals.stream_parked)
 def log_parked(*, using: str, parked: Any, **kwargs: Any) -> None:
     events.error(
         "Stream parked database=%s subscription=%s log=%s stream=%s version=%d error=%s",
