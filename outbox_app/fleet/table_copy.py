@@ -30,18 +30,6 @@ BATCH, FEW = 2000, 200
 LOCK_WAIT, ATTEMPTS = 2, 60
 #: Seconds in which the session of a run that was killed ends.
 ENDS = 5
-#: Settings of the session that is idle while tables are copied, and how it takes the lock of a
-#: table's runs. On PostgreSQL in a transaction, for which a pooler, too, keeps a session.
-ONE_RUN = {
-    "postgresql": (
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 0",
-        "SELECT pg_try_advisory_xact_lock(%s)",
-    ),
-    "mysql": (
-        "SET SESSION wait_timeout = 31536000",
-        "SELECT GET_LOCK(CONCAT('outbox_table_', %s), 0)",
-    ),
-}
 
 
 @contextmanager
@@ -51,12 +39,19 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
     Raises ``OutboxError``. The lock ends with its session.
     """
     number = [crc32(f"{connection.settings_dict['NAME']}.{table}".encode())]
-    keeps, take = ONE_RUN[connection.vendor]
     until = time.monotonic() + ENDS
     own = connections.create_connection(connection.alias)
     try:
         with own.cursor() as cursor:
-            cursor.execute(keeps)
+            # The session is idle while tables are copied.
+            if connection.vendor == "postgresql":
+                # In a transaction, for which a pooler, too, keeps a session.
+                cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+                take = "SELECT pg_try_advisory_xact_lock(%s)"
+            else:
+                cursor.execute("SET SESSION wait_timeout = 31536000")
+                take = "SELECT GET_LOCK(CONCAT('outbox_table_', %s), 0)"
             while True:
                 cursor.execute(take, number)
                 if cursor.fetchone()[0]:
