@@ -80,9 +80,9 @@ def plan(
     """Return what ``replay`` would do; it has the same arguments and errors."""
     using = using or alias_of(name)
     row = Subscription.objects.using(using).filter(pk=name).first()
-    partitions = row.partitions if row else subscriber_named(name).partitions
+    row = row or Subscription(name=name, partitions=subscriber_named(name).partitions)
     cursors = list(Cursor.objects.using(using).filter(subscription=name))
-    return _plan(name, place, log, partitions, cursors, using)
+    return _plan(row, cursors, place, log=log, using=using)
 
 
 def replay(
@@ -110,7 +110,7 @@ def replay(
     """
     using = using or alias_of(name)
     with locked(name, using) as (row, cursors):
-        moves = _plan(name, place, log, row.partitions, cursors, using)
+        moves = _plan(row, cursors, place, log=log, using=using)
         for move in moves:
             if move.passed and not skip_ahead:
                 raise ReplayRefused(
@@ -133,14 +133,9 @@ def replay(
 
 
 def _plan(
-    name: str,
-    place: StartPoint,
-    log: str | None,
-    partitions: int,
-    cursors: list[Cursor],
-    using: str,
+    row: Subscription, cursors: list[Cursor], place: StartPoint, *, log: str | None, using: str
 ) -> list[Move]:
-    subscriber = _declared(name)
+    name, subscriber = row.name, _declared(row.name)
     tables = sorted({cursor.log for cursor in cursors})
     logs = subscriber.logs if subscriber else [log_named(table) for table in tables]
     if log is not None:
@@ -157,23 +152,18 @@ def _plan(
             "one of them. Name that log, or give a time."
         )
     positions = [(each, position_of(each, place, using=using)) for each in logs]
-    return [_plan_log(*each, name, partitions, cursors, using) for each in positions]
+    return [_plan_log(row, cursors, *each, using=using) for each in positions]
 
 
 def _plan_log(
-    log: type[EventLog],
-    after: int | None,
-    name: str,
-    partitions: int,
-    cursors: list[Cursor],
-    using: str,
+    row: Subscription, cursors: list[Cursor], log: type[EventLog], after: int | None, *, using: str
 ) -> Move:
     """Return where the cursors of a log go, and which events would not be handled any more.
 
     The log is read on a connection of its own, in autocommit: the caller holds locks, and a
     transaction that has written cannot tell what is committed.
     """
-    subscriber, table = _declared(name), log._meta.db_table
+    name, subscriber, table = row.name, _declared(row.name), log._meta.db_table
     begins = subscriber is not None and subscriber.start == "beginning"
     by_part = {each.partition: each for each in cursors if each.log == table}
     reads = reads_of(name, using)
@@ -185,11 +175,11 @@ def _plan_log(
         try:
             state = reader.window.move(after, states_of(reader, by_part.values()))
             [(last,)] = run(f"SELECT max(id) FROM {reader.window.source}", [])
-            for part in range(partitions):
+            for part in range(row.partitions):
                 cursor = by_part.get(part)
                 if cursor is None and not begins:
                     continue  # it would begin behind what there is
-                only = EventFilter(reads.get("topics"), reads.get("types"), partitions, part)
+                only = EventFilter(reads.get("topics"), reads.get("types"), row.partitions, part)
                 wanted, params = only.sql()
                 passed += run(
                     f"SELECT id, type, stream FROM {reader.window.source} WHERE "

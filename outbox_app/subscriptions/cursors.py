@@ -159,21 +159,21 @@ def fail(cursor: Cursor, error: BaseException, *, handled: int = 0, using: str) 
     cursor.failures += 1
     rows = Cursor.objects.using(using).filter(pk=cursor.pk)
     columns: dict[str, Any] = {"failures": cursor.failures, "failed_event": cursor.failed_event}
-    if isinstance(error, TransactionEnded):
+    moved = rows.filter(revision=cursor.revision + 1)
+    if isinstance(error, TransactionEnded) and moved.exists():
         error.add_note(
             "The effects of these events may be there in part. They are not tried again until "
             f"manage.py outbox_subscriptions resume {cursor.subscription} is run."
         )
         cursor.error = described(error)
-        if rows.filter(revision=cursor.revision + 1).move(
+        moved.move(
             **columns,
             state=cursor.state,
             position=cursor.position,
             handled=F("handled") - handled,
             error=cursor.error,
-        ):
-            return float("inf")
-        error.__notes__.pop()  # the move is not there: all of it was rolled back
+        )
+        return float("inf")
     delay: float = min(outbox_settings().MAX_RETRY_DELAY, 0.1 * 2 ** min(cursor.failures, 20))
     cursor.error = described(error)
     retry_at = DatabaseNow() + timedelta(seconds=delay)

@@ -40,9 +40,7 @@ class Parking:
         #: Events for which a stream was parked by now.
         self.failed = 0
 
-    def load(self, rows: Iterable[tuple[int, str, str, int]] | None = None) -> None:
-        if rows is None:
-            rows = self._rows().values_list("partition", "log", "stream", "version")
+    def load(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
         own = (row[1:] for row in rows if row[0] == self.part)
         self.parked = {(log, stream): version for log, stream, version in own}
 

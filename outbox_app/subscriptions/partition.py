@@ -172,7 +172,7 @@ class Partition:
 
     def _load_parked(self) -> None:
         """Read anew what a transaction that was rolled back may have changed in memory."""
-        self.parking.load()
+        self.parking.load(StoredRows(self.subscriber, [self.part]).parked)
         self.gaps.load()
 
     def _process_page(self, at: LogCursor) -> bool:

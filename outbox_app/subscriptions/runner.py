@@ -54,7 +54,6 @@ class SubscriptionWorker:
         self.counters = counters
         self.batch_size = batch_size
         self.using = subscriber.using
-        self.lease_seconds = lease_seconds
         #: From the database, or a lease, that fails under it.
         self.backoff = Backoff(f"subscription {subscriber.name}", logger)
         self._released_until = float("-inf")
@@ -75,7 +74,6 @@ class SubscriptionWorker:
 
     @property
     def trouble(self) -> str:
-        """What has stopped its partitions."""
         return "; ".join(filter(None, [self.backoff.text, self._stopped_by]))
 
     @property
@@ -179,7 +177,7 @@ class SubscriptionWorker:
         """Leave the partitions to processes that can run them, such as those of newer code."""
         if not self.error:
             logger.warning("Leases released subscription=%s reason=%s", self.subscriber.name, why)
-        self._released_until = time.monotonic() + self.lease_seconds / BEATS
+        self._released_until = time.monotonic() + self.holder.lease_seconds / BEATS
         self.leave()
         self.error = why
 
@@ -233,12 +231,10 @@ class Runner(ProcessLoop):
 
     @property
     def done(self) -> int:
-        """Events handled by now."""
         return sum(worker.handled for worker in self.workers)
 
     @property
     def trouble(self) -> str:
-        """Which subscriptions have stopped, and why; empty when all is well."""
         return "; ".join(f"{w.subscriber.name}: {w.trouble}" for w in self.workers if w.trouble)
 
     def run(self, *, once: bool = False) -> int:

@@ -52,7 +52,6 @@ class VersionGaps:
         self.active = subscriber.on_gap != "off"
         #: When to look for each stream that is held, by log and stream.
         self._due: dict[tuple[str, str], float] = {}
-        self._checks: dict[str, Completeness] = {}
 
     @property
     def pause(self) -> float | None:
@@ -78,7 +77,7 @@ class VersionGaps:
         handled = handled_versions(
             self.subscriber.name, reader.table, state, streams, using=self.using
         )
-        return self._completeness(reader).check(state, events, handled)
+        return Completeness(reader).check(state, events, handled)
 
     def wanted(self, events: list[RecordedEvent]) -> list[RecordedEvent]:
         """Return the events that the subscription has asked for: all versions were read."""
@@ -107,7 +106,7 @@ class VersionGaps:
                     error=_text(each),
                 )
                 self._hold(reader.table, each)
-        if not self.active:
+        if not isinstance(state, TimeState):
             return
         versions = {
             event.stream: event.version
@@ -131,7 +130,7 @@ class VersionGaps:
     ) -> tuple[list[RecordedEvent], MissingVersions | None, bool]:
         """Return what can be handled of a parked stream, what is missing then, and if more is."""
         if self.active:
-            check = self._completeness(reader)
+            check = Completeness(reader)
             return check.next_events(state, parked.stream, parked.version, limit)
         events = self.parking.missed(parked, reader, state, limit)
         return events, None, len(events) == limit
@@ -142,7 +141,7 @@ class VersionGaps:
 
     def wait(self, parked: ParkedStream, missing: MissingVersions) -> None:
         """It is still missing: look again later, or give up."""
-        subscriber, key = self.subscriber, (parked.log, parked.stream)
+        subscriber = self.subscriber
         with transaction.atomic(using=self.using):
             if not parked.compare_and_set(
                 version=missing.first,
@@ -162,8 +161,8 @@ class VersionGaps:
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(gap.attempts, 20))
         if gap.attempts >= subscriber.max_backtracks:
             pause = PARKED_PAUSE
-        self.parking.parked[key] = missing.first
-        self._due[key] = self.clock() + pause
+        self.parking.parked[parked.log, parked.stream] = missing.first
+        self._due[parked.log, parked.stream] = self.clock() + pause
 
     def filled(
         self,
@@ -226,11 +225,6 @@ class VersionGaps:
             using=self.using,
             robust=True,
         )
-
-    def _completeness(self, reader: LogReader) -> Completeness:
-        if reader.table not in self._checks:
-            self._checks[reader.table] = Completeness(reader)
-        return self._checks[reader.table]
 
     def _gaps_of(self, parked: ParkedStream) -> GapQuerySet:
         return self._open().filter(log=parked.log, stream=parked.stream)
