@@ -50,7 +50,8 @@ class Plan:
     cursors: list[Cursor]
     damaged: list[Cursor] = field(default_factory=list)
     foreign: bool = False
-    states: dict[int, str] = field(default_factory=dict)
+    #: Those that move, each with its new state.
+    moves: list[tuple[Cursor, str]] = field(default_factory=list)
 
 
 def rebase_outbox(
@@ -114,8 +115,9 @@ def _plan(log: type[EventLog], last_id: int | None, upgraded: bool, *, using: st
         new = _rebased(plan, states, last_id)
     else:
         return plan
-    plan.states = {pk: state.dump() for pk, state in new.items() if state != states[pk]}
-    plan.foreign = bool(plan.states) or not cursors
+    by_id = {cursor.pk: cursor for cursor in cursors}
+    plan.moves = [(by_id[pk], each.dump()) for pk, each in new.items() if each != states[pk]]
+    plan.foreign = bool(plan.moves) or not cursors
     return plan
 
 
@@ -153,22 +155,21 @@ def _apply(
         write(f"unchanged log={table} cursors={len(plan.cursors)}: they belong to this database")
         return
     if dry_run:
-        write(f"would rebase log={table} last_id={plan.last} cursors={len(plan.states)}")
+        write(f"would rebase log={table} last_id={plan.last} cursors={len(plan.moves)}")
         return
     with transaction.atomic(using=using):
         _lock(plan, using=using)
         if not upgraded:
             for reached in renumber(plan.reader, plan.last):
                 write(f"rebasing log={table} reached={reached} last_id={plan.last}")
-        for cursor in plan.cursors:
-            if (state := plan.states.get(cursor.pk)) is not None:
-                Cursor.objects.using(using).filter(pk=cursor.pk).move(
-                    state=state,
-                    position=Least("position", Value(plan.last)),
-                    counted=None,
-                    error=cursor.error if is_stopped(cursor) else "",
-                )
-    write(f"rebased log={table} last_id={plan.last} cursors={len(plan.states)}")
+        for cursor, state in plan.moves:
+            Cursor.objects.using(using).filter(pk=cursor.pk).move(
+                state=state,
+                position=Least("position", Value(plan.last)),
+                counted=None,
+                error=cursor.error if is_stopped(cursor) else "",
+            )
+    write(f"rebased log={table} last_id={plan.last} cursors={len(plan.moves)}")
 
 
 def _lock(plan: Plan, *, using: str) -> None:

@@ -24,12 +24,9 @@ logger = get_logger("outbox_app.subscriptions")
 def list_gaps(
     *, using: str, subscription: str | None = None, state: str | None = Gap.State.OPEN
 ) -> QuerySet[Gap]:
-    """Return gaps, the oldest first.
+    """Return gaps, the oldest first: of one subscription or all, in one state or, by None, in any.
 
-    Args:
-        using: Database alias.
-        subscription: Only those of one subscription.
-        state: Only those in this state; None: in any. Default: those that are open.
+    By default those that are open.
     """
     gaps = Gap.objects.using(using).order_by("seen_at", "id")
     if subscription is not None:
@@ -40,14 +37,7 @@ def list_gaps(
 def skip_gap(gap_id: int, *, by: str, reason: str, using: str) -> Gap:
     """Give up the versions of a gap: its stream continues behind them, or an audit accepts it.
 
-    Args:
-        gap_id: Id of the row.
-        by: Who decided.
-        reason: Why.
-        using: Database alias.
-
-    Returns:
-        The row as it is now.
+    ``by`` says who decided, ``reason`` why. Returns the row as it is now.
 
     Raises:
         GapNotSkippable: There is no such gap, it is settled, or its reader does not wait for it; or
@@ -84,17 +74,9 @@ def skip_event(
 ) -> Gap:
     """Give up the event that a subscription, or a parked stream of it, fails at.
 
-    Its handler does not get the event any more; what follows is handled.
-
-    Args:
-        name: The subscription.
-        position: Of the event.
-        by, reason: Who decided, and why.
-        log: Table of the log, where it reads several.
-        using: Database alias. Default: that of its logs.
-
-    Returns:
-        The row that says so.
+    Its handler does not get the event any more; what follows is handled. ``by`` says who decided,
+    ``reason`` why. Where the subscription reads several logs, ``log`` is the table of the event's.
+    ``using`` is by default the alias of its logs. Returns the row that records the decision.
 
     Raises:
         GapNotSkippable: It does not fail at that event, or name or reason are missing. Nothing was
