@@ -158,12 +158,14 @@ class Rebuild:
     def finish(self, states: list[WindowState]) -> int:
         """Take over; try again after a lock timeout or a deadlock. Return the number of rows."""
         for attempt in range(1, ATTEMPTS + 1):
+            replayed = self.replayed
             try:
                 rows = self._take_over(states)
                 break
             except django.db.OperationalError as error:
                 if attempt == ATTEMPTS:
                     raise
+                self.replayed = replayed
                 self.write(f"takeover tried again name={self.name} error={error!r}")
                 states = self.replay(states)
         self.write(f"rebuild done name={self.name} events={self.replayed} rows={rows}")
@@ -200,30 +202,26 @@ class Rebuild:
         return states
 
     def _take_over(self, states: list[WindowState]) -> int:
-        using, replayed = self.using, self.replayed
+        using = self.using
         cursors = Cursor.objects.using(using).filter(subscription=self.name)
-        try:
-            with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
-                # First the cursors, as the pull does: a page in flight is waited for, or finds
-                # that its cursor was moved. Then the table: pushes and writers of inline events
-                # wait, so the log that is read now holds all that the old rows held.
-                cursors.bump_revision()
-                self._lock_and_empty()
-                ends = self.replay(states)
-                rows = self._copy()
-                failpoint("rebuild_copied")
-                for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
-                    own = cursors.filter(log=reader.table)
-                    own.move(state=end.dump(), position=position, counted=None)
-                ParkedStream.objects.using(using).filter(subscription=self.name).delete()
-                gaps = Gap.objects.using(using).filter(subscription=self.name)
-                gaps.filter(kind=Gap.Kind.VERSION).settle(
-                    Gap.State.CLOSED, reason="The view was rebuilt from what was there."
-                )
-            return rows
-        except BaseException:
-            self.replayed = replayed
-            raise
+        with _gap_locks(using), atomic_with_lock_wait(LOCK_WAIT, using=using):
+            # First the cursors, as the pull does: a page in flight is waited for, or finds that its
+            # cursor was moved. Then the table: pushes and writers of inline events wait, so the log
+            # that is read now holds all that the old rows held.
+            cursors.bump_revision()
+            self._lock_and_empty()
+            ends = self.replay(states)
+            rows = self._copy()
+            failpoint("rebuild_copied")
+            for reader, end, position in zip(self.readers, ends, self.positions, strict=True):
+                own = cursors.filter(log=reader.table)
+                own.move(state=end.dump(), position=position, counted=None)
+            ParkedStream.objects.using(using).filter(subscription=self.name).delete()
+            gaps = Gap.objects.using(using).filter(subscription=self.name)
+            gaps.filter(kind=Gap.Kind.VERSION).settle(
+                Gap.State.CLOSED, reason="The view was rebuilt from what was there."
+            )
+        return rows
 
     def _lock_and_empty(self) -> None:
         connection = connections[self.using]
