@@ -10,7 +10,7 @@ position that was given up was really never used). One suite holds every scan to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 from typing import Generic, TypeVar
 
 #: A state of a window, or something that holds one.
@@ -57,13 +57,6 @@ def ranges(after: int, upto: int, count: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def dealt(count: int, *lists: list[list[str]]) -> list[list[str]]:
-    """Deal several lists of parts out to at most ``count`` parts."""
-    parts: list[list[str]] = []
-    for each in lists:
-        for n, conditions in enumerate(each):
-            if n < len(parts):
-                parts[n] += conditions
-            else:
-                parts.append(list(conditions))
-    return parts
+def dealt(*lists: list[list[str]]) -> list[list[str]]:
+    """Put the first parts of several lists together, then their second ones, and so on."""
+    return [list(chain(*parts)) for parts in zip_longest(*lists, fillvalue=())]

@@ -279,6 +279,6 @@ def test_ranges(monkeypatch):
 
 
 def test_parts_are_dealt_out():
-    assert dealt(2, [["a"], ["b"]], [["c"], ["d"]]) == [["a", "c"], ["b", "d"]]
-    assert dealt(4, [["a"]], [["c"], ["d"]]) == [["a", "c"], ["d"]]
-    assert dealt(4, [], []) == []
+    assert dealt([["a"], ["b"]], [["c"], ["d"]]) == [["a", "c"], ["b", "d"]]
+    assert dealt([["a"]], [["c"], ["d"]]) == [["a", "c"], ["d"]]
+    assert dealt([], []) == []

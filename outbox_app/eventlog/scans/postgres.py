@@ -60,7 +60,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
                 f"Between two database clusters, {start.cluster} and {end.cluster}, there are no "
                 f"rows of {self.table}: their transaction ids have nothing to do with one another."
             )
-        return dealt(count, *(self._cut(*each, count) for each in self._windows(start, end)))
+        return dealt(*(self._cut(*each, count) for each in self._windows(start, end)))
 
     def _windows(
         self, start: PostgresState, end: PostgresState
@@ -107,5 +107,5 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
             condition = f"txid = ANY({array(ended)}) AND id > {window.pos}"
             if upto is not None:
                 condition += f" AND id <= {upto}"
-            parts = dealt(count, [[condition]], parts)
+            parts = dealt([[condition]], parts)
         return parts
