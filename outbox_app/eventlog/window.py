@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from .filter import EventFilter
@@ -40,9 +40,6 @@ class Page(Generic[S]):
     more: bool
     #: Highest position that was passed, 0: none was.
     position: int = 0
-    #: Runs of positions, first and last, that will never be used; with ``sealed`` by a tombstone.
-    closed: list[tuple[int, int]] = field(default_factory=list)
-    sealed: bool = False
 
 
 class Window(ABC, Generic[S]):

@@ -161,7 +161,7 @@ class TestMysql:
             session.rollback()
         commit(alias, "a")
         page = reader.read(scan.beginning(), 10).page
-        assert reader.read(page.state, 10).page.sealed
+        assert reader.read(page.state, 10).page.state.missing == ()
         assert Event.objects.using(alias).filter(type="$tombstone").count() == 3
         state = scan.end(scan.beginning())
         assert (names(batch(scan, scan.beginning(), state)), state.missing) == (["a1"], ())

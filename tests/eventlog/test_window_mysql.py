@@ -11,6 +11,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from outbox_app import NewEvent, publish, publish_many
 from outbox_app.eventlog.reader import LogReader
 from outbox_app.eventlog.state import MysqlState
+from outbox_app.eventlog.window import TOMBSTONE
 from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import DamagedCursor, ForeignCursor, TooManyGaps
 from outbox_app.models import Event
@@ -50,10 +51,8 @@ def test_a_gap_is_closed_once_nothing_was_seen_of_it_for_the_settle_time(alias):
             state = reader.read(state, 10).page.state
             assert runs(state) == [gap]
         reader.window.settle = 0
-        page = reader.read(state, 10).page
-        assert page.closed == [gap]
-        assert runs(page.state) == []
-        assert not page.sealed
+        assert runs(reader.read(state, 10).page.state) == []
+        assert not Event.objects.using(alias).filter(type=TOMBSTONE).exists()
 
 
 def test_a_gap_has_to_be_looked_at_twice(alias):
@@ -63,8 +62,8 @@ def test_a_gap_has_to_be_looked_at_twice(alias):
         gap = rolled_back(alias)
         commit(alias, "a")
         page = reader.read(state, 10).page
-        assert (page.closed, runs(page.state)) == ([], [gap])
-        assert reader.read(page.state, 10).page.closed == [gap]
+        assert runs(page.state) == [gap]
+        assert runs(reader.read(page.state, 10).page.state) == []
 
 
 def test_a_clock_that_was_set_back_begins_anew(alias):
@@ -77,7 +76,6 @@ def test_a_clock_that_was_set_back_begins_anew(alias):
         later = replace(state, missing=[(first, last, since + 3600)])
         reader.window.settle = 0
         page = reader.read(later, 10).page
-        assert page.closed == []
         assert since <= page.state.missing[0][2] < since + 3600
 
 
@@ -106,14 +104,13 @@ def test_beside_a_row_in_flight_nothing_is_closed(alias):
         _, last = rolled_back(alias, 3)
         commit(alias, "a")
         for _ in range(3):
-            page = reader.read(state, 10).page
-            state = page.state
-            assert (runs(state), page.closed) == ([(first, last)], [])
+            state = reader.read(state, 10).page.state
+            assert runs(state) == [(first, last)]
         slow.commit()
         events, page = reader.read(state, 10)
         assert names(events) == ["slow1"]
         assert runs(page.state) == [(first + 1, last)]
-        assert reader.read(page.state, 10).page.closed == [(first + 1, last)]
+        assert runs(reader.read(page.state, 10).page.state) == []
 
 
 def test_an_insert_of_many_rows_that_waits_in_the_middle(alias):
@@ -231,11 +228,12 @@ def test_tombstones_seal(alias, settings):
         first, last = rolled_back(alias, 2)
         commit(alias, "a")
         _, state = read_all(reader, state)
-        page = reader.read(state, 10).page
-        assert (page.closed, page.sealed) == ([(first, last)], True)
-        assert read_all(reader, page.state)[0] == []
+        assert runs(state) == [(first, last)]
+        state = reader.read(state, 10).page.state
+        assert runs(state) == []
+        assert read_all(reader, state)[0] == []
         assert read_all(other, late)[0] == ["a1"]
-        sealed = Event.objects.using(alias).filter(type="$tombstone").values_list("id", flat=True)
+        sealed = Event.objects.using(alias).filter(type=TOMBSTONE).values_list("id", flat=True)
         assert list(sealed) == [first, last]
         writer = Event(id=last, stream="late", version=1, type="made", slice=0)
         with pytest.raises(IntegrityError, match="Duplicate"):

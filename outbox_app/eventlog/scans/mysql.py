@@ -49,7 +49,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
             runs = left(runs, late)
         if high == state.high and not came and not crowded:
             return state
-        after, _ = self._settle(high, runs, seen, now)
+        after = self._settle(high, runs, seen, now)
         if crowded and after == state:
             raise self._too_many(state)
         return after
@@ -58,7 +58,7 @@ class MysqlScan(MysqlWindow, LogScan[MysqlState]):
         late = _without(start.missing, end.missing)
         cuts = ranges(start.high, end.high, count)
         new = [_without([(after + 1, upto, None)], end.missing) for after, upto in cuts]
-        return dealt(count, _conditions(new), _conditions([late]))
+        return dealt(_conditions(new), _conditions([late]))
 
     def _reach(self, high: int, limit: int | None) -> int:
         """Return the position of the row that many further on, or that of the last one."""

@@ -62,7 +62,7 @@ class MysqlWindow(Window[MysqlState]):
         runs = _joined([*waited, (floor + 1, end, None)], end)
         runs = left(runs, self._committed(runs))
         seen, now = self._look(runs)
-        state, _ = self._settle(high, runs, seen, now)
+        state = self._settle(high, runs, seen, now)
         near = end - LOOK_NEAR
         kept = [
             (first, last, since)
@@ -79,11 +79,14 @@ class MysqlWindow(Window[MysqlState]):
         most = limit
         if only.sql()[0]:  # some are not wanted
             most = min(max(limit, MIN_ROWS) * max(only.parts, 1), max(limit, MAX_ROWS))
-        high = None if crowded else state.high
-        rows = self._rows(high, known, columns=columns, limit=most, only=only)
+        beyond = None if crowded else state.high
+        rows = self._rows(beyond, known, columns=columns, limit=most, only=only)
         while True:
             rows, full = _page_of(rows, limit, most)
-            high, runs = _passed(state, known, [row[0] for row in rows])
+            positions = [row[0] for row in rows]
+            new = positions[bisect_right(positions, state.high) :]
+            high = new[-1] if new else state.high
+            runs = [*left(known, positions), *between(state.high, new)]
             seen, now = self._look(runs)
             if not rows:
                 break
@@ -96,7 +99,7 @@ class MysqlWindow(Window[MysqlState]):
             if not late:
                 break
             rows = sorted(rows + late, key=itemgetter(0))
-        after, closed = self._settle(high, runs, seen, now)
+        after = self._settle(high, runs, seen, now)
         if crowded and not rows and after == state:
             raise self._too_many(state)
         return Page(
@@ -105,8 +108,6 @@ class MysqlWindow(Window[MysqlState]):
             after,
             more=full or (crowded and bool(rows)),
             position=high if rows else 0,
-            closed=closed,
-            sealed=self.tombstones,
         )
 
     def unread(self, state: MysqlState) -> str:
@@ -199,12 +200,9 @@ class MysqlWindow(Window[MysqlState]):
             seen += [id for id, _ in found if id]
         return sorted(seen), max(time for _, time in found) / 1_000_000
 
-    def _settle(
-        self, high: int, runs: Runs, seen: list[int], now: float
-    ) -> tuple[MysqlState, list[tuple[int, int]]]:
-        """Give up the runs that were never used. Returns the state, and those."""
+    def _settle(self, high: int, runs: Runs, seen: list[int], now: float) -> MysqlState:
+        """Return the state without the runs that were never used."""
         kept: Runs = []
-        closed: list[tuple[int, int]] = []
         for first, last, since in runs:
             if any_between(seen, first, last):
                 kept.append((first, last, None))
@@ -212,9 +210,7 @@ class MysqlWindow(Window[MysqlState]):
                 kept.append((first, last, now))
             elif now - since < self.settle or not self._seal(first, last):
                 kept.append((first, last, since))
-            else:
-                closed.append((first, last))
-        return MysqlState(high, kept), closed
+        return MysqlState(high, kept)
 
     def _seal(self, first: int, last: int) -> bool:
         """Put tombstones where they are asked for. Says whether the run is closed."""
@@ -256,12 +252,6 @@ def _page_of(rows: list[Any], limit: int, most: int) -> tuple[list[Any], bool]:
         if wanted == limit:
             return rows[:count], True
     return rows[:most], len(rows) >= most
-
-
-def _passed(state: MysqlState, runs: Runs, positions: list[int]) -> tuple[int, Runs]:
-    """Return the highest position after these, and the runs that are missing below it."""
-    new = positions[bisect_right(positions, state.high) :]
-    return (new[-1] if new else state.high), [*left(runs, positions), *between(state.high, new)]
 
 
 def left(runs: Runs, positions: Sequence[int]) -> Runs:
