@@ -43,9 +43,9 @@ class Kept:
     model: type[Model]
     column: str
     alias: Callable[[], str]
-    #: The setting that says for how long, in days or in hours.
+    #: The setting that says for how long, and its unit.
     setting: str
-    in_hours: bool = False
+    unit: str = "days"
 
 
 def _senders_alias() -> str:
@@ -58,7 +58,7 @@ KEPT = {
     "inbox": Kept(InboxEntry, "handled_at", inbox_alias, "INBOX_RETENTION_DAYS"),
     "incidents": Kept(Incident, "created_at", outbox_alias, "INCIDENT_RETENTION_DAYS"),
     # A drainer removes those of its own database by itself.
-    "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", True),
+    "counters": Kept(Statistic, "minute", outbox_alias, "STATISTICS_RETENTION_HOURS", "hours"),
     "results": Kept(TaskResult, "kept_from", outbox_alias, "TASK_RESULT_RETENTION_DAYS"),
     # Those that are open have no such time.
     "prepared": Kept(PreparedEvent, "decided_at", outbox_alias, "PREPARED_RETENTION_DAYS"),
@@ -123,7 +123,7 @@ def prune(
     age = getattr(outbox_settings(), kept.setting) if older_than is None else older_than
     check_arguments(using, age, batch_size, given=older_than)
     require_migrated(using, kept.model)
-    if older_than is not None and kept.in_hours:
+    if older_than is not None and kept.unit == "hours":
         age *= 24
     rows: Any = kept.model._default_manager.using(using).order_by(kept.column)
     if kept.model is TaskResult:
@@ -132,14 +132,13 @@ def prune(
     if kept.model is Fence:
         batches = fences.pruned(age, using=using, batch_size=batch_size, dry_run=dry_run)
     elif now := database_time(rows):
-        before = now - (timedelta(hours=age) if kept.in_hours else timedelta(days=age))
+        before = now - timedelta(**{kept.unit: age})
         if kept.model is Statistic:
             counts = pruned(before, using=using, batch_size=batch_size, dry_run=dry_run)
             batches = ((count, before) for count in counts)
         else:
             batches = _batches(rows, kept.column, before, batch_size, dry_run=dry_run)
-    unit = "h" if kept.in_hours else "d"
-    return remove(kind, batches, f"{age}{unit}", using=using, dry_run=dry_run, write=write)
+    return remove(kind, batches, f"{age}{kept.unit[0]}", using=using, dry_run=dry_run, write=write)
 
 
 def remove(
