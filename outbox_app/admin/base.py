@@ -182,8 +182,6 @@ class OutboxAdmin(DatabaseAdmin):
     show_facets = admin.ShowFacets.NEVER
     sortable_by: ClassVar[Any] = ()
     ordering: ClassVar[Any] = ("-id",)
-    #: Where to look a row up by a column's whole value, for example by ``task_id``.
-    searched_column = ""
     #: Columns that a list does not fetch.
     not_listed: ClassVar[tuple[str, ...]] = MESSAGE
     #: Whether the rows are on the alias of the log, not on that of the jobs.
@@ -222,16 +220,14 @@ class OutboxAdmin(DatabaseAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return EscapedChangeList
 
-    def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
-        return (self.searched_column,) if self.searched_column else ()
-
     def get_search_results(
         self, request: HttpRequest, queryset: models.QuerySet[Any], search_term: str
     ) -> tuple[models.QuerySet[Any], bool]:
-        """Look for the whole value, spaces included."""
-        if search_term.strip() and self.searched_column:
+        """Look for the whole value of a column, spaces included."""
+        if search_term.strip() and self.search_fields:
+            [column] = self.search_fields
             try:
-                queryset = queryset.filter(**{self.searched_column: search_term.strip()})
+                queryset = queryset.filter(**{column: search_term.strip()})
             except ValidationError:  # no id
                 queryset = queryset.none()
         return queryset, False

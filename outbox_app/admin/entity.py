@@ -40,7 +40,7 @@ class EntityAdmin(OutboxAdmin):
     ordering = sortable_by = ("id",)
     not_listed = ("state",)
     actions = None
-    searched_column = "id"
+    search_fields = ["id"]
     search_help_text = _("The whole id.")
     payload_permission = "view_payload_event"
     fieldsets = [

@@ -39,7 +39,7 @@ class EventAdmin(OutboxAdmin):
     ]
     payload_permission = "view_payload_event"
     actions = None
-    searched_column = "stream"
+    search_fields = ["stream"]
     search_help_text = _("The whole stream, or the whole message id.")
     fieldsets = [
         (None, {"fields": ["type", "linked_stream", "version", "neighbours", "topic",

@@ -35,7 +35,7 @@ def carried_column(description: Any, part: Callable[[Any], Part]) -> Callable[[A
 
 
 class JobAdmin(ConfirmedActionsAdmin):
-    searched_column = "task_id"
+    search_fields = ["task_id"]
     search_help_text = _(
         "A whole task id; or the beginning of one, a part of the task's name, a whole ordering "
         "key, or (with the permission to see messages) a part of the arguments as Celery shows "

@@ -146,7 +146,7 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
     list_filter = [PreparedStateFilter, column_filter("sender", _("sender")), PreparedAgeFilter]
     sortable_by = ["event_id"]
     not_listed = ("content",)
-    searched_column = "event_id"
+    search_fields = ["event_id"]
     search_help_text = _("The whole event id.")
     payload_permission = "view_payload_preparedevent"
     short_answer = column(_("last answer"), lambda row: shown(row.last_answer, 120))
@@ -183,7 +183,7 @@ class FenceAdmin(OutboxAdmin):
     list_filter = [DatabaseFilter]
     ordering = ("-written_at",)
     actions = None
-    searched_column = "event_id"
+    search_fields = ["event_id"]
     search_help_text = _("The whole event id.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

@@ -198,7 +198,7 @@ class TaskResultAdmin(OutboxAdmin):
     list_filter = [column_filter("status", _("status")), column_filter("task", _("task"))]
     sortable_by = ["id"]
     not_listed = ("call", "return_value", "errors", "worker_ids")
-    searched_column = "task_id"
+    search_fields = ["task_id"]
     search_help_text = _("The whole id of the result.")
     payload_permission = "view_payload_taskresult"
     fields = ["task", "task_id", "status", "attempts", "enqueued_at", "started_at",

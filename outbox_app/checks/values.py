@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from django.core.checks import CheckMessage, Error
@@ -48,10 +47,9 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         hint = "docs/reference/settings.md lists the keys of OUTBOX."
         return [Error(str(error), hint=hint, id="outbox.E001")]
-    hints = get_type_hints(OutboxSettings)
     found: list[CheckMessage] = []
-    for name in (field.name for field in fields(conf)):
-        found += _check_value(name, getattr(conf, name), hints[name])
+    for name, hint in get_type_hints(OutboxSettings).items():
+        found += _check_value(name, getattr(conf, name), hint)
     return found or [*_check_timeouts(conf), *_check_prepared(conf), *_check_peers(conf)]
 
 
