@@ -33,7 +33,7 @@ class ColumnFilter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         rows = model_admin.get_queryset(request).order_by("-id")
         values = set(rows.values_list(self.parameter_name, flat=True)[:NEWEST])
-        offered = sorted(values)[:OFFERED]
+        offered = [str(value) for value in sorted(values)[:OFFERED]]
         asked = self.value()
         if asked is not None and asked not in offered:
             offered.append(asked)
@@ -80,12 +80,6 @@ def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
 class ShardFilter(ColumnFilter):
     parameter_name = "shard"
     title = _("shard")
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        offered = [
-            (str(shard), str(shard)) for shard, _words in super().lookups(request, model_admin)
-        ]
-        return list(dict.fromkeys(offered))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         shard = number(self.value() or "")
