@@ -55,9 +55,7 @@ def ask_here(
     listen: Listen = stop_on_signals,
 ) -> int:
     """Ask senders in this thread; ``listen`` is given what stops that."""
-    loop = CheckBack(
-        using=using, interval=interval, on_turn=Progress(logger, _progress, parent=parent)
-    )
+    loop = CheckBack(using=using, interval=interval, on_turn=Progress(_progress, parent=parent))
     listen(loop.stop)
     logger.info("Check-back started database=%s", using)
     decided = loop.run(once=once)

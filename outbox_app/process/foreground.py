@@ -7,7 +7,6 @@ that is connected may be open before. A worker ends by itself when its parent wa
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -41,13 +40,8 @@ class Progress:
     """
 
     def __init__(
-        self,
-        logger: logging.Logger,
-        line: Callable[[Any, float], tuple[Any, ...]],
-        *,
-        parent: int | None,
+        self, line: Callable[[Any, float], tuple[Any, ...]], *, parent: int | None
     ) -> None:
-        self.logger = logger
         self.line = line
         self.parent = parent
         self.interval = outbox_settings().PROGRESS_INTERVAL
@@ -63,7 +57,7 @@ class Progress:
         since, before = self.at, self.done
         self.at, self.done = now, loop.done
         if self.done != before or loop.trouble:
-            self.logger.info(*self.line(loop, per_second(self.done - before, now - since)))
+            loop.logger.info(*self.line(loop, per_second(self.done - before, now - since)))
 
 
 def with_trouble(trouble: str, message: str, *values: Any) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ def run_here(
     **options: Any,
 ) -> int:
     """Run subscriptions of one database in this thread; ``listen`` is given what stops them."""
-    runner = Runner(chosen, **options, on_turn=Progress(logger, _progress, parent=parent))
+    runner = Runner(chosen, **options, on_turn=Progress(_progress, parent=parent))
     listen(runner.stop)
     names = ",".join(each.name for each in chosen)
     logger.info("Subscriptions started database=%s names=%s", runner.using, names)

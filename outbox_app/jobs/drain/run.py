@@ -78,7 +78,7 @@ def drain_here(
     **options: Any,
 ) -> int:
     """Run one drainer; ``listen`` is given what stops it, the drain its ``options``."""
-    drainer = Drain(using=using, **options, on_turn=Progress(logger, _progress, parent=parent))
+    drainer = Drain(using=using, **options, on_turn=Progress(_progress, parent=parent))
     listen(drainer.stop)
     begun = "Drainer started database=%s batch_size=%d interval=%g"
     logger.info(begun, using, drainer.batch_size, drainer.interval)
