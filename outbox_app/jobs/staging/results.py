@@ -33,7 +33,7 @@ IDS = 10_000
 is_chord_part: ContextVar[bool] = ContextVar("outbox_app_chord_part", default=False)
 
 
-def prepared(backend: Any, staging: Callable[[], bool]) -> Any:
+def wrap_backend(backend: Any, staging: Callable[[], bool]) -> Any:
     """Make ``backend`` subscribe at the first wait, for results made while ``staging()``.
 
     Its waiting methods refuse what could never end; what it sends for a chord is a follow-up.

@@ -34,7 +34,7 @@ from ...transactions import is_atomic, is_in_test, lacks_autocommit, open_transa
 from . import validation
 from .modes import Mode, is_by_hand, loaded_task, mode_of
 from .producer import LazyProducer, StagingProducer, hold_horizon, or_staged, with_quick_reprs
-from .results import is_chord_part, prepared, remember_staged
+from .results import is_chord_part, remember_staged, wrap_backend
 from .shadow import ShadowProducer, is_expected
 
 logger = get_logger("outbox_app.shadow")
@@ -226,7 +226,7 @@ class StagingMixin:
     @property
     def backend(self) -> Any:
         """As Celery's, with subscriptions to results deferred while staging."""
-        return prepared(super().backend, self._stages_here)  # type: ignore[misc]
+        return wrap_backend(super().backend, self._stages_here)  # type: ignore[misc]
 
     def outbox_mode(self, name: str, args: Any = None, kwargs: Any = None) -> Mode:
         """Return what becomes of a call here: inside ``stage()`` it is staged in any mode."""
