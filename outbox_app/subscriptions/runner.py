@@ -10,7 +10,8 @@ subscription stops no other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -104,7 +105,8 @@ class SubscriptionWorker:
             new = {part: each for part, each in self.partitions.items() if each.unprepared}
             rows = StoredRows(self.subscriber, list(new))
             for partition in new.values():
-                partition.prepare(rows)
+                with self._counting(partition):
+                    partition.prepare(rows)
             self._shared.begin_turn()
         more = False
         for part, partition in list(self.partitions.items()):
@@ -112,11 +114,8 @@ class SubscriptionWorker:
                 return False
             if self.partitions.get(part) is not partition:
                 continue  # the last beat has dropped it
-            before = partition.handled, partition.failed
-            try:
+            with self._counting(partition):
                 more |= partition.run_once()
-            finally:
-                self._count(partition, *before)
             self.beat()  # a handler may take its time
         return more
 
@@ -127,13 +126,19 @@ class SubscriptionWorker:
         if self.holder.joined:
             self.holder.leave()
 
-    def _count(self, partition: Partition, handled: int, failed: int) -> None:
-        self.handled += partition.handled - handled
-        minute = self.counters.of(self.holder)
-        if minute is not None:
-            which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
-            minute.add(HANDLED, partition.handled - handled, **which)
-            minute.add(FAILED, partition.failed - failed, **which)
+    @contextmanager
+    def _counting(self, partition: Partition) -> Iterator[None]:
+        """Count what a partition handles in the block, and its attempts that fail."""
+        handled, failed = partition.handled, partition.failed
+        try:
+            yield
+        finally:
+            self.handled += partition.handled - handled
+            minute = self.counters.of(self.holder)
+            if minute is not None:
+                which = {"dimension": SUBSCRIPTION, "label": self.subscriber.name}
+                minute.add(HANDLED, partition.handled - handled, **which)
+                minute.add(FAILED, partition.failed - failed, **which)
 
     def _sample_if_due(self) -> None:
         """Note the newest position of each log once a minute; the owner of partition 0 does."""

@@ -6,8 +6,9 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from outbox_app import NewEvent, publish_many, subscriber
-from outbox_app.models import Statistic, Subscription
+from outbox_app.models import Cursor, Statistic, Subscription
 from outbox_app.monitoring import series
+from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber_named
 
@@ -81,6 +82,15 @@ def test_attempts_that_failed(alias, settings):
         runner.run(once=True)
     assert found(alias) == {"failed failing": 3, "handled failing": 1, "handled well": 1}
     assert sum(series.series(using=alias).failed) == 3
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_cursors_that_cannot_be_read(alias, partitions):
+    subscriber("damaged", partitions=partitions)(lambda events: None)
+    control.reset("damaged", using=alias)
+    Cursor.objects.using(alias).update(state="nonsense")
+    Runner([subscriber_named("damaged")]).run(once=True)
+    assert found(alias) == {"failed damaged": partitions}
 
 
 def test_events_that_set_their_stream_aside(alias, settings):
