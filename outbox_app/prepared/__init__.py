@@ -3,9 +3,9 @@
 Import it where models may be imported: it imports models itself.
 """
 
-from .fences import COMMITTED as COMMITTED
-from .fences import IN_PROGRESS as IN_PROGRESS
 from .fences import fence as fence
+from .questions import COMMITTED as COMMITTED
+from .questions import IN_PROGRESS as IN_PROGRESS
 from .questions import check_back as check_back
 from .request import NewPrepared as NewPrepared
 from .sender import acancel as acancel

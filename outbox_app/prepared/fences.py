@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,11 @@ from ..models.clock import database_time
 from ..models.upsert import insert_if_missing
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import is_atomic, is_in_test, own_connection
+from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question, own_answer
 
 if TYPE_CHECKING:
     from .sender import Prepared
 
-COMMITTED, ROLLED_BACK = Fence.Outcome.COMMITTED.value, Fence.Outcome.ROLLED_BACK.value
-#: Answers that decide nothing: the transaction is open; its fence may have been removed.
-IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
 #: What is not answered: the id has committed, as that of another keeper's event.
 OF_ANOTHER = "another keeper's"
 
@@ -45,7 +43,6 @@ LOCK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 #: By so much the clocks of keeper and sender may differ.
 CLOCKS = timedelta(days=1)
-PRUNE_BATCH = 1000
 
 
 def fence(event: Prepared) -> None:
@@ -86,45 +83,41 @@ def fence(event: Prepared) -> None:
 
 
 def outcomes(
-    events: Mapping[UUID, datetime],
-    *,
-    known: Collection[UUID] = (),
-    keeper: str = "",
-    using: str,
-    seconds: float | None = None,
+    questions: Iterable[Question], *, keeper: str = "", using: str, seconds: float | None = None
 ) -> dict[UUID, str]:
     """Say what became of the transactions of events, so that it cannot change any more.
 
     Nothing is said of an event whose id has committed with another keeper.
 
     Args:
-        events: When each was prepared, by its id.
-        known: Those that have committed, as business rows show. A fence may say otherwise.
         keeper: Who keeps the events, as ``Fence.keeper``.
         seconds: After which no other transaction is waited for; ``ANSWER_SECONDS`` at most.
     """
-    events = {id: at for id, at in events.items() if id != Fence.MARK}
+    asked = {each.event_id: each for each in questions if each.event_id != Fence.MARK}
     if is_in_test(using) and is_atomic(using):
-        return dict.fromkeys(events, IN_PROGRESS)
+        return dict.fromkeys(asked, IN_PROGRESS)
     until = time.monotonic() + min(seconds or ANSWER_SECONDS, ANSWER_SECONDS)
     # A session whose transactions commit, even where the caller's does not.
     with nullcontext() if is_in_test(using) else own_connection(using, seconds=LOCK_SECONDS):
-        answers = recorded(events, keeper=keeper, using=using)
+        answers = _recorded(asked, keeper=keeper, using=using)
         mark = answers.pop(Fence.MARK, None)
-        missing = [id for id in events if id not in answers]
+        missing = [id for id in asked if id not in answers]
         # In no order: transactions that stay open may use up the time of the same few only.
         for id in random.sample(missing, len(missing)):
-            if id not in known and mark is not None and events[id] < mark + CLOCKS:
+            own = own_answer(asked[id])
+            if own == IN_PROGRESS:
+                answers[id] = IN_PROGRESS
+            elif not own and mark is not None and asked[id].prepared_at < mark + CLOCKS:
                 answers[id] = TOO_OLD
             elif time.monotonic() < until:
-                _insert(id, COMMITTED if id in known else ROLLED_BACK, keeper, using=using)
+                _insert(id, own or ROLLED_BACK, keeper, using=using)
         # What is there now stays; what is not there waits for its transaction.
         if missing:
-            answers = recorded(missing, keeper=keeper, using=using) | answers
-        return {id: answers.get(id, IN_PROGRESS) for id in events if answers.get(id) != OF_ANOTHER}
+            answers = _recorded(missing, keeper=keeper, using=using) | answers
+        return {id: answers.get(id, IN_PROGRESS) for id in asked if answers.get(id) != OF_ANOTHER}
 
 
-def recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:
+def _recorded(ids: Iterable[UUID], *, keeper: str, using: str) -> dict[UUID, Any]:
     """Return the outcomes that fences have; under ``MARK`` before when they were removed."""
     rows = Fence.objects.using(using).filter(pk__in=[*ids, Fence.MARK])
     found: dict[UUID, Any] = {}
@@ -154,7 +147,7 @@ def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
 
 
 def pruned(
-    days: int, *, using: str, batch_size: int = PRUNE_BATCH, dry_run: bool = False
+    days: int, *, using: str, batch_size: int = 1000, dry_run: bool = False
 ) -> Iterator[tuple[int, datetime]]:
     """Remove old fences; yield how many, by batch, and before when. See ``retention.prune``.
 

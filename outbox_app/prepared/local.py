@@ -18,8 +18,9 @@ from ..exceptions import InvalidPrepared, KeeperUnavailable, UnknownPrepared
 from ..models import PreparedEvent
 from ..transactions import is_atomic, is_in_test, lacks_autocommit, own_connection
 from . import keeper
+from .fences import outcomes
 from .keeper import Answer
-from .questions import Question, answers
+from .questions import Question
 from .request import NewPrepared, checked
 
 #: What the names of senders that are aliases begin with. No name of a peer has a colon.
@@ -75,4 +76,4 @@ class LocalSender:
             raise UnknownPrepared(f"There is no sender {name!r} to ask: no such alias.")
 
     def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
-        return answers(questions, using=self.alias)
+        return outcomes(questions, using=self.alias)

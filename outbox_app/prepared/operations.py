@@ -27,7 +27,7 @@ from ..models.prepared import PreparedEventQuerySet
 from ..text import get_logger
 from . import keeper
 from .asking import DECIDES
-from .questions import answers
+from .fences import outcomes
 
 logger = get_logger("outbox_app.prepared")
 
@@ -132,8 +132,8 @@ def answer(name: str, *, write: Callable[[str], Any] = logger.info) -> Counter[s
     while found := there.open(skip=done["open"]):
         asked = timezone.now() - timedelta(seconds=outbox_settings().PREPARED_IMMUNE)
         old = [each for each in found if each.prepared_at <= asked]
-        outcomes = answers(old, keeper=name, using=using)
-        told = there.decide({id: DECIDES[o] for id, o in outcomes.items() if o in DECIDES})
+        found_out = outcomes(old, keeper=name, using=using)
+        told = there.decide({id: DECIDES[o] for id, o in found_out.items() if o in DECIDES})
         ended = Counter(each.state for each in told if each.state in done)
         done.update(ended, open=len(found) - ended.total())
         figures = " ".join(f"{state}={count}" for state, count in done.items())

@@ -1,22 +1,25 @@
-"""The sender's side of a check-back: what became of these events of yours?
+"""A check-back: what is asked, what may be answered, and functions that answer before fences.
 
-The fences answer. A function of the project's own may answer before them, from business rows, but
-only that a transaction has committed or is in progress: only a fence says 'rolled_back'.
+Functions are the project's own, and answer from business rows, but only that a transaction has
+committed or is in progress: only a fence says 'rolled_back'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from ..models import Fence
 from ..text import get_logger
-from . import fences
-from .fences import COMMITTED, IN_PROGRESS
 
 logger = get_logger("outbox_app.prepared")
+
+COMMITTED, ROLLED_BACK = Fence.Outcome.COMMITTED.value, Fence.Outcome.ROLLED_BACK.value
+#: Answers that decide nothing: the transaction is open; its fence may have been removed.
+IN_PROGRESS, TOO_OLD = "in_progress", "too_old"
 
 
 class Question(NamedTuple):
@@ -55,23 +58,8 @@ def check_back(pattern: str) -> Callable[[Function], Function]:
     return register
 
 
-def answers(
-    questions: Iterable[Question], *, keeper: str = "", using: str, seconds: float | None = None
-) -> dict[UUID, str]:
-    """Answer questions about the transactions of an alias: see ``fences.outcomes``."""
-    asked = {each.event_id: each for each in questions}
-    own: dict[UUID, str] = {}
-    if _functions:
-        fenced = fences.recorded(asked, keeper=keeper, using=using)
-        for id, question in asked.items():
-            if id not in fenced and (answer := _own_answer(question)):
-                own[id] = answer
-    known = {id for id, answer in own.items() if answer == COMMITTED}
-    left = {id: each.prepared_at for id, each in asked.items() if own.get(id) != IN_PROGRESS}
-    return own | fences.outcomes(left, known=known, keeper=keeper, using=using, seconds=seconds)
-
-
-def _own_answer(question: Question) -> str:
+def own_answer(question: Question) -> str:
+    """Return what the project's own functions say; empty: nothing."""
     for pattern, function in _functions:
         if not fnmatchcase(question.type, pattern):
             continue

@@ -35,10 +35,10 @@ from ..process.preflight import require_migrated
 from ..text import get_logger
 from ..transactions import is_in_test, is_only_tests, open_transactions
 from . import one_way
-from .fences import COMMITTED, OF_ANOTHER, ROLLED_BACK, fence
+from .fences import OF_ANOTHER, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
 from .local import LocalKeeper
-from .questions import Question, answers
+from .questions import COMMITTED, ROLLED_BACK, Question
 from .request import NewPrepared
 
 logger = get_logger("outbox_app.prepared")
@@ -233,9 +233,9 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
 
 
 def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:
-    outcomes = _outcomes(events)
+    found = _outcomes(events)
     for event in events:
-        if (outcome := outcomes.get(event.event_id, OF_ANOTHER)) != wanted:
+        if (outcome := found.get(event.event_id, OF_ANOTHER)) != wanted:
             raise FencedOut(
                 f"The prepared event {event.event_id} cannot be {call}: its fence on "
                 f"{event.using!r} says {outcome}.{hint}"
@@ -250,15 +250,15 @@ def _outcomes(events: Sequence[Prepared]) -> dict[UUID, str]:
             Question(each.event_id, each.prepared_at, each.request.stream, each.request.type)
             for each in group
         ]
-        found |= answers(asked, keeper=to, using=using)
+        found |= outcomes(asked, keeper=to, using=using)
     return found
 
 
 def _tell_what_fences_say(events: Sequence[Prepared], *, wait: bool) -> None:
     try:
-        outcomes = _outcomes(events)
+        found = _outcomes(events)
         for outcome, state in ((COMMITTED, State.CONFIRMED), (ROLLED_BACK, State.CANCELLED)):
-            told = [event for event in events if outcomes.get(event.event_id) == outcome]
+            told = [event for event in events if found.get(event.event_id) == outcome]
             _tell(told, state, wait=wait)
     except Exception as error:  # the caller's own is the one to raise
         logger.warning("Fences gave no answer, so the keeper will ask error=%r", error)

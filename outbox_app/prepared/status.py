@@ -14,7 +14,7 @@ from django.db.models.functions import Left
 
 from ..models import DatabaseNow, Incident, PreparedEvent, Process, counting
 from ..process.lease import alive
-from .fences import IN_PROGRESS, TOO_OLD
+from .questions import IN_PROGRESS, TOO_OLD
 
 SAMPLE = 1000
 #: A sender that has left so many questions about an event without an answer does not answer.

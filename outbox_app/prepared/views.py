@@ -18,8 +18,10 @@ from ..exceptions import InvalidPrepared
 from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..text import get_logger
-from . import keeper, questions
+from . import keeper
+from .fences import outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN
+from .questions import Question
 from .request import NewPrepared, checked
 
 logger = get_logger("outbox_app.door")
@@ -161,8 +163,8 @@ def check(request: HttpRequest, peer: Peer, content: Any) -> Said:
         except (ValueError, OverflowError) as error:
             detail = "A time has the form of ISO 8601, with a time zone."
             raise MessageRefused(422, detail) from error
-        asked.append(questions.Question(messages.event_id(element["id"]), at, *names))
+        asked.append(Question(messages.event_id(element["id"]), at, *names))
     # Half of the caller's time: the last of the transactions that are waited for begins within it.
     seconds = (seconds_left(request) or 0) / 2 or None
-    answers = questions.answers(asked, keeper=peer.name, using=peer.database, seconds=seconds)
-    return 200, [{"id": str(id), "outcome": outcome} for id, outcome in answers.items()]
+    found = outcomes(asked, keeper=peer.name, using=peer.database, seconds=seconds)
+    return 200, [{"id": str(id), "outcome": outcome} for id, outcome in found.items()]

@@ -357,7 +357,7 @@ def test_an_answer_comes_in_the_time_of_who_asks(alias: str, sender: str) -> Non
 def test_nobody_asks_about_the_mark_of_fences(alias: str, sender: str) -> None:
     with pytest.raises(Exception, match="422"):
         HttpSender("billing").check([Question(Fence.MARK, timezone.now())])
-    assert outcomes({Fence.MARK: timezone.now()}, using=sender) == {}
+    assert outcomes([Question(Fence.MARK, timezone.now())], using=sender) == {}
     assert not Fence.objects.using(sender).exists()
 
 

@@ -18,6 +18,7 @@ from outbox_app.exceptions import FencedOut, NotAtomic
 from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
 from outbox_app.prepared.fences import outcomes, pruned
+from outbox_app.prepared.questions import Question
 from tests.faults.tools import on
 from tests.patience import eventually
 
@@ -26,7 +27,7 @@ DAY = timedelta(days=1)
 
 
 def answer_for(event: Any) -> str:
-    asked = {event.event_id: event.prepared_at}
+    asked = [Question(event.event_id, event.prepared_at)]
     return outcomes(asked, using=event.using)[event.event_id]
 
 
@@ -113,7 +114,8 @@ def test_ten_fences_under_constant_questions(
 
     def question() -> None:
         while not over.is_set():
-            answers.append(outcomes({e.event_id: e.prepared_at for e in known}, using=sender))
+            asked = [Question(each.event_id, each.prepared_at) for each in known]
+            answers.append(outcomes(asked, using=sender))
 
     committed = set()
     askers = [elsewhere(question) for _ in range(3)]
@@ -194,9 +196,9 @@ def test_a_fence_that_was_removed_is_not_answered_for(
         (mark + 0.99 * DAY, "too_old"),  # clocks differ
         (mark + 1.01 * DAY, "rolled_back"),
     ):
-        asked = {committed.event_id: prepared_at}
-        assert outcomes(asked, using=sender) == {committed.event_id: answer}
-        assert outcomes({kept.event_id: prepared_at}, using=sender) == {kept.event_id: "committed"}
+        asked = [Question(each.event_id, prepared_at) for each in (committed, kept)]
+        answers = {committed.event_id: answer, kept.event_id: "committed"}
+        assert outcomes(asked, using=sender) == answers
 
 
 def test_the_mark_is_there_when_pruning_is_interrupted(
@@ -218,7 +220,7 @@ def test_the_mark_is_there_when_pruning_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         list(pruned(30, using=sender, batch_size=2))
     monkeypatch.undo()
-    asked = {event.event_id: timezone.now() - 40 * DAY for event in events}
+    asked = [Question(event.event_id, timezone.now() - 40 * DAY) for event in events]
     assert sorted(outcomes(asked, using=sender).values()) == ["committed"] * 3 + ["too_old"] * 2
     assert prune_fences(using=sender, older_than=30) == 3
 
@@ -284,6 +286,7 @@ def test_without_time_zones(
     assert states() == ["confirmed", "cancelled"]
     old(event, 40)
     assert prune_fences(using=sender, older_than=30) == 1
-    asked = {event.event_id: timezone.now() - 40 * DAY, other.event_id: other.prepared_at}
+    then = timezone.now() - 40 * DAY
+    asked = [Question(event.event_id, then), Question(other.event_id, other.prepared_at)]
     answers = {event.event_id: "too_old", other.event_id: "rolled_back"}
     assert outcomes(asked, using=sender) == answers

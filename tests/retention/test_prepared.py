@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from outbox_app.models import DatabaseNow, Fence, PreparedEvent
 from outbox_app.prepared.fences import outcomes
+from outbox_app.prepared.questions import Question
 from outbox_app.retention import prune as retention
 
 pytestmark = pytest.mark.django_db
@@ -77,7 +78,7 @@ def test_fences_go_after_30_days_batch_by_batch(
     now = timezone.now()
     assert timedelta(days=29.9) < now - mark < timedelta(days=30.1)
     old, new = uuid4(), uuid4()
-    asked = {old: now - timedelta(days=29.5), new: now - timedelta(days=28)}
+    asked = [Question(old, now - timedelta(days=29.5)), Question(new, now - timedelta(days=28))]
     assert outcomes(asked, using=alias) == {old: "too_old", new: "rolled_back"}
 
 
