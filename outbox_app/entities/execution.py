@@ -31,7 +31,7 @@ from ..conf import outbox_settings
 from ..exceptions import DamagedEntity, EntityContended, InvalidCommand, NotAtomic
 from ..failpoints import failpoint
 from ..process.enclosure import LOST
-from ..process.lock_wait import atomic_with_lock_wait, is_conflict
+from ..process.lock_wait import atomic_with_lock_wait, is_conflict, sqlstate
 from ..transactions import lacks_autocommit, open_transactions
 from . import counting
 from .attempt import Attempt, Moved
@@ -166,7 +166,6 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 raise
         except Error as error:
             is_lost = isinstance(error, LOST)
-            said = [getattr(error.__cause__, name, None) for name in ("sqlstate", "pgcode")]
             if is_conflict(error):
                 pass
             elif recorded is None:
@@ -176,7 +175,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                     connections[using].close()
                 if attempts > 1:  # a connection that was stale is opened anew once
                     raise
-            elif is_lost or not any(said):  # it may be committed: no server has refused it
+            elif is_lost or not sqlstate(error):  # it may be committed: no server has refused it
                 connections[using].close()
                 _raise_what_ends_the_thread(error, outer)
                 for call in recorded:

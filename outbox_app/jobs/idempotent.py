@@ -28,6 +28,7 @@ from kombu.utils import json
 from ..aliases import inbox_alias
 from ..exceptions import InboxError, TransactionEnded
 from ..process.enclosure import SwallowedError, enclosed
+from ..process.lock_wait import sqlstate
 from ..text import get_logger
 
 try:
@@ -224,7 +225,7 @@ def _progress(job_id: str) -> Iterator[None]:
 
 def _is_race(error: OperationalError) -> bool:
     cause = error.__cause__
-    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
+    codes = [sqlstate(error), *error.args[:1]]
     if isinstance(cause, sqlite3.Error):
         codes = [cause.sqlite_errorcode & 0xFF]
     return not _RACES.isdisjoint(codes)

@@ -18,6 +18,7 @@ import django.db
 from django.db import connections
 
 from ..exceptions import OutboxError, StatementRefused, TransactionEnded
+from .lock_wait import sqlstate
 
 _COMMENT = r"--[^\n]*|/\*(?!M?!).*?\*/"
 #: Quoted texts, in which a semicolon ends no statement.
@@ -46,8 +47,8 @@ _COMMITS = re.compile(
     r"|CACHE\s+INDEX|LOAD\s+INDEX|FLUSH|RESET|CHANGE|START|STOP|BACKUP|CLONE|SHUTDOWN|RESTART)\b",
     re.IGNORECASE,
 )
-#: Errors with which MySQL undoes the whole transaction.
-_UNDONE = {1020, 1205, 1213}
+#: Errors with which MySQL undoes the whole transaction. No set: an error may hold what has no hash.
+_UNDONE = (1020, 1205, 1213)
 #: The connection is gone, which the code had no part in.
 LOST = (django.db.OperationalError, django.db.InterfaceError)
 
@@ -160,9 +161,8 @@ def _is_gone(error: Exception | None) -> bool:
     """Say whether the database knows the savepoint no more."""
     if error is None:
         return False
-    state = getattr(error.__cause__, "sqlstate", getattr(error.__cause__, "pgcode", None))
     return (
-        state in ("3B001", "25P01")
+        sqlstate(error) in ("3B001", "25P01")
         or error.args[:1] == (1305,)
         or "no such savepoint" in str(error)
     )

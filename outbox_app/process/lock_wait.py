@@ -79,10 +79,15 @@ def atomic_with_lock_wait(
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = @outbox_lock_wait_{depth}")
 
 
+def sqlstate(error: Exception) -> str | None:
+    """Return PostgreSQL's code of an error of the database; None where the server gave none."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
 def is_conflict(error: Exception) -> bool:
     """Say whether a transaction was refused because of another one, and may be done anew."""
     if not isinstance(error, django.db.Error):  # it may hold anything
         return False
-    cause = error.__cause__
-    codes = [getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *error.args[:1]]
+    codes = [sqlstate(error), *error.args[:1]]
     return not CONFLICTS.isdisjoint(codes) or "database is locked" in str(error)
