@@ -53,7 +53,8 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
     """Let the leader answer; what it does not answer is ``NotPassedOn``."""
     asked = [[c.id, c.command, c.arguments, c.command_id, c.expected] for c in calls]
     seconds = max(min(SECONDS, max(call.seconds_left for call in calls) / 2), 0.001)
-    answers: list[Any]
+    for call in calls:  # from here on it may come to be executed there
+        call.answer, call.route, call.begun = NotPassedOn(), ELSEWHERE, True
     try:
         peer = peers.peer_named(fleet_settings().SERVICE, Peer.Direction.BOTH)
         status, said = client.call(
@@ -64,19 +65,15 @@ def pass_on(entity: Any, calls: Sequence[Call], *, leader: str) -> None:
         )
         if status != 200 or len(said) != len(calls):
             raise PeerError(f"The answer is {status}.")
-        answers = [_outcome(each) for each in said]
+        answers = [None if each is None else _outcome(*each) for each in said]
     except Exception as error:  # after any error the commands can be executed here
         topology.avoid(leader, len(calls), error)
-        answers = [NotPassedOn() for _ in calls]
+        return
     for call, answer in zip(calls, answers, strict=True):
-        # Where there is no answer, it may come to be executed there.
-        call.answer, call.route, call.begun = answer, ELSEWHERE, True
+        call.answer = answer or call.answer
 
 
-def _outcome(said: Any) -> Outcome | NotPassedOn:
-    if said is None:
-        return NotPassedOn()
-    response, version, no, replayed = said
+def _outcome(response: Any, version: int, no: Any, replayed: bool) -> Outcome:
     return Outcome(response, version, no and Rejection(*no), replayed)
 
 
