@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
@@ -155,15 +155,4 @@ def prepared_fields(event: Any) -> dict[str, Any]:
         found["log"] = event["log"]
     metadata = parsed(event.get("metadata", "{}").encode())
     found["metadata"] = fields(metadata, (), metadata) | trace
-    return found
-
-
-def by_id(value: Any, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
-    """Return the elements of an answer by their ids: some of those that were asked for."""
-    found = {}
-    for element in value if isinstance(value, list) else []:
-        if isinstance(element, dict) and "id" in element:
-            found[event_id(element["id"])] = element
-    if not isinstance(value, list) or not found.keys() <= set(ids):
-        raise MessageRefused(502, "The answer is about something else.")
     return found

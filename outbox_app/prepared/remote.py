@@ -12,7 +12,7 @@ from uuid import UUID
 
 from ..door import signing as signing  # so that without the extra nothing begins
 from ..door.client import SECONDS
-from ..door.messages import EVENTS, by_id, cloudevent, written, zoned
+from ..door.messages import EVENTS, cloudevent, written, zoned
 from ..door.peers import limit, moment, peer_named
 from ..exceptions import InvalidPeer, InvalidPrepared, KeeperUnavailable, PeerError, PeerUnavailable
 from ..fleet.cluster import call
@@ -20,9 +20,8 @@ from ..jobs.staging.insert import chunks
 from ..models import Peer, PreparedEvent
 from ..models.clock import stored
 from ..transactions import open_transactions
-from .fences import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
-from .questions import Question
+from .questions import COMMITTED, IN_PROGRESS, ROLLED_BACK, TOO_OLD, Question
 from .request import NewPrepared, checked
 
 State = PreparedEvent.State
@@ -160,13 +159,19 @@ class HttpSender:
         self.peer = peer_named(name, Peer.Direction.SENDER)
 
     def check(self, questions: Sequence[Question]) -> dict[UUID, str]:
-        asked = [
+        sent = [
             {"id": str(id), "prepared_at": zoned(at), "stream": stream, "type": type}
             for id, at, stream, type in questions
         ]
-        status, said = call_in_parts(self.peer, "POST", "check", asked)
-        if status != 200:
+        status, said = call_in_parts(self.peer, "POST", "check", sent)
+        if status != 200 or not isinstance(said, list):
             raise PeerUnavailable(f"The sender {self.peer.name!r} has answered {status}.")
-        found = by_id(said, [each.event_id for each in questions])
-        outcomes = {id: each.get("outcome") for id, each in found.items()}
-        return {id: str(outcome) for id, outcome in outcomes.items() if outcome in OUTCOMES}
+        asked = {str(each.event_id): each.event_id for each in questions}
+        answers: dict[UUID, str] = {}
+        for each in said:
+            id = asked.get(str(each.get("id"))) if isinstance(each, dict) else None
+            if id is None:
+                raise PeerUnavailable(f"The sender {self.peer.name!r} has answered something else.")
+            if each.get("outcome") in OUTCOMES:
+                answers[id] = each["outcome"]
+        return answers
