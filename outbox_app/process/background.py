@@ -30,14 +30,9 @@ Call = tuple[Callable[..., None], tuple[Any, ...], Sequence[Any]]
 
 
 class Background:
-    """A queue of calls and its threads.
+    """A queue of at most ``longest`` calls, and its threads.
 
-    Args:
-        name: That of the threads.
-        threads: How many there are at most.
-        longest: How many calls may wait.
-        together: From so many items on a call is made without those that wait after it.
-        at_exit: For how many seconds the end of the process waits.
+    From ``together`` items on a call is made without those that wait after it.
     """
 
     def __init__(

@@ -39,25 +39,17 @@ from .shadow import ShadowProducer, is_expected
 
 logger = get_logger("outbox_app.shadow")
 
-# Every hook on Celery, and why:
+# Every hook on Celery; each says why where it is made:
 #
-#   Celery.send_task                  all calls end here, also those of signatures, chains and beat
-#   Celery.producer_or_acquire        a group asks for one producer for all of its tasks
-#   Celery.producer_pool              hides native delayed delivery: a held job would wait twice
-#   Celery.backend                    wraps the methods of the result backend below
-#     on_chord_part_return            sends the body of a chord: a follow-up of a task
-#     on_task_call                    would open a connection for a result that is not awaited yet
-#     add_pending_result              the same, when a group is built or a chain is frozen
-#     _wait_for_pending               subscribes to what was deferred
-#     wait_for_pending, iter_native   refuse to wait for a job of the open transaction
-#   app.amqp.send_task_message        leaves ``task-sent`` events, and retries, to the drain
-#   app.amqp.create_task_message      shows plain arguments as Celery does, in less time
-#   app.amqp.outbox_configured_queues the queues that each process with this configuration has
-#   after_task_publish, task_sent     their class, so that some receivers hear them while staging,
-#                                     the others from the drain: see ``publish_signals``
-#   app.__class__                     of a plain app that ``stage()`` was given: ``make_stageable``
-#   OutboxTask.…_on_commit            stage at once (``outbox_app.celery``)
-#   Celery.send_task, Task.apply_async  of all apps, where the setting DETECT is on: ``detector``
+#   here                Celery.send_task, producer_or_acquire, producer_pool and backend; the class
+#                       of a plain app that ``stage()`` was given
+#   results             on_task_call, on_chord_part_return, add_pending_result, wait_for_pending,
+#                       _wait_for_pending and iter_native of a result backend
+#   producer            send_task_message and create_task_message of ``app.amqp``
+#   message             outbox_configured_queues of ``app.amqp``
+#   publish_signals     the class of after_task_publish and task_sent
+#   outbox_app.celery   the ``…_on_commit`` methods of a task
+#   detector            Celery.send_task and Task.apply_async of all apps, where DETECT is on
 
 #: What ``Celery.send_task`` takes by position, after the name and the task's arguments.
 _AFTER_ARGUMENTS = tuple(signature(Celery.send_task).parameters)[4:-1]
