@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Case, F, Q, QuerySet, When
+from django.db.models import F, Q, QuerySet
 
 from ..eventlog.reader import LogReader
 from ..eventlog.record import RecordedEvent
@@ -121,9 +121,7 @@ class Parking:
         if not self.parked:
             return []
         rows = self._rows().filter(Q(released=True) | Q(stream__in=streams), log=log)
-        # However many were released: each of these streams that is there is found.
-        first = [Case(When(stream__in=streams, then=0), default=1)] if streams else []
-        return list(rows.order_by(*first, "id")[: len(streams) + MAX_RELEASED])
+        return list(rows.order_by("id")[: len(streams) + MAX_RELEASED])
 
     def missed(
         self, parked: ParkedStream, reader: LogReader, state: WindowState, limit: int

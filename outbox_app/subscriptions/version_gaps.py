@@ -118,12 +118,10 @@ class VersionGaps:
     def due(self, log: str) -> list[ParkedStream]:
         """Return the streams of a log that are to be looked at now: held, or released."""
         now = self.clock()
-        streams = [key[1] for key, due in self._due.items() if key[0] == log and due <= now]
-        found = self.parking.due(log, streams[:MAX_LOOKS])
-        for deleted in set(streams[:MAX_LOOKS]).difference(row.stream for row in found):
-            del self._due[log, deleted]
-            self.parking.parked.pop((log, deleted), None)
-        return found
+        held = [key for key, due in self._due.items() if key[0] == log and due <= now][:MAX_LOOKS]
+        # One that is not found now, as its row was deleted, is not looked for without a pause.
+        self._due |= dict.fromkeys(held, now + LAST_PAUSE)
+        return self.parking.due(log, [stream for _, stream in held])
 
     def next_events(
         self, reader: LogReader, state: WindowState, parked: ParkedStream, limit: int

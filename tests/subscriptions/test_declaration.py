@@ -14,6 +14,7 @@ from outbox_app.models import Event, EventLog
 from outbox_app.monitoring.diagnosis import Limits, problems
 from outbox_app.monitoring.status import outbox_status
 from outbox_app.projections.push import connect
+from outbox_app.subscriptions.run import choose
 from outbox_app.subscriptions.subscriber import subscriber_named
 
 
@@ -142,6 +143,12 @@ def test_a_log_that_is_not_there():
     subscriber("x", logs=["shop.Nothing"])(handle)
     with pytest.raises(UnknownLog, match=r"Subscription 'x' .*shop\.Nothing.*outbox_event"):
         _ = subscriber_named("x").using
+
+
+def test_where_none_can_run_it_is_said_why():
+    subscriber("x", logs=["shop.Nothing"])(handle)
+    with pytest.raises(UnknownLog, match=r"Subscription 'x' cannot run\."):
+        choose((), None)
 
 
 @pytest.mark.parametrize("types", [["*"], ["order.*", "paid"], ["x" * 255]], ids=str)

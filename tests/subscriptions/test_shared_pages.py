@@ -231,6 +231,15 @@ def test_one_is_taken_by_another_process_in_the_middle(handled, published):
     shared.assert_exact()
 
 
+def test_one_that_has_lost_its_lease_is_not_run(handled, published):
+    """Partition 3 lost it while the handler of partition 0 ran."""
+    shared = handled()
+    set_failpoint("committed", lambda: (set_failpoint("committed", None), shared.drop(3)))
+    published(*ALL)
+    shared.turn()
+    assert {part_of(s) for page in shared.pages for s in page} == {0, 1, 2}
+
+
 def test_one_is_handled_by_two(handled, published):
     """The lease has failed, and nothing says so: the cursor does, and the page is dropped."""
     shared = handled()

@@ -6,7 +6,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from outbox_app import subscriber
+from outbox_app import publish, subscriber
 from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import (
     Cursor,
@@ -21,6 +21,7 @@ from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
 from outbox_app.subscriptions.lag import lags
 from tests import tasks
+from tests.eventlog.own_log.models import Ledger
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,6 +50,21 @@ def test_pages_and_filters(alias, published, run):
     run("some")
     assert [type for page in pages for type in page] == ["order.placed", "paid", "order.gone"]
     assert max(map(len, pages)) <= 2
+
+
+def test_a_page_that_fails_holds_up_the_other_log_too(alias, published, run):
+    tried = []
+
+    @subscriber("both", logs=[Event, Ledger])
+    def handle(events):
+        tried.append(events[0].log)
+        raise ValueError
+
+    published("a")
+    with transaction.atomic(using=alias):
+        publish("b", "made", log=Ledger, using=alias)
+    run("both")
+    assert set(tried) == {"outbox_event"}
 
 
 def test_effects_and_cursor_are_one_transaction(alias, published, run):

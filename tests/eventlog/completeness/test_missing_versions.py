@@ -204,6 +204,19 @@ def test_a_handler_that_fails_on_what_was_missing(reading, log, way, alias):
     assert reader.later(1).handled == ["a:1", "b:1", "a:2", "a:3", "a:4"]
 
 
+def test_one_that_fails_on_what_was_missing_holds_up_the_others(reading, log, way, alias):
+    reader = reading(**way)
+    log.add("a", 1, 3)
+    log.add("b", 1, 3)
+    reader.poll()
+    reader.broken = {"a"}
+    log.add("a", 2)
+    log.add("b", 2)
+    reader.later(1)
+    assert Cursor.objects.using(alias).get().error == "ValueError: a"
+    assert reader.handled == ["a:1", "b:1"]
+
+
 def test_a_handler_that_fails_on_what_was_missing_stops_its_partition(reading, log, way, alias):
     reader = reading(**way)
     log.add("a", 1, 3)
