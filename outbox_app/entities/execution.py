@@ -93,7 +93,7 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     try:
         return perform(entity, calls, using=using)
     except Exception as error:
-        if len(calls) == 1 or _blames_none(error, using):
+        if len(calls) == 1 or _blames_none(error, calls, using):
             for call in calls:
                 call.answer = call.told(error if len(calls) == 1 else _own(error))
             return ()
@@ -104,10 +104,11 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
         return [*left, *rest] if left else answer(entity, rest, using=using)
 
 
-def _blames_none(error: Exception, using: str) -> bool:
+def _blames_none(error: Exception, calls: Sequence[Call], using: str) -> bool:
     if isinstance(error, LOST):
         return is_conflict(error) or not _is_alive(using)
-    return isinstance(error, DamagedEntity)
+    # One that may have been executed is looked for alone.
+    return isinstance(error, DamagedEntity) and not any(call.begun for call in calls)
 
 
 def _own(error: Exception) -> Exception:

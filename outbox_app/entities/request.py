@@ -31,10 +31,7 @@ from .declaration import Rejected
 Result = TypeVar("Result")
 
 #: Errors of a call for which no version with its command id may have been looked for.
-UNSURE = (
-    *(errors.CommandTimeout, errors.DamagedEntity, errors.EntityContended, errors.Overloaded),
-    *(*LOST, InternalError),
-)
+UNSURE = (errors.CommandTimeout, errors.EntityContended, errors.Overloaded, InternalError, *LOST)
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
 

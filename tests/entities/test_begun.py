@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import InternalError, OperationalError, connections
 
-from outbox_app.entities import execution
+from outbox_app.entities import Command, execution, queue
 from outbox_app.entities.attempt import Moved
 from outbox_app.exceptions import DamagedEntity, OutcomeUnknown
 from outbox_app.failpoints import set_failpoint
@@ -64,7 +64,7 @@ def test_a_process_that_ends(broken_off, fresh, rows):
     assert len(rows()) == 5
 
 
-@pytest.mark.parametrize("error", [Moved, OperationalError, InternalError, DamagedEntity])
+@pytest.mark.parametrize("error", [Moved, OperationalError, InternalError])
 def test_an_attempt_that_could_not_look(broken_off, rows, monkeypatch, error):
     def fail(*args):
         raise error
@@ -74,6 +74,19 @@ def test_an_attempt_that_could_not_look(broken_off, rows, monkeypatch, error):
     go.set()
     assert [type(call.exception()) for call in calls] == [OutcomeUnknown] * 2
     assert len(rows()) == 5
+
+
+def test_an_entity_that_was_edited_by_hand(account, withdraw, alias):
+    withdraw("x")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE account SET version = 7 WHERE id = 'a'")
+    asked = [Command("a", "withdraw", {"amount": 1}, command_id=id) for id in "xy"]
+    calls = [queue.Call(each, queue._deadline(Account, 60)) for each in asked]
+    for call in calls:
+        call.begun = True
+    queue.answer(Account, calls, using=alias)
+    assert calls[0].answer.replayed
+    assert isinstance(calls[1].answer, DamagedEntity)
 
 
 def test_an_answer_is_found(broken_off):

@@ -14,7 +14,12 @@ from django.utils import translation
 from outbox_app.door import client
 from outbox_app.entities import Command, counting, passing, queue
 from outbox_app.entities.request import Call
-from outbox_app.exceptions import OutcomeUnknown, PeerUnavailable, VersionConflict
+from outbox_app.exceptions import (
+    DamagedEntity,
+    OutcomeUnknown,
+    PeerUnavailable,
+    VersionConflict,
+)
 from outbox_app.fleet import topology
 from outbox_app.process import counters
 from tests.entities.models import Account
@@ -138,6 +143,14 @@ def test_what_the_leader_leaves_is_done_here(requests: list[Any], ask: Any) -> N
         with pytest.raises(VersionConflict):
             ask("enlist", {"item": None}, expected_version=7)
     assert len(requests) == 2
+
+
+def test_an_entity_that_was_edited_by_hand(requests: list[Any], ask: Any, alias: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE account SET version = 7 WHERE id = 'a'")
+    with pytest.raises(DamagedEntity):
+        ask("enlist", {"item": None})
+    assert len(requests) == 1
 
 
 def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch: Any) -> None:
