@@ -39,45 +39,50 @@ RETENTION_SECONDS = 2.0
 Work = Callable[..., int]
 
 
-class Part:
-    """One loop, started again until it is stopped."""
+class Part(threading.Thread):
+    """One loop, in a thread of its own: started again until it is stopped."""
 
-    def __init__(self, name: str, work: Work) -> None:
-        self.name = name
+    def __init__(self, part: str, work: Work) -> None:
+        # A daemon: what hangs does not keep the process from ending.
+        super().__init__(name=f"outbox-{part}", daemon=True)
+        self.part = part
         self.work = work
         #: Of its last attempt.
         self.code = 0
-        self._stop = StopFlag()
+        self._stopped = StopFlag()
         self._stop_loop: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopped.set()
         self._stop_loop()
 
-    def run(self, *, once: bool = False) -> None:
+    def run(self) -> None:
         failures = 0
-        while not self._stop.is_set():
+        while not self._stopped.is_set():
             began = time.monotonic()
-            self.code = self._attempt(once=once)
-            if once or self._stop.is_set():
-                return
+            self.attempt(once=False)
             connections.close_all()  # of this thread
+            if self._stopped.is_set():
+                return
             failures = 1 if time.monotonic() - began > LONGEST_PAUSE else failures + 1
             pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 16))
-            logger.error("Part has ended part=%s next_attempt_in=%.0fs", self.name, pause)
-            self._stop.wait(pause)
+            logger.error("Part has ended part=%s next_attempt_in=%.0fs", self.part, pause)
+            self._stopped.wait(pause)
 
-    def _attempt(self, *, once: bool) -> int:
+    def attempt(self, *, once: bool) -> None:
+        """Run the loop, in the caller's thread; nothing, where it has been stopped."""
+        if self._stopped.is_set():
+            return
         try:
-            return self.work(once=once, listen=self._listen)
+            self.code = self.work(once=once, listen=self._listen)
         except BaseException as error:  # a SystemExit would end the thread without a word
             trace = None if isinstance(error, OutboxError) else error
-            logger.error("Part failed part=%s error=%r", self.name, error, exc_info=trace)
-            return EXIT_DIED
+            logger.error("Part failed part=%s error=%r", self.part, error, exc_info=trace)
+            self.code = EXIT_DIED
 
     def _listen(self, stop: Callable[[], None]) -> None:
         self._stop_loop = stop
-        if self._stop.is_set():
+        if self._stopped.is_set():
             stop()
 
 
@@ -98,9 +103,10 @@ def run_together(*, using: str | None = None, once: bool = False) -> int:
     stop_on_signals(stop)
     if once:
         for part in parts:
-            part.run(once=True)
+            part.attempt(once=True)
     else:
-        _join(parts, _start(parts))
+        _start(parts)
+        _join(parts)
     return max(part.code for part in parts)
 
 
@@ -133,15 +139,15 @@ def sinking(using: str, *, once: bool) -> Iterator[None]:
     if once:
         yield
         for part in parts:
-            part.run(once=True)
+            part.attempt(once=True)
         return
-    threads = _start(parts)
+    _start(parts)
     try:
         yield
     finally:
         for part in parts:
             part.stop()
-        _join(parts, threads)
+        _join(parts)
 
 
 def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
@@ -149,25 +155,12 @@ def _handle(chosen: list[Subscriber], *, once: bool, listen: Listen) -> int:
     return run_here(chosen, once=once, listen=listen, interval=None, batch_size=None)
 
 
-def _start(parts: list[Part]) -> list[threading.Thread]:
-    threads = [
-        # A daemon: what hangs does not keep the process from ending.
-        threading.Thread(target=_run, args=(part,), name=f"outbox-{part.name}", daemon=True)
-        for part in parts
-    ]
+def _start(parts: list[Part]) -> None:
     connections.close_all()
-    for thread in threads:
-        thread.start()
-    return threads
+    for part in parts:
+        part.start()
 
 
-def _join(parts: list[Part], threads: list[threading.Thread]) -> None:
-    for part, thread in zip(parts, threads, strict=True):
-        thread.join(RETENTION_SECONDS if part.name.startswith(("retention", "sink")) else None)
-
-
-def _run(part: Part) -> None:
-    try:
-        part.run()
-    finally:
-        connections.close_all()
+def _join(parts: list[Part]) -> None:
+    for part in parts:
+        part.join(RETENTION_SECONDS if part.part.startswith(("retention", "sink")) else None)

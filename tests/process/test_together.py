@@ -163,20 +163,19 @@ def test_a_wrong_alias() -> None:
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Part]]:
     """``running(work)``: a part in a thread, started again at once; it must end when stopped."""
     monkeypatch.setattr(together, "LONGEST_PAUSE", 0.01)
-    started: list[tuple[Part, threading.Thread]] = []
+    started: list[Part] = []
 
     def make(work: Any) -> Part:
         part = Part("jobs", work)
-        thread = threading.Thread(target=part.run, daemon=True)
-        thread.start()
-        started.append((part, thread))
+        part.start()
+        started.append(part)
         return part
 
     yield make
-    for part, thread in started:
+    for part in started:
         part.stop()
-        thread.join(patience())
-        assert not thread.is_alive()
+        part.join(patience())
+        assert not part.is_alive()
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), SystemExit(9), None], ids=str)
