@@ -9,6 +9,7 @@ index that was made by hand and is not in the model's ``Meta`` is not seen: sile
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -120,30 +121,27 @@ def check_log_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> l
                 text = f"On {alias!r}: {each.text}"
                 found.append(Error(text, hint=each.hint, obj=log, id=each.id))
             if is_migrated(Cursor, alias):
-                found += _check_cursors(log, alias)
+                found += islice(_check_cursors(log, alias), LISTED)
     return found
 
 
 def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
     reader = LogReader(log, using=alias)
-    refused: list[tuple[Cursor, str]] = []
     for cursor in Cursor.objects.using(alias).filter(log=reader.table).order_by("pk"):
         try:
             if not reads_by_time(cursor.state):
                 reader.window.verify(reader.load(cursor.state))
         except (DamagedCursor, ForeignCursor) as error:
-            refused.append((cursor, str(error)))
+            yield Error(
+                f"The cursor of {cursor} on {alias!r} is refused, so that its subscription stands "
+                f"still: {error}",
+                hint="After a restore or a switch-over: manage.py outbox_rebase. A damaged cursor: "
+                "replay or reset its subscription.",
+                obj=log,
+                id="outbox.E012",
+            )
         except UnsafeLog:  # reported as a violation
-            break
-    for cursor, text in refused[:LISTED]:
-        yield Error(
-            f"The cursor of {cursor} on {alias!r} is refused, so that its subscription stands "
-            f"still: {text}",
-            hint="After a restore or a switch-over: manage.py outbox_rebase. A damaged cursor: "
-            "replay or reset its subscription.",
-            obj=log,
-            id="outbox.E012",
-        )
+            return
 
 
 def check_declared_logs(
