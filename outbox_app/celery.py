@@ -47,10 +47,10 @@ class OutboxTask(_DjangoTask):
     """
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        self._stage_or_wait(partial(self.delay, *args, **kwargs))
+        self._stage_or_wait(partial(self.delay, *args, **kwargs), {})
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        self._stage_or_wait(partial(self.apply_async, *args, **kwargs), is_by_hand(kwargs))
+        self._stage_or_wait(partial(self.apply_async, *args, **kwargs), kwargs)
 
     if TYPE_CHECKING:
 
@@ -65,14 +65,15 @@ class OutboxTask(_DjangoTask):
             **options: Any,
         ) -> AsyncResult[Any]: ...
 
-    def _stage_or_wait(self, call: Callable[[], Any], by_hand: bool = False) -> None:
+    def _stage_or_wait(self, call: Callable[[], Any], options: Mapping[str, Any]) -> None:
         alias = outbox_alias() if apps.models_ready else None
         mode = mode_of(self.app, self.name) if apps.models_ready else "send"
-        is_sent = by_hand or self.app.conf.task_always_eager
+        is_sent = is_by_hand(options) or self.app.conf.task_always_eager
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
+            using = options.get("using") or alias
             is_recorded = mode == "shadow" and not is_sent
-            if alias and is_recorded and is_atomic(alias) and not is_in_test(alias):
-                call = expecting(call, self.name, using=alias)
+            if using and is_recorded and is_atomic(using) and not is_in_test(using):
+                call = expecting(call, self.name, using=using)
             transaction.on_commit(call)
         elif is_sent:
             transaction.on_commit(call, using=alias)

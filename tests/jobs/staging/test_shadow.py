@@ -330,6 +330,17 @@ def test_a_transaction_of_another_alias_only_would_be_refused(
     assert outcomes(0) == {"refused": 1}
 
 
+@pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
+@pytest.mark.parametrize("alias", ["postgres"])
+def test_a_call_after_the_commit_is_recorded_on_the_alias_it_names(
+    alias, add, sent, outcomes, in_shadow
+):
+    with transaction.atomic(), transaction.atomic(using=alias):
+        add.apply_async_on_commit((1, 1), using=alias)
+    assert sent() == [[1, 1]]
+    assert outcomes(0) == {"matched": 1}
+
+
 @pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 def test_a_row_that_cannot_be_written_costs_the_caller_nothing(
     alias, add, sent, halves, in_shadow, monkeypatch, caplog
