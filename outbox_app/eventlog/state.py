@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, cast, get_type_hints
 
 from ..exceptions import DamagedCursor
 
@@ -53,7 +53,6 @@ class Snapshot:
 BEGINNING = f"{NEVER}:{NEVER}:"
 
 
-@dataclass(frozen=True, slots=True)
 class WindowState:
     """Base of all states."""
 
@@ -61,7 +60,7 @@ class WindowState:
     window: ClassVar[str]
 
     def dump(self) -> str:
-        values = {"window": self.window, **asdict(self)}
+        values = {"window": self.window, **asdict(cast(Any, self))}
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -82,7 +81,7 @@ class WindowState:
     def of(cls, values: dict[str, Any]) -> Self:
         """Return the state with these values, checked. ``load`` makes its errors one."""
         hints = get_type_hints(cls)
-        for field in fields(cls):
+        for field in fields(cls):  # type: ignore[arg-type]
             value, kind = values[field.name], hints[field.name]
             if kind in (int, str) and type(value) is not kind:
                 raise TypeError(f"{field.name} is {value!r:.100}")
@@ -114,11 +113,16 @@ class PostgresState(WindowState):
     #: Another such state, from before the cluster changed; its rows come first.
     rebased: Any = None
 
+    @property
+    def after(self) -> int:
+        """What is left of the open window lies behind it, but for ``lo``'s running ones."""
+        return max(self.pos, self.first - 1)
+
     def check(self) -> None:
         lo = Snapshot.parse(self.lo)
         if self.hi:
             hi = Snapshot.parse(self.hi)
-            if hi.xmax < lo.xmax or any(x < lo.xmax and lo.sees(x) for x in hi.running):
+            if hi.xmax < lo.xmax or any(lo.sees(x) for x in hi.running):
                 raise ValueError("hi is no later than lo")
         if self.rebased is not None:
             if self.hi:

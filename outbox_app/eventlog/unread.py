@@ -61,11 +61,10 @@ def _ahead(reader: LogReader, state: WindowState, limit: int) -> str:
     later = Snapshot.parse(state.lo)
     if state.hi:
         lo, later = later, Snapshot.parse(state.hi)
-        after = max(state.pos, state.first - 1)
         # The planner does not know how many rows of the window are its own: bounded by positions.
         arms.append(
-            f"{select} id > {after} AND id <= {state.last} AND id <= 2 * {limit} + "
-            f"(SELECT COALESCE(MIN(id), 0) FROM {reader.window.source} WHERE id > {after}) "
+            f"{select} id > {state.after} AND id <= {state.last} AND id <= 2 * {limit} + "
+            f"(SELECT COALESCE(MIN(id), 0) FROM {reader.window.source} WHERE id > {state.after}) "
             f"AND txid + 0 >= {lo.xmax} AND txid + 0 < {later.xmax} "
             f"AND NOT (txid + 0 = ANY({array(later.running)})) ORDER BY id LIMIT {limit}"
         )
@@ -82,4 +81,4 @@ def _is_cut(state: WindowState, bound: int) -> bool:
     """Say whether the open window may reach further than ``_ahead`` looks."""
     if not isinstance(state, PostgresState) or not state.hi:
         return False
-    return state.last - max(state.pos, state.first - 1) > 2 * bound
+    return state.last - state.after > 2 * bound

@@ -100,8 +100,7 @@ class PostgresScan(PostgresWindow, LogScan[PostgresState]):
         begun = sees(hi) if lo.xmax == NEVER else f"txid >= {lo.xmax} AND {sees(hi)}"
         last = window.last if upto is None else min(window.last, upto)
         parts = [
-            [f"id > {a} AND id <= {b} AND {begun}"]
-            for a, b in ranges(max(window.pos, window.first - 1), last, count)
+            [f"id > {a} AND id <= {b} AND {begun}"] for a, b in ranges(window.after, last, count)
         ]
         if ended := lo.running - hi.running:
             condition = f"txid = ANY({array(ended)}) AND id > {window.pos}"

@@ -105,7 +105,7 @@ class PostgresWindow(Window[PostgresState]):
         self, state: PostgresState, *, columns: Sequence[str], limit: int, only: EventFilter
     ) -> Page[PostgresState]:
         # Also where a filter drops most rows, a page passes only so many positions.
-        reach = max(state.pos, state.first - 1) + MAX_POSITIONS
+        reach = state.after + MAX_POSITIONS
         sql, params = self._page(state, reach, columns=columns, limit=limit, only=only)
         rows = self.run(sql, params)
         reached = rows[-1][columns.index("id")] if rows else 0
@@ -139,11 +139,10 @@ class PostgresWindow(Window[PostgresState]):
         condition, params = only.sql()
         condition = condition and f"AND {condition}"
         names = ", ".join(columns)
-        after = max(state.pos, state.first - 1)
         upto = f"AND id <= {reach}" if reach < state.last else ""
         sql = (
             f"SELECT {names} FROM {self.source} "
-            f"WHERE id > {after} AND id <= {min(reach, state.last)} "
+            f"WHERE id > {state.after} AND id <= {min(reach, state.last)} "
             f"AND CASE WHEN txid >= {lo.xmax} AND {sees(hi)} {condition} THEN TRUE ELSE FALSE END "
             f"ORDER BY id LIMIT {limit}"
         )
