@@ -1,8 +1,8 @@
 """What readers of a log get: one immutable record for each event.
 
 Making a model instance costs several times as much as making a tuple, and could be saved, though
-events do not change. The order of ``COLUMNS`` is the order of the record's fields. Decoding costs a
-reader more than reading: JSON, ids and times are decoded when a handler first looks at them.
+events do not change. Decoding costs a reader more than reading: JSON, ids and times are decoded
+when a handler first looks at them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,6 @@ from uuid import UUID
 
 from ..models import EntityVersion, EventLog
 from ..models.event import cloudevent
-
-#: The columns of a record, in its order.
-COLUMNS = (
-    "id",
-    "topic",
-    "stream",
-    "version",
-    "type",
-    "data",
-    "metadata",
-    "message_id",
-    "recorded_at",
-)
-#: What the log of an entity type has as well: the last fields of the record.
-ANSWER = ("command_id", "rejected", "response", "state")
-NO_ANSWER = (None, False, None, None)
 
 
 class RecordedEvent(NamedTuple):
@@ -71,6 +55,14 @@ class RecordedEvent(NamedTuple):
     def to_cloudevent(self, source: str = "") -> dict[str, Any]:
         """Return the event in the JSON format of CloudEvents."""
         return cloudevent(self, log=self.log, source=source)
+
+
+_LOG = RecordedEvent._fields.index("log")
+#: The columns of every log, in the order of the record's fields.
+COLUMNS = RecordedEvent._fields[:_LOG]
+#: What the log of an entity type has as well; and what stands there for an event of another log.
+ANSWER = RecordedEvent._fields[_LOG + 1 :]
+NO_ANSWER = tuple(RecordedEvent._field_defaults.values())
 
 
 class LazyRecord(RecordedEvent):
@@ -128,5 +120,5 @@ def columns_of(log: type[EventLog]) -> tuple[str, ...]:
 
 def record_of(values: Sequence[Any], log: str) -> RecordedEvent:
     """Return the record of the values of ``columns_of`` its log."""
-    fields = [*values[: len(COLUMNS)], log, *values[len(COLUMNS) :]]
+    fields = [*values[:_LOG], log, *values[_LOG:]]
     return RecordedEvent(*fields)
