@@ -93,8 +93,7 @@ def matrix_table(site: str, matrix: DeadMatrix) -> Table:
             (gettext("Error"), "error", matrix.errors),
         )
     ]
-    note = _more(complete=matrix.complete)
-    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=note)
+    return Table(gettext("Dead jobs"), groups, address(site, "deadjob"), note=_more(matrix))
 
 
 def _dead_row(site: str, row: DeadRow, column: str) -> tuple[Any, ...]:
@@ -121,12 +120,11 @@ def groups_table(found: DeadGroups) -> Table:
         )
         for group in found.groups
     ]
-    note = _more(complete=found.complete)
-    return Table(gettext("By task and error"), [Group(columns, rows)], note=note)
+    return Table(gettext("By task and error"), [Group(columns, rows)], note=_more(found))
 
 
-def _more(*, complete: bool) -> str:
-    if complete:
+def _more(found: DeadMatrix | DeadGroups) -> str:
+    if found.complete:
         return ""
     words = gettext("There are more. Shown: the most frequent of the newest %(many)d.")
     return words % {"many": counting.MANY}

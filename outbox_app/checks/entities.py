@@ -81,8 +81,7 @@ def _check_columns(entity: Any) -> Iterator[CheckMessage]:
             "db_constraint=False.",
             id="outbox.E042",
         )
-    names = [c.name for c in entity._meta.constraints if isinstance(c, CheckConstraint)]
-    if names:
+    if names := [c.name for c in entity._meta.constraints if isinstance(c, CheckConstraint)]:
         yield Warning(
             f"A command that breaks {listed(names)} ends with IntegrityError, which is no answer, "
             "and its batch is done anew in halves.",
