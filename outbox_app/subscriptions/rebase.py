@@ -83,7 +83,7 @@ def rebase_outbox(
     """
     using = using or outbox_alias()
     require_alias(using)
-    if last_id is not None and (log is None or last_id < 0):
+    if last_id is not None and (not log or last_id < 0):
         raise InvalidArgument(
             f"--last-id is a position of one log, at least 0; got {last_id}. Give --log, too."
         )

@@ -254,6 +254,7 @@ def test_nothing_goes_where_a_cursor_is_not_understood(alias, old, left, run):
         (["--inbox", "--older-than=1000000"], "--older-than must be at most 365000 days"),
         (["--events", "--older-than=1", "--archived="], "--archived is empty"),
         (["--events", "--older-than=1", "--log="], "--log is empty"),
+        (["--events", "--older-than=1", "--database="], "--database is empty"),
     ],
 )
 def test_wrong_arguments_are_refused(alias, arguments, message, old, left):

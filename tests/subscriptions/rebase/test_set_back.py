@@ -160,6 +160,7 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
     ("arguments", "message"),
     [
         (["--last-id", "5"], "Give --log, too"),
+        (["--log", "", "--last-id", "5"], "Give --log, too"),
         (["--log", "outbox_event", "--last-id", "-1"], "at least 0; got -1"),
         (["--log", "nowhere"], "There is no log 'nowhere'"),
         (["--database", "x"], "no such alias"),
