@@ -59,7 +59,8 @@ class Row(NamedTuple):
     queue: str
     body: bytes
     envelope: str
-    #: Seconds for which it had been ready when it was read: since it was staged, or held until.
+    #: Seconds for which it had been ready when it was read: since it was staged, or held until. 0
+    #: where that was edited by hand into nonsense.
     waited: float = 0.0
     #: Its own process was to publish it: see ``jobs.immediate``.
     is_immediate: bool | None = None
@@ -300,6 +301,6 @@ def _rows(connection: Any, ids: list[int]) -> str:
         hint = "FORCE INDEX (PRIMARY) "
     # The app and the shard are left to Python: with them an index of theirs may look cheaper.
     return (
-        f"SELECT {columns}, {waited} AS waited, is_immediate FROM {table} {hint}"
+        f"SELECT {columns}, COALESCE({waited}, 0), is_immediate FROM {table} {hint}"
         f"WHERE id {one_of} AND COALESCE(available_at <= {now}, TRUE)"
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -51,28 +50,22 @@ class DrainCounters(Counters):
 
     def accepted(self, rows: Sequence[Row]) -> None:
         """The broker has taken these rows of the batch, just now."""
+        minute = self.of(self._holder)
+        if minute is None or not rows:
+            return
         since = time.monotonic() - self._read_at
         found = [0] * len(BUCKETS)
-        highest = self._highest_id
-        tasks: Counter[str] = Counter()
-        queues: Counter[str] = Counter()
+        tasks = minute.tops[counters.PUBLISHED_BY, counters.TASK]
+        queues = minute.tops[counters.PUBLISHED_BY, counters.QUEUE]
         for row in rows:
             tasks[row.task] += 1
             queues[row.queue] += 1
-            # None: a time that was edited by hand into nonsense.
-            found[bisect_left(EDGES, (row.waited or 0.0) + since)] += 1
-            highest = max(highest, row.id)
-        self._highest_id = highest
-        minute = self.of(self._holder)
-        if minute is None:
-            return
-        minute.add(counters.PUBLISHED, len(rows))
+            found[bisect_left(EDGES, row.waited + since)] += 1
         for label, count in zip(BUCKETS, found, strict=True):
             minute.add(counters.DELAY, count, dimension=counters.LE, label=label)
-        minute.tops[counters.PUBLISHED_BY, counters.TASK] += tasks
-        minute.tops[counters.PUBLISHED_BY, counters.QUEUE] += queues
-        if highest:
-            minute.put(counters.READ_ID, highest)
+        minute.add(counters.PUBLISHED, len(rows))
+        self._highest_id = max(self._highest_id, *(row.id for row in rows))
+        minute.put(counters.READ_ID, self._highest_id)
 
     def keep(self) -> None:
         """Sample and write what is due. Between batches, with no transaction open."""

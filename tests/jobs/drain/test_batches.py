@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
-from outbox_app.jobs.drain import batch
+from outbox_app.jobs.drain import batch, tracing
 from outbox_app.jobs.drain.drain import Drain
 from outbox_app.models import Lease, Process, StagedJob
 from tests import tasks
@@ -123,3 +123,14 @@ def test_a_drainer_that_is_always_busy_shares_its_shards_all_the_same(alias, mak
     busy.holder.leave()
     other.holder.leave()
     StagedJob.objects.using(alias).all().delete()
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_a_time_that_was_edited_into_nonsense_costs_no_span(alias, make_app):
+    note = make_app().task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        note.delay("", 1)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE outbox_stagedjob SET staged_at = 'nonsense'")
+    [row] = batch.BatchReader(using=alias, app=note.app.main, batch_size=1).read(range(128))
+    assert tracing._attributes(row, 1)["outbox.waited_seconds"] == 0
