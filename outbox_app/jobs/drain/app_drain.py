@@ -14,8 +14,9 @@ from ...exceptions import UnknownApp, UnsafeBroker
 from ...process.backoff import Backoff
 from ..staging.sending import celery_app, staging_apps
 from .batch import BatchReader, Row
+from .connection import MaySend
 from .outcome import PublishResult
-from .publisher import MaySend, Publisher
+from .publisher import Publisher
 
 
 class AppDrain:

@@ -239,14 +239,11 @@ def has_no_route(error: BaseException) -> bool:
     return isinstance(error, Unroutable) or getattr(error, "reply_code", None) in _NO_ROUTE
 
 
-def refuses_declaration(error: BaseException, is_channels: bool) -> bool:
-    """Say whether a declaration was refused by a broker that may take messages all the same.
-
-    ``is_channels``: it is one of the transport's channel errors.
-    """
+def refuses_declaration(error: BaseException, connection: Any) -> bool:
+    """Say whether a declaration was refused by a broker that may take messages all the same."""
     # kombu binds in a MULTI.
     is_known = hasattr(error, "reply_code") or lacks_command(error) or not broker_at_fault(error)
-    return is_foreign(error) or (is_channels and is_known)
+    return is_foreign(error) or (is_known and isinstance(error, connection.channel_errors))
 
 
 def refused_for_certain(error: BaseException) -> bool:

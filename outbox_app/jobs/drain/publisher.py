@@ -11,113 +11,37 @@ renewed between two sends, and no batch may take longer than it lasts.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
 
-import amqp
 from amqp.exceptions import AccessRefused, MessageNacked
 from celery import Celery
-from kombu import Producer
-from kombu.exceptions import OperationalError
 
 from ...conf import outbox_settings
-from ...exceptions import BrokerUnavailable, UnsafeBroker
+from ...exceptions import UnsafeBroker
 from ...text import get_logger
 from ..message import Declaration, restore
 from . import brokers
 from .amqp_batch import AmqpBatch, Unconfirmed
 from .batch import SMALL_BYTES, Row
-from .misconfiguration import WRONG_OPTION, find_transport, unreachable
+from .connection import BrokerConnection, MaySend, unbounded
 from .outcome import PreparedMessage, PublishResult, prepare
 from .redis_batch import RedisBatch, Transactions
-from .wire import Wire, rounds
+from .wire import rounds
 
 logger = get_logger("outbox_app.drain")
 
 
-#: See ``Publisher.publish``.
-MaySend = Callable[..., float]
-
-
-def _unbounded(seconds: float = 0.0) -> float:
-    return math.inf
-
-
-class Publisher:
-    """The drain's own connection to the broker of one Celery app."""
-
+class Publisher(BrokerConnection):
     def __init__(self, app: Celery, *, timeout: float) -> None:
-        self.app = app
-        self.timeout = timeout
-        self.connection: Any = None
-        self.producer: Any = None
-        #: What was declared on this connection, and since the last publish began.
-        self._declared: set[str] = set()
-        self._fresh: set[str] = set()
-        self._returned: Exception | None = None
-        #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
-        self._broadcasts: set[str] = set()
-        self._has_confirms = False
-        #: Exchanges that have taken a message on this connection.
-        self._known_exchanges: set[str] = set()
-        #: A send failed: see ``brokers.probe``.
-        self._doubtful = False
-        self._wire = Wire(timeout=timeout)
+        super().__init__(app, timeout=timeout)
         self._transactions = Transactions()
 
-    def open(self, keep_alive: MaySend = _unbounded) -> None:
-        if self.producer is not None:
-            return
-        app, timeout = self.app, self.timeout
-        driver_type = find_transport(app).driver_type
-        options = brokers.transport_options(driver_type, timeout)
-        self.connection = connection = app.connection_for_write(
-            connect_timeout=timeout, transport_options=options
-        )
-        try:
-            connection.ensure_connection(
-                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # what it returns is unused
-                max_retries=max(0, len(connection.alt) - 1),
-                interval_start=0,
-                interval_step=0,
-            )
-            channel = connection.channel()
-            brokers.refuse_unsafe(connection, channel)
-            if self._doubtful and brokers.probe(connection, channel, timeout=timeout):
-                self._wire.has_probed()
-            self._doubtful = False
-            if driver_type == "redis":
-                # A declaration would ask for it, in a MULTI, which may be refused.
-                channel._size = lambda queue: 0  # type: ignore[attr-defined]
-        except BaseException as error:
-            unavailable = self._is_lost(error) or brokers.broker_at_fault(error)
-            self.close()
-            if unavailable or isinstance(error, WRONG_OPTION):
-                raise unreachable(app, error) from error
-            raise
-        self._has_confirms = isinstance(channel, amqp.Channel)
-        self._broadcasts = brokers.declare_broadcasts(app, channel)
-        heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
-        self.producer = Producer(channel, auto_declare=False, **heard)
-
-    def close(self) -> None:
-        """Drop the connection without a word to the broker."""
-        connection, self.connection, self.producer = self.connection, None, None
-        self._declared.clear()
-        self._known_exchanges.clear()
-        if connection is not None:
-            try:
-                connection.collect()
-            except Exception as error:  # a broken one may fail in any way while it is dropped
-                logger.debug("Dropping a connection failed error=%r", error)
-
     def publish(
-        self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = _unbounded
+        self, rows: Sequence[Row], *, now: datetime, may_send: MaySend = unbounded
     ) -> PublishResult:
         """Publish rows of the app in the given order. They expire by ``now``.
 
@@ -125,7 +49,8 @@ class Publisher:
         returns those that it may take, or raises. An error ends up in the result and is never
         raised: what the broker has taken by then has to be settled.
         """
-        outcome, started = PublishResult(began=time.time_ns()), time.monotonic()
+        outcome = PublishResult(began=time.time_ns())
+        started = time.monotonic()
         self._fresh.clear()
         try:
             if brokers.has_ended(self.connection):
@@ -147,7 +72,7 @@ class Publisher:
         return outcome
 
     def send_events(
-        self, outcome: PublishResult, keep_alive: Callable[[], object] = _unbounded
+        self, outcome: PublishResult, keep_alive: Callable[[], object] = unbounded
     ) -> None:
         """Send the events of Celery's monitors for what was accepted, once its rows are settled."""
         wanted = [item for item in outcome.prepared if item.message.sent_event]
@@ -211,8 +136,7 @@ class Publisher:
         try:
             restore(declaration, self.app)(self.producer.channel).declare()
         except Exception as error:
-            is_channels = isinstance(error, self.connection.channel_errors)
-            if self._is_lost(error) or not brokers.refuses_declaration(error, is_channels):
+            if self._is_lost(error) or not brokers.refuses_declaration(error, self.connection):
                 raise
             # The queue exists with other arguments, say, or we may not declare it. It can still be
             # published to: whether a queue takes the message, the broker says of each.
@@ -220,7 +144,7 @@ class Publisher:
                 "Declaring failed, publishing all the same queue=%s error=%r", name, error
             )
             if self._has_confirms:  # RabbitMQ closes the channel
-                declared = set(self._declared)
+                declared = self._declared
                 self.close()
                 self._declared = declared
         self._declared.add(name)
@@ -272,9 +196,9 @@ class Publisher:
         seconds = self._wire.seconds(items)
         seconds = min(seconds, may_send(seconds))
         self.open(may_send)
+        channel = self.producer.channel
+        batch: AmqpBatch | RedisBatch
         try:
-            channel = self.producer.channel
-            batch: AmqpBatch | RedisBatch
             if self._has_confirms:
                 batch = AmqpBatch(channel, seconds=seconds, optional=self._broadcasts)
             else:
@@ -286,19 +210,7 @@ class Publisher:
         failure: Exception | None = None
         began = time.monotonic()
         try:
-            with self.producer.batch(max_size=sys.maxsize):
-                for item in items:
-                    if outcome.blocks(item.row):
-                        continue
-                    try:
-                        if not batch.takes(item):
-                            self._send(item)
-                    except Exception as error:
-                        if not self._is_row_error(error, item):
-                            raise
-                        outcome.refuse(item.row, error)  # nothing of it is in the batch
-                    else:
-                        sent.append(item)
+            self._fill(batch, items, outcome, sent)
             if not batch.flushed:  # kombu flushes what its producer has published
                 batch.flush()
             batch.close()
@@ -327,6 +239,28 @@ class Publisher:
                 return
             failure = nacked  # its key's later jobs are in the next rounds
         self._fail(failure, sent if batch.begun else [])
+
+    def _fill(
+        self,
+        batch: AmqpBatch | RedisBatch,
+        items: list[PreparedMessage],
+        outcome: PublishResult,
+        sent: list[PreparedMessage],
+    ) -> None:
+        """Put messages into a batch, and into ``sent``; those that cannot be are refused."""
+        with self.producer.batch(max_size=sys.maxsize):
+            for item in items:
+                if outcome.blocks(item.row):
+                    continue
+                try:
+                    if not batch.takes(item):
+                        self._send(item)
+                except Exception as error:
+                    if not self._is_row_error(error, item):
+                        raise
+                    outcome.refuse(item.row, error)
+                else:
+                    sent.append(item)
 
     def _publish_singly(
         self, prepared: list[PreparedMessage], outcome: PublishResult, may_send: MaySend
@@ -363,38 +297,3 @@ class Publisher:
             outcome.accepted.append(item.row)
             self._known_exchanges.add(item.message.exchange)
             self._wire.has_taken([item], seconds=time.monotonic() - began)
-
-    def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
-        """Drop the connection where the broker, not a row, has failed."""
-        answer = None if self._is_lost(error) else error
-        if answer is None or brokers.is_foreign(answer) or len(items) > 1:
-            self._wire.has_failed(items, answer)
-        self._doubtful = True
-        self.close()
-        if isinstance(error, BrokerUnavailable):
-            raise error
-        # Not its repr: that of redis-py leaves the words out.
-        what = f"The broker of Celery app {self.app.main!r} failed"
-        raise BrokerUnavailable(f"{what}: {type(error).__name__}: {error}") from error
-
-    def _send(self, item: PreparedMessage) -> None:
-        bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
-        mandatory = item.message.exchange not in self._broadcasts
-        self.producer.publish(item.row.body, mandatory=mandatory, **bounds, **item.options)
-
-    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        # RabbitMQ returns an unroutable message before it confirms it.
-        self._returned = error
-
-    def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:
-        """Say whether the row is to blame: the broker is there, and in a state to take others."""
-        if item and brokers.has_no_route(error) and not item.declare.keys() <= self._fresh:
-            return False  # its queue has gone meanwhile: the next connection declares it anew
-        is_brokers = self._is_lost(error) or brokers.broker_at_fault(error)
-        return brokers.row_at_fault(error) or not is_brokers
-
-    def _is_lost(self, error: BaseException) -> bool:
-        connection = self.connection or self.app.connection_for_write()
-        # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
-        lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
-        return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))

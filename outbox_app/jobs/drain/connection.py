@@ -1,0 +1,132 @@
+"""The drain's own connection to the broker of one Celery app, made anew after every error.
+
+Every wait on it is bounded. A broker that is set up to lose messages is refused, and after a send
+that failed it is asked whether it takes any. Of each error it says whether the row is to blame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import amqp
+from celery import Celery
+from kombu import Producer
+from kombu.exceptions import OperationalError
+
+from ...exceptions import BrokerUnavailable
+from ...text import get_logger
+from . import brokers
+from .misconfiguration import WRONG_OPTION, find_transport, unreachable
+from .outcome import PreparedMessage
+from .wire import Wire
+
+logger = get_logger("outbox_app.drain")
+
+#: See ``Publisher.publish``.
+MaySend = Callable[..., float]
+
+
+def unbounded(seconds: float = 0.0) -> float:
+    return math.inf
+
+
+class BrokerConnection:
+    def __init__(self, app: Celery, *, timeout: float) -> None:
+        self.app = app
+        self.timeout = timeout
+        self.connection: Any = None
+        self.producer: Any = None
+        #: What was declared on this connection, and since the last publish began.
+        self._declared: set[str] = set()
+        self._fresh: set[str] = set()
+        self._returned: Exception | None = None
+        #: Exchanges of ``Broadcast`` queues: to have no listener is no error.
+        self._broadcasts: set[str] = set()
+        self._has_confirms = False
+        #: Exchanges that have taken a message on this connection.
+        self._known_exchanges: set[str] = set()
+        #: A send failed: see ``brokers.probe``.
+        self._doubtful = False
+        self._wire = Wire(timeout=timeout)
+
+    def open(self, keep_alive: MaySend = unbounded) -> None:
+        if self.producer is not None:
+            return
+        app, timeout = self.app, self.timeout
+        driver_type = find_transport(app).driver_type
+        self.connection = connection = app.connection_for_write(
+            connect_timeout=timeout,
+            transport_options=brokers.transport_options(driver_type, timeout),
+        )
+        try:
+            connection.ensure_connection(
+                errback=lambda *_: keep_alive(),  # type: ignore[arg-type]  # what it returns is unused
+                max_retries=max(0, len(connection.alt) - 1),
+                interval_start=0,
+                interval_step=0,
+            )
+            channel = connection.channel()
+            brokers.refuse_unsafe(connection, channel)
+            if self._doubtful and brokers.probe(connection, channel, timeout=timeout):
+                self._wire.has_probed()
+            self._doubtful = False
+            if driver_type == "redis":
+                # A declaration would ask for it, in a MULTI, which may be refused.
+                channel._size = lambda queue: 0  # type: ignore[attr-defined]
+        except BaseException as error:
+            unavailable = self._is_lost(error) or brokers.broker_at_fault(error)
+            self.close()
+            if unavailable or isinstance(error, WRONG_OPTION):
+                raise unreachable(app, error) from error
+            raise
+        self._has_confirms = isinstance(channel, amqp.Channel)
+        self._broadcasts = brokers.declare_broadcasts(app, channel)
+        heard: Any = {"on_return": self._on_return} if hasattr(channel, "events") else {}
+        self.producer = Producer(channel, auto_declare=False, **heard)
+
+    def close(self) -> None:
+        """Drop the connection without a word to the broker."""
+        connection, self.connection, self.producer = self.connection, None, None
+        self._declared, self._known_exchanges = set(), set()
+        if connection is not None:
+            try:
+                connection.collect()
+            except Exception as error:  # a broken one may fail in any way while it is dropped
+                logger.debug("Dropping a connection failed error=%r", error)
+
+    def _send(self, item: PreparedMessage) -> None:
+        bounds = {"timeout": self.timeout, "confirm_timeout": self.timeout}
+        mandatory = item.message.exchange not in self._broadcasts
+        self.producer.publish(item.row.body, mandatory=mandatory, **bounds, **item.options)
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        # RabbitMQ returns an unroutable message before it confirms it.
+        self._returned = error
+
+    def _fail(self, error: Exception, items: list[PreparedMessage]) -> NoReturn:
+        """Drop the connection where the broker, not a row, has failed."""
+        answer = None if self._is_lost(error) else error
+        if answer is None or brokers.is_foreign(answer) or len(items) > 1:
+            self._wire.has_failed(items, answer)
+        self._doubtful = True
+        self.close()
+        if isinstance(error, BrokerUnavailable):
+            raise error
+        # Not its repr: that of redis-py leaves the words out.
+        what = f"The broker of Celery app {self.app.main!r} failed"
+        raise BrokerUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+    def _is_row_error(self, error: BaseException, item: PreparedMessage | None = None) -> bool:
+        """Say whether the row is to blame: the broker is there, and in a state to take others."""
+        if item and brokers.has_no_route(error) and not item.declare.keys() <= self._fresh:
+            return False  # its queue has gone meanwhile: the next connection declares it anew
+        is_brokers = self._is_lost(error) or brokers.broker_at_fault(error)
+        return brokers.row_at_fault(error) or not is_brokers
+
+    def _is_lost(self, error: BaseException) -> bool:
+        connection = self.connection or self.app.connection_for_write()
+        # kombu counts KeyError among the errors of a connection to Redis; here a row makes it.
+        lost = tuple(e for e in connection.connection_errors if not issubclass(e, LookupError))
+        return isinstance(error, (*lost, OSError, OperationalError, BrokerUnavailable))
