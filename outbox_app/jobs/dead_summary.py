@@ -56,13 +56,12 @@ class DeadMatrix:
 
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """Dead jobs of one task with one error."""
+    """Dead jobs of one task with one error, and the reason of the newest one."""
 
     task: str
     error: str
     count: int
     newest: datetime
-    #: Of the newest one, in the exception's own words.
     reason: str
 
 
@@ -120,10 +119,7 @@ def dead_groups(dead: QuerySet[DeadJob]) -> DeadGroups:
 
 
 def _pairs(dead: QuerySet[DeadJob], limit: int, **more: Any) -> tuple[list[Any], bool]:
-    """Return the most frequent pairs of task and error, and whether there are others.
-
-    Each with its count, the id of its newest job, and what else is asked for.
-    """
+    """Return the most frequent pairs of task and error, and whether there are others."""
     pairs = dead.order_by().values_list("task", "error")
     counts = pairs.annotate(total=Count("id"), newest=Max("id"), **more)
     found = list(counts.order_by("-total", "task", "error")[: limit + 1])
@@ -131,5 +127,4 @@ def _pairs(dead: QuerySet[DeadJob], limit: int, **more: Any) -> tuple[list[Any],
 
 
 def _reasons(ids: set[int], *, using: str) -> dict[int, str]:
-    rows = DeadJob.objects.using(using).filter(id__in=ids)
-    return dict(rows.values_list("id", "reason"))
+    return dict(DeadJob.objects.using(using).filter(id__in=ids).values_list("id", "reason"))
