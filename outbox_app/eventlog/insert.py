@@ -53,8 +53,7 @@ def insert_rows(
 ) -> Sequence[Any]:
     """Insert rows by one statement, given the values of one after the other.
 
-    Returns:
-        ``RETURNED`` of each row, if that is wanted and the database can.
+    Return ``RETURNED`` of each row, if that is wanted and the database can.
     """
     returning = returning and cursor.db.features.can_return_rows_from_bulk_insert
     quote = cursor.db.ops.quote_name

@@ -54,7 +54,6 @@ class Window(ABC, Generic[S]):
     """
 
     state: type[S]
-    #: Whether ``dirty`` has to be given.
     needs_dirty = False
     quote = '"'
     #: Gives the columns that the log has of its own, for one tombstone.
@@ -84,14 +83,10 @@ class Window(ABC, Generic[S]):
 
     @abstractmethod
     def start(self, after: int | None = None) -> S:
-        """Return the state of a new reader.
+        """Return the state of a new reader. Raises ``ReadRefused``.
 
-        Args:
-            after: Of what has been committed by now, positions up to this are skipped, 0: none.
-                Default: all of it. What is in flight comes when it commits.
-
-        Raises:
-            ReadRefused: The log cannot be read exactly from here.
+        Of what has been committed by now positions up to ``after`` are skipped; 0: none, by default
+        all. What is in flight comes when it commits.
         """
 
     def move(self, after: int | None, states: Sequence[S]) -> S:
@@ -102,8 +97,7 @@ class Window(ABC, Generic[S]):
     def read(self, state: S, *, columns: Sequence[str], limit: int, only: EventFilter) -> Page[S]:
         """Return at most about ``limit`` rows that come next; a page without any may have more.
 
-        Raises:
-            ReadRefused: The log cannot be read exactly from here, or not with this state.
+        Raises ``ReadRefused`` where the log cannot be read exactly, or not from this state.
         """
 
     @abstractmethod
@@ -117,8 +111,7 @@ class Window(ABC, Generic[S]):
     def verify(self, state: S) -> None:
         """Check that the state belongs to this database as it is now.
 
-        Raises:
-            ReadRefused: It does not, or the log cannot be read exactly from this server.
+        Raises ``ReadRefused`` where it does not, or this server cannot be read from exactly.
         """
 
     def reached(self, state: S) -> int | None:
@@ -131,11 +124,7 @@ class Window(ABC, Generic[S]):
     def rebase(self, state: S, last: int | None = None) -> S:
         """Return the state with which a reader continues in a database that was restored.
 
-        Args:
-            state: From before.
-            last: Highest position from before. Default: what has been given out by now.
-
-        Raises:
-            ReadRefused: It is not known what the state has passed.
+        ``last`` is the highest position from before; by default what has been given out by now.
+        Raises ``ReadRefused`` where it is not known what the state has passed.
         """
         return state

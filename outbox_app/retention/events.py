@@ -116,12 +116,8 @@ def prune_events(
 def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
     """Return who still needs events of a log: each cursor, each parked stream.
 
-    Args:
-        log: The log.
-        using: Database alias. Default: the log's.
-
-    Raises:
-        ReadRefused: A cursor does not belong to this database, or is damaged.
+    ``using`` is a database alias, by default the log's. Raises ``ReadRefused`` where a cursor does
+    not belong to this database, or is damaged.
     """
     return _holds(log, using or log_alias(log), verify=True)
 

@@ -218,12 +218,7 @@ def test_a_state_of_another_database(alias, scan):
 
 
 class ScanReader:
-    """Batches of scans under stress: each is read in parts, and read again at the end.
-
-    Args:
-        reader: Whose window is a scan.
-        seed: Of how many parts.
-    """
+    """Batches of scans under stress: each is read in parts, and read again at the end."""
 
     def __init__(self, reader, *, seed):
         self.scan = reader.window

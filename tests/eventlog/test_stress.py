@@ -24,12 +24,9 @@ SELECT = "SELECT id, stream, version, data FROM outbox_event"
 
 
 class NaiveReader:
-    """A cursor in one statement. ``key`` names the columns that the last row's cursor is made of.
+    """A cursor in one statement: ``where`` says which rows come next, given the cursor.
 
-    Args:
-        alias: Database alias.
-        where: Which rows come next, given the cursor.
-        key: Columns that the cursor is made of; they are the order as well.
+    It is made of the columns ``key`` of the last row, which are the order as well.
     """
 
     def __init__(self, alias: str, where: str, key: str = "id") -> None:
