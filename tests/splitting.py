@@ -39,8 +39,12 @@ def split(model: Any, alias: str, *, shards: int = 4, **options: Any) -> Iterato
 
 def partitions_read(rows: Any) -> int:
     """Return of how many partitions the database reads for a query."""
-    connection = connections[rows.db]
     sql, params = rows.query.get_compiler(rows.db).as_sql()
+    return partitions_read_by(rows.db, sql, params)
+
+
+def partitions_read_by(alias: str, sql: str, params: Any = None) -> int:
+    connection = connections[alias]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", params)

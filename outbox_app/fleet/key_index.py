@@ -12,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from django.db import connections, router, transaction
+from django.db.models.expressions import RawSQL
 
 from ..exceptions import InvalidArgument
 from .sharded_table import TableOperation, field_of
@@ -82,11 +83,8 @@ def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
         if found is None:
             raise model.DoesNotExist(f"There is no {model._meta.label} with {name} = {value!r}.")
         split_by = next(f for f in model._meta.concrete_fields if f.column == names[1])
-        where, column = found[1], split_by.get_col(table)
-        converters = connection.ops.get_db_converters(column)
-        for convert in [*converters, *split_by.get_db_converters(connection)]:
-            where = convert(where, column, connection)
-        rows = rows.filter(**{split_by.attname: where})
+        # As the database has given it, without a way through Python's types.
+        rows = rows.filter(**{split_by.attname: RawSQL("%s", [found[1]])})
     return rows.get(**key)
 
 

@@ -9,6 +9,7 @@ from threading import Event, Thread
 import pytest
 from django.apps.registry import Apps
 from django.db import IntegrityError, OperationalError, connections, models, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from outbox_app.exceptions import InvalidArgument, OutboxError
@@ -19,7 +20,7 @@ from tests import forking
 from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
 from tests.prepared.test_faults import behind
-from tests.splitting import partitions_read, run_operation
+from tests.splitting import partitions_read, partitions_read_by, run_operation
 
 from .splitter import SHARDS, order_model
 
@@ -173,7 +174,9 @@ def test_nothing_is_lost_while_it_is_written_to_and_killed(alias, order, environ
             row.save(using=alias)
     assert partitions_read(rows.filter(shop="shop-new")) == 1
     assert partitions_read(rows.filter(number=new.number)) == SHARDS
-    assert find_by_key(order, number=new.number, using=alias) == new
+    with CaptureQueriesContext(connections[alias]) as asked:
+        assert find_by_key(order, number=new.number, using=alias) == new
+    assert partitions_read_by(alias, asked[-1]["sql"]) == 1
     assert find_by_key(order, number=new.number, using=alias).double == 2 * new.place
     rows.filter(pk=new.pk).update(shop="elsewhere", number="A")
     assert find_by_key(order, number="A", using=alias).shop == "elsewhere"
