@@ -87,10 +87,7 @@ def read(
     )
     rest = frame(session, behind, schema)
     arrow_schema(rest.schema, columns_of(options))  # Spark would read nulls
-    # Spark's own S3 is called s3a; and a path alone would lie where the cluster keeps its files.
-    place = f"file://{table.store.folder}" if table.store.is_local else archive
-    place = place.replace("s3://", "s3a://", 1)
-    names = [f"{place}/{file.name}" for file in table.files()]
+    names = [f"{_address(table.store.folder)}/{file.name}" for file in table.files()]
     if not names:
         return rest
     only, params = options.only.sql()
@@ -142,10 +139,10 @@ def planned(options: Options) -> Planned:
         offsets = Offsets(database)
         if archive is None:
             start = Offset.load(options.start) if options.start else offsets.beginning()
-            return _plan(offsets, start, given)
+            return _planned_from(start, offsets, given)
         for _ in range(PLANS):
             start = archive.end
-            plan = _plan(offsets, start, given, archive)
+            plan = _planned_from(start, offsets, given, archive)
             if given:
                 return plan
             archive.refresh()
@@ -158,17 +155,17 @@ def planned(options: Options) -> Planned:
     )
 
 
-def _plan(
-    offsets: Offsets, start: Offset, given: Offset | None, archive: Archive | None = None
+def _planned_from(
+    start: Offset, offsets: Offsets, end: Offset | None, archive: Archive | None = None
 ) -> Planned:
-    """Plan for what the log has between two offsets, and for the files before."""
+    """Plan for what the log has from an offset on, and for the files of what is before."""
     options = offsets.database.options
     offsets.verify(start)
-    end, ranges = given or offsets.end(start), []
-    if end != start:
-        if given:
-            offsets.verify(given)
-        ranges = offsets.parts(start, end, options.partitions)
+    if end is None:
+        end = offsets.end(start)
+    elif end != start:
+        offsets.verify(end)
+    ranges = [] if end == start else offsets.parts(start, end, options.partitions)
     lowest = offsets.lowest(ranges) if archive else int(options.lowest or 0)
     files = sorted(archive.files(), key=lambda file: -file.rows) if archive else []
     shares = [files[n :: options.partitions] for n in range(options.partitions)]
@@ -201,15 +198,21 @@ def check_files(session: SparkSession, archive: Archive) -> None:
 def _has_file_system(session: SparkSession, folder: str) -> bool:
     if re.search(r"[*?{}\[\]\\]", folder):
         return False  # Spark would look for a pattern
-    scheme = folder.partition("://")[0] if "://" in folder else "file"
+    scheme = _address(folder).partition("://")[0]
     classes = session._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
     try:
-        classes.getFileSystemClass(
-            "s3a" if scheme == "s3" else scheme, session._jsc.hadoopConfiguration()
-        )
+        classes.getFileSystemClass(scheme, session._jsc.hadoopConfiguration())
     except Exception:
         return False
     return True
+
+
+def _address(folder: str) -> str:
+    """Return a folder as Spark takes it: a path alone would lie where the cluster keeps its files.
+
+    Its own S3 is called s3a.
+    """
+    return (folder if "://" in folder else f"file://{folder}").replace("s3://", "s3a://", 1)
 
 
 def _all(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

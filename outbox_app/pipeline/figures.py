@@ -17,7 +17,6 @@ TOP = 15
 #: Days that are drawn one by one; more are drawn as months.
 MOST_DAYS = 120
 
-_HOUR = 3600
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Count = tuple[str, int]
@@ -35,7 +34,7 @@ class Figures:
 
 
 def figures(events: DataFrame) -> Figures:
-    hour = F.floor(F.unix_seconds("recorded_at") / _HOUR).cast("string")
+    hour = F.floor(F.unix_seconds("recorded_at") / 3600).cast("string")
     each = {"hour": hour, "type": F.col("type"), "stream": F.col("stream")}
     pairs = [F.struct(F.lit(of).alias("of"), value.alias("value")) for of, value in each.items()]
     counts = events.select(F.inline(F.array(*pairs))).groupBy("of", "value").count().persist()

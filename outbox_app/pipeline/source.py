@@ -45,11 +45,7 @@ _TABLES = {"heads": "outbox_stream", "inbox": "outbox_inbox"}
 
 
 def register(session: SparkSession) -> None:
-    """Make ``format("outbox")`` known to a session. Spark finds it by itself where it is installed.
-
-    Args:
-        session: The session.
-    """
+    """Make ``format("outbox")`` known to a session. Spark finds it by itself where installed."""
     session.dataSource.register(OutboxDataSource)
 
 

@@ -273,9 +273,9 @@ class Archive:
 
     def _newest(self) -> tuple[int, Mark]:
         """Return the newest version whose commit says how far the log is archived."""
-        for limit in (1, None):
-            for newest in self._marks(limit):
-                return newest
+        newest = next(self._marks(1), None) or next(self._marks(), None)
+        if newest is not None:
+            return newest
         raise ArchiveRefused(
             f"{self.store.folder} is a Delta table, and no commit of it says how far a log is "
             "archived: another program has written it, or commits were removed. Put _delta_log "

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -71,7 +70,7 @@ def pipeline(
     log: str | None = None,
     using: str | None = None,
     master: str | None = None,
-    conf: Mapping[str, str] = MappingProxyType({}),
+    conf: Mapping[str, str] | None = None,
     password_file: str = "",
     password_env: str = "",
 ) -> Iterator[Pipeline]:
