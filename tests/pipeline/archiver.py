@@ -12,38 +12,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 from outbox_app.failpoints import set_failpoint
 from outbox_app.pipeline import compaction
 from outbox_app.pipeline.archiver import Archiver
 from outbox_app.pipeline.options import Options
 
+from .here import Here
+
 #: So few files are put together that it happens all the time.
 FILES = 3
-
-
-class Here:
-    """What the archiver asks of a session, done in this process: tasks one after the other."""
-
-    defaultParallelism = 2
-
-    @property
-    def sparkContext(self) -> Here:
-        return self
-
-    def parallelize(self, parts: list[Any], count: int) -> Here:
-        assert count == len(parts)
-        self.parts = parts
-        return self
-
-    def map(self, function: Callable[[Any], Any]) -> Here:
-        self.parts = [function(part) for part in self.parts]
-        return self
-
-    def collect(self) -> list[Any]:
-        return self.parts
 
 
 def main(options: str, folder: str, rows: str) -> None:

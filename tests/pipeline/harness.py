@@ -29,7 +29,7 @@ from outbox_app.pipeline.options import Options
 from outbox_app.pipeline.schema import COLUMNS
 from outbox_app.pipeline.table import Archive
 
-from .archiver import Here
+from .here import Here
 
 #: The points of a batch at which a process may be killed, in order.
 POINTS = (

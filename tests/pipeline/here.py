@@ -1,4 +1,4 @@
-"""A session that is none: what a rebuild asks of Spark, done in this process."""
+"""A session that is none: what an archiver or a rebuild asks of Spark, done in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 class Here:
     """What stands for a session. Tasks run one after the other."""
 
-    defaultParallelism = 3
+    defaultParallelism = 2
 
     def __init__(self) -> None:
         os.environ.setdefault("PYTHONHASHSEED", "0")
@@ -19,6 +19,7 @@ class Here:
         return self
 
     def parallelize(self, parts, count):
+        assert count == len(parts)
         return Partitions([[part] for part in parts])
 
 
@@ -46,6 +47,9 @@ class Partitions:
 
     def map(self, function):
         return Partitions([list(map(function, part)) for part in self.parts])
+
+    def collect(self):
+        return list(itertools.chain(*self.parts))
 
     def sum(self):
         return sum(itertools.chain(*self.parts))

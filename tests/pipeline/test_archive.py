@@ -34,7 +34,6 @@ from outbox_app.pipeline.table import Archive
 from tests.eventlog.sessions import Session
 from tests.faults.tools import on
 
-from .archiver import Here
 from .harness import (
     archive,
     archived,
@@ -47,6 +46,7 @@ from .harness import (
     source,
     tree,
 )
+from .here import Here
 from .test_source import struct
 
 database = pytest.mark.django_db(transaction=True)

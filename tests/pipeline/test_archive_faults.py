@@ -19,7 +19,6 @@ from tests.faults.conftest import SERVERS
 from tests.faults.tools import on, outbox_on
 from tests.patience import patience
 
-from .archiver import Here
 from .harness import (
     archive,
     archived,
@@ -31,6 +30,7 @@ from .harness import (
     source,
     tree,
 )
+from .here import Here
 
 database = pytest.mark.django_db(transaction=True)
 

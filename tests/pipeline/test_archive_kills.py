@@ -30,7 +30,6 @@ from tests.faults.tools import ROOT, eventually, on
 from tests.patience import SECONDS, patience
 from tests.servers import processes
 
-from .archiver import Here
 from .harness import (
     POINTS,
     archive,
@@ -42,6 +41,7 @@ from .harness import (
     publish_some,
     source,
 )
+from .here import Here, Partitions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -210,11 +210,14 @@ def test_two_archivers_are_raced(alias, new_log, folder):
 def test_an_attempt_that_was_made_twice_counts_once(alias, new_log, folder):
     """A slow task is started a second time elsewhere; both write, and one is believed."""
 
-    class Speculative(Here):
+    class Twice(Partitions):
         def map(self, function):
-            for part in self.parts:
-                function(part)
+            super().map(function)
             return super().map(function)
+
+    class Speculative(Here):
+        def parallelize(self, parts, count):
+            return Twice(super().parallelize(parts, count).parts)
 
     publish_some(alias, 10)
     archive(alias, folder, session=Speculative())

@@ -24,9 +24,9 @@ from tests.docs.test_code_in_docs import ROOT, blocks
 from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
 
-from .archiver import Here
 from .harness import archive as fill
 from .harness import killing, named
+from .here import Here
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
