@@ -21,7 +21,7 @@ from django.db.models.signals import class_prepared, post_delete, post_save
 from django.dispatch import receiver
 
 from .eventlog.publish import publish
-from .exceptions import InvalidEvent, InvalidJob
+from .exceptions import InvalidEvent, InvalidJob, OutboxError
 from .jobs.staging.declarations import Change, Declared, declared
 from .jobs.staging.insert import batching
 from .jobs.staging.stage import stage
@@ -64,7 +64,8 @@ class OutboxMixin(models.Model):
         """
         options.setdefault("using", alias_of(self))
         if ordered:
-            options["ordering_key"] = ordering_key_of(self)
+            without = "its jobs have no order. Save it before you stage with ordered=True."
+            options["ordering_key"] = key_of(self, InvalidJob, without)
         return stage(task, args, kwargs, **options)
 
     def publish(self, type: str, data: Any = None, **options: Any) -> EventLog:
@@ -84,13 +85,8 @@ class OutboxMixin(models.Model):
                 raises.
         """
         options.setdefault("using", alias_of(self))
-        try:
-            stream = options.pop("stream", None) or ordering_key_of(self)
-        except InvalidJob as error:
-            raise InvalidEvent(
-                f"This {self._meta.label} has no primary key yet, so its events have no stream. "
-                "Save it before you publish."
-            ) from error
+        without = "its events have no stream. Save it before you publish."
+        stream = options.pop("stream", None) or key_of(self, InvalidEvent, without)
         return publish(stream, type, data, **options)
 
     @classmethod
@@ -157,20 +153,18 @@ def alias_of(instance: models.Model) -> str:
     return router.db_for_write(type(instance), instance=instance)
 
 
-def ordering_key_of(instance: OutboxMixin) -> str:
+def key_of(instance: OutboxMixin, refusal: type[OutboxError], without: str) -> str:
     """Return ``app_label.model:pk``, the same for every class through which a row may be saved.
 
     Proxies count as their model, children in multi-table inheritance as the uppermost parent that
-    has the mixin.
+    has the mixin. Raises ``refusal`` where there is no primary key yet, with what is not there
+    ``without`` it.
     """
     family = _family(type(instance))
     meta = next((m for m in reversed(family) if issubclass(m, OutboxMixin)), family[0])._meta
     key = getattr(instance, meta.pk.attname)
     if key is None:
-        raise InvalidJob(
-            f"This {instance._meta.label} has no primary key yet, so its jobs have no order. "
-            "Save it before you stage with ordered=True."
-        )
+        raise refusal(f"This {instance._meta.label} has no primary key yet, so {without}")
     return f"{meta.label_lower}:{key}"
 
 
