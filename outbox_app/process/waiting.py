@@ -150,12 +150,8 @@ class NotifyWaiter(PollWaiter):
         return "" in heard
 
     def _give_up(self, why: str) -> None:
-        logger.warning(
-            "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s",
-            self.using,
-            RETRY_SECONDS,
-            why,
-        )
+        text = "LISTEN does not work, polling instead database=%s retry_seconds=%d reason=%s"
+        logger.warning(text, self.using, RETRY_SECONDS, why)
         self._token = ""
         self.close()
 
