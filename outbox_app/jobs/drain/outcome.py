@@ -205,18 +205,14 @@ def announce(
 
     Receivers may take their time: call it when the rows are settled.
     """
-    if not outcome.accepted:
+    if not (jobs := outcome.accepted):
         return
     if after_task_publish.receivers:
         for item in outcome.taken(outcome.prepared):
             keep_alive()
             _announce_to_celery(item)
     jobs_published.send_robust(
-        sender,
-        using=using,
-        count=len(outcome.accepted),
-        seconds=outcome.seconds,
-        jobs=outcome.accepted,
+        sender, using=using, count=len(jobs), seconds=outcome.seconds, jobs=jobs
     )
 
 

@@ -136,8 +136,8 @@ class RedisBatch:
         if not made:
             raise Unroutable("Its queue was unbound meanwhile. Bind it, then requeue the job.")
         packed = [self._packed_command(name, args) for name, args in made]
-        names = enumerate((name for name, _ in made), len(self._packed))
-        self._deliveries.append([place for place, name in names if name != "pexpire"])
+        places = enumerate(made, len(self._packed))
+        self._deliveries.append([place for place, (name, _) in places if name != "pexpire"])
         self._packed += packed
 
     def _commands(self, message: Any, **options: Any) -> list[tuple[str, Any]]:
