@@ -96,10 +96,8 @@ def _escape(record: logging.LogRecord) -> bool:
     record.msg = escaped(record.msg)
     if isinstance(record.args, tuple):
         places = chain(_places(record.msg), repeat(("", "")))
-        record.args = tuple(_argument(*each) for each in zip(record.args, places, strict=False))
-        for (name, _), value in zip(_places(record.msg), record.args, strict=False):
-            if name:
-                record.__dict__.setdefault(name, getattr(value, "plain", value))
+        given = zip(record.args, places, strict=False)
+        record.args = tuple(_argument(value, *place, record) for value, place in given)
     if record.exc_info and record.exc_info[1] and not record.exc_text:
         # Formatters take this text. Indented, no line of an exception can pass for a log line.
         text = logging.Formatter().formatException(record.exc_info)
@@ -113,27 +111,23 @@ def _places(message: str) -> list[tuple[str, str]]:
     return [(found[1], found[2]) for found in _PLACE.finditer(message) if found[2] != "%"]
 
 
-def _argument(value: object, place: tuple[str, str]) -> Any:
-    name, conversion = place
-    if value is None or isinstance(value, Number | _Argument):
-        return value
-    return _Argument(value, conversion, is_field=bool(name))
-
-
-class _Argument(str):
-    """A value of a log line; one of a field is quoted where it would look like several."""
-
-    plain: str
-
-    def __new__(cls, value: object, conversion: str, *, is_field: bool) -> _Argument:
+def _argument(value: object, name: str, conversion: str, record: logging.LogRecord) -> Any:
+    """Return a value as the line shows it; that of a field becomes an attribute of the record."""
+    plain: Any = value
+    if value is not None and not isinstance(value, Number):
         try:
             plain = escaped(repr(value) if conversion == "r" else value)
         except Exception as error:  # of a class whose author was not careful
             plain = f"its text cannot be had ({type(error).__name__})"
-        quoted = '"{}"'.format(plain.replace('"', '\\"'))
-        is_quoted = is_field and (not plain or _QUOTED.search(plain))
-        argument = super().__new__(cls, quoted if is_quoted else plain)
-        argument.plain = plain
-        return argument
+    if name:
+        record.__dict__.setdefault(name, plain)
+    if not isinstance(plain, str):
+        return plain
+    is_quoted = name and (not plain or _QUOTED.search(plain))
+    return _Shown('"{}"'.format(plain.replace('"', '\\"')) if is_quoted else plain)
+
+
+class _Shown(str):
+    """A text that a log line shows as it is, by ``%r`` too."""
 
     __repr__ = str.__str__
