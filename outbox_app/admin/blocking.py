@@ -39,36 +39,29 @@ Row = tuple[Any, str, str, str, Any]
 
 
 def blocking(request: HttpRequest, status: OutboxStatus, found: list[Problem]) -> Table:
-    rows = _in_flight(request, status.in_flight)
-    effect = _("Deleted rows stay in the tables: batches take longer.")
-    for row in _transactions(request, status.snapshots, _("Held snapshot"), effect):
-        rows.setdefault(row[1], row)
-    return _table(_("What blocks"), [*_subjects(found), *rows.values()])
-
-
-def in_flight_table(request: HttpRequest, found: dict[str, LongTransactions]) -> Table:
-    return _table(_("In flight"), [*_in_flight(request, found).values()])
-
-
-def _in_flight(request: HttpRequest, found: dict[str, LongTransactions]) -> dict[str, Row]:
-    """Return the transactions, once each: MySQL does not say on which table."""
+    may_read = may_read_queries(request)
     rows: dict[str, Row] = {}
-    for table, open_ in found.items():
+    for table, open_ in status.in_flight.items():
         effect = (
             _("Its jobs leave when it commits; others do not wait.")
             if table == StagedJob._meta.db_table
             else _("Its events come when it commits; others do not wait.")
         )
         what = _("In flight on %(table)s") % {"table": table}
-        for row in _transactions(request, open_, what, effect):
+        # Once each: MySQL does not say on which table, so that each has the same ones.
+        for row in _transactions(open_, what, effect, may_read):
             rows.setdefault(row[1], row)
-    return rows
-
-
-def _table(caption: str, rows: list[Row]) -> Table:
+    effect = _("Deleted rows stay in the tables: batches take longer.")
+    for row in _transactions(status.snapshots, _("Held snapshot"), effect, may_read):
+        rows.setdefault(row[1], row)
     columns = {_("What"): "", _("Who"): WORDS, _("For"): SHORT, _("Query or error"): WORDS,
                _("What it does"): WORDS}  # fmt: skip
-    return Table(caption, [Group(columns, rows)], anchor="blocking", empty=_("Nothing."))
+    group = Group(columns, [*_subjects(found), *rows.values()])
+    return Table(_("What blocks"), [group], anchor="blocking", empty=_("Nothing."))
+
+
+def may_read_queries(request: HttpRequest) -> bool:
+    return request.user.has_perm("outbox_app.view_query_process")
 
 
 def _subjects(found: list[Problem]) -> Iterator[Row]:
@@ -82,10 +75,7 @@ def _subjects(found: list[Problem]) -> Iterator[Row]:
                 yield what, one_line(each.name, 100), age, masked_line(each.why, 200), effect
 
 
-def _transactions(
-    request: HttpRequest, found: LongTransactions, what: str, effect: str
-) -> Iterator[Row]:
-    may_read = request.user.has_perm("outbox_app.view_query_process")
+def _transactions(found: LongTransactions, what: str, effect: str, may_read: bool) -> Iterator[Row]:
     unseen = _("not permitted to see")
     for holder in found.transactions:
         age = unseen if holder.seconds is None else duration(holder.seconds)

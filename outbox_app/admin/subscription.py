@@ -6,6 +6,7 @@ The figures of a list come from one look at all of its rows (``subscriptions.lag
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -18,6 +19,7 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..aliases import log_alias
+from ..eventlog.long_transactions import LongTransaction
 from ..exceptions import OutboxError, ReplayRefused
 from ..models import Cursor, Event, ParkedStream, Subscription
 from ..subscriptions import control, lag
@@ -26,7 +28,7 @@ from ..subscriptions.start_point import parse_start_point
 from ..text import duration, one_line, shown
 from .actions import BulkAction, ConfirmedActionsAdmin, Reason, RequiredReason
 from .base import EscapedChangeList, address, column
-from .blocking import in_flight_table
+from .blocking import may_read_queries
 from .filters import column_filter
 from .masking import masked_line, masked_text
 from .tables import SHORT, WORDS, Group, Table, link
@@ -207,9 +209,8 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
         return row
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
-        in_flight = lag.in_flight(using=log_alias(Event))
-        cursors = self._cursors(context["original"].lag.cursors)
-        context["tables"] = [cursors, in_flight_table(request, in_flight)]
+        context["in_flight"] = _in_flight(request)
+        context["table"] = self._cursors(context["original"].lag.cursors)
         return super().render_change_form(request, context, *args, **kw)
 
     def _cursors(self, lags: list[lag.CursorLag]) -> Table:
@@ -318,3 +319,13 @@ def _measure(rows: list[Any]) -> None:
     for row in rows:
         # A name that is not shown as it is can only have been written by hand.
         row.lag = lags.get(row.name) or lag.SubscriptionLag(row.name)
+
+
+def _in_flight(request: HttpRequest) -> list[tuple[str, list[str], str]]:
+    may_read = may_read_queries(request)
+
+    def words(holder: LongTransaction) -> str:
+        return shown(holder if may_read else replace(holder, query=gettext("hidden")), 500)
+
+    found = lag.in_flight(using=log_alias(Event)).items()
+    return [(log, [words(each) for each in held.transactions], held.denied) for log, held in found]

@@ -15,10 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from outbox_app import NewEvent, publish_many
-from outbox_app.eventlog.long_transactions import LongTransaction, LongTransactions
 from outbox_app.eventlog.newevent import slice_of
 from outbox_app.models import Cursor, Event, Gap, ParkedStream, Subscription
-from outbox_app.subscriptions import control, lag
+from outbox_app.subscriptions import control
 from outbox_app.subscriptions.runner import Runner
 from outbox_app.subscriptions.subscriber import subscriber, subscriber_named
 
@@ -287,19 +286,6 @@ def test_a_subscription_is_shown_with_what_keeps_it(alias, shop, superuser):
     assert "shop failing" in over
     assert "1 subscription has stopped." in over
     assert "shop : ValueError" in over
-
-
-@pytest.mark.parametrize("may", [False, True])
-def test_transactions_in_flight_are_named(alias, shop, log_in, monkeypatch, may):
-    row = LongTransaction("17", False, "shop", 99.0, "active", "INSERT /* secret */")
-    open_ = {"outbox_event": LongTransactions([row], denied="the rest")}
-    monkeypatch.setattr(lag, "in_flight", lambda *, using: open_)
-    extra = ["view_query_process"] if may else []
-    client = log_in("staff", permissions=["view_subscription", *extra])
-    shown = text(client.get(page(shop[0])))
-    assert "In flight on outbox_event session 17, shop, active 1 min" in shown
-    assert "not permitted to see the rest" in shown
-    assert ("/* secret */" in shown) == may
 
 
 def test_a_subscription_without_a_process_is_a_problem(alias, shop, superuser):
