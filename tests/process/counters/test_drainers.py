@@ -115,8 +115,7 @@ def test_two_drainers_add_up(alias, stage, drainer):
 
 
 @pytest.mark.parametrize(
-    ("ago", "bucket"),
-    [({"seconds": 100}, "300"), ({"minutes": 10}, "900"), ({"hours": 9}, "+Inf")],
+    ("ago", "bucket"), [({"seconds": 100}, "300"), ({"minutes": 10}, "900"), ({"hours": 9}, "+Inf")]
 )
 def test_the_delay_counts_from_when_a_job_was_staged(alias, stage, drainer, ago, bucket):
     stage(3)
@@ -150,11 +149,9 @@ def test_the_delay_of_a_large_message_is_known_as_well(alias, note, drainer):
 
 def test_a_job_with_a_time_out_of_this_world_leaves_as_any_other(alias, stage, drainer):
     stage(2)
-    nonsense = {
-        "sqlite": "'nonsense'",
-        "postgresql": "'-infinity'",
-        "mysql": "'1000-01-01'",
-    }[connections[alias].vendor]
+    nonsense = {"sqlite": "'nonsense'", "postgresql": "'-infinity'", "mysql": "'1000-01-01'"}[
+        connections[alias].vendor
+    ]
     with connections[alias].cursor() as cursor:
         cursor.execute(f"UPDATE outbox_stagedjob SET staged_at = {nonsense}")
     drain = drainer()
