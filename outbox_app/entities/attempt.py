@@ -70,9 +70,9 @@ class Attempt:
         self.table = entity.versions._meta.db_table
         self.connection = connections[using]
         self.gifts = Gifts(using=using)
-        #: Those that are recorded, and how many of them are written.
+        #: Those that are recorded: written, and not yet.
         self.steps: list[Call] = []
-        self.written = 0
+        self.unwritten: list[Call] = []
         #: What is known of command ids: the hash of the request, its name, and the answer.
         self.answered: dict[str, tuple[str, str, Outcome]] = {}
         #: The command that ends the transaction, as an index may refuse what it changes.
@@ -86,11 +86,7 @@ class Attempt:
 
     @property
     def version(self) -> int:
-        return self.loaded + len(self.steps)
-
-    @property
-    def unwritten(self) -> list[Call]:
-        return self.steps[self.written :]
+        return self.loaded + len(self.steps) + len(self.unwritten)
 
     def run(self) -> list[Call]:
         """Answer the calls, as far as this transaction may; return the others.
@@ -293,7 +289,7 @@ class Attempt:
         call.rejected, call.version = rejection is not None, self.version + 1
         call.type = spec.event + REJECTED if rejection else spec.event
         call.response, call.state = text, self.text
-        self.steps.append(call)
+        self.unwritten.append(call)
         response = None if rejection else answer
         outcome = Outcome(response, call.version, rejection, replayed=False)
         self.answered[call.command_id] = call.hash, call.command, outcome
@@ -309,11 +305,12 @@ class Attempt:
             raise Moved from error
         write_versions(self.cursor, self.entity, self.unwritten)
         self.gifts.write()
-        self.written, self.existed = len(self.steps), self.text is not None
+        self.steps += self.unwritten
+        self.unwritten, self.existed = [], self.text is not None
 
     def _write_entity(self) -> None:
         steps = self.unwritten
-        count, at = len(steps), self.loaded + self.written
+        count, at = len(steps), self.loaded + len(self.steps)
         if self.locked or self.loaded:
             bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:
