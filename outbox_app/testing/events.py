@@ -73,14 +73,11 @@ def assert_published(
         AssertionError: There are more or fewer. The message lists what was published.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
-    events = published_events(log=log, using=using)
-    found = [
-        event
-        for event in events
-        if event.type == type and stream in (None, event.stream) and data in (None, event.data)
-    ]
+    events = published_events(type, stream, log=log, using=using)
+    found = [event for event in events if data in (None, event.data)]
     if len(found) != count:
-        lines = [f"  {e.type} {e.stream}@{e.version} {e.data!r}"[:200] for e in events[:LISTED]]
+        there = published_events(log=log, using=using)[:LISTED]
+        lines = [f"  {e.type} {e.stream}@{e.version} {e.data!r}"[:200] for e in there]
         listed = "\n".join(["Published:", *lines]) if lines else "Nothing was published."
         raise AssertionError(f"Expected {count} published of {type}; found {len(found)}.\n{listed}")
     return found
