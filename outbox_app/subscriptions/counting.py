@@ -54,10 +54,8 @@ class Count:
 def count_events(name: str, *, restart: bool = False, using: str | None = None) -> list[Count]:
     """Compare what a subscription has passed in each of its logs with what it handled.
 
-    Args:
-        name: The subscription.
-        restart: Begin anew with the moment of this count, which is what the next one starts from.
-        using: Database alias. Default: that of its logs.
+    With ``restart`` the next count starts from the moment of this one. ``using`` is by default the
+    alias of its logs.
 
     Raises:
         UnknownSubscription: There is none of this name.

@@ -129,8 +129,7 @@ class LogCursor:
 
 def reader_of(cursor: Cursor, *, using: str) -> LogReader:
     """Return a reader of the cursor's log, of the kind that its state belongs to."""
-    by_time = reads_by_time(cursor.state)
-    return LogReader(log_named(cursor.log), using=using, by_time=by_time)
+    return LogReader(log_named(cursor.log), using=using, by_time=reads_by_time(cursor.state))
 
 
 def begin(subscriber: Subscriber, reader: LogReader) -> None:

@@ -8,7 +8,6 @@ look every few seconds, and none where nothing is missing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from ..conf import outbox_settings
@@ -25,18 +24,11 @@ MAX_ROWS = 100
 
 
 class IdGaps:
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        part: int,
-        *,
-        using: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, subscriber: Subscriber, part: int, *, clock: Callable[[], float]) -> None:
         self.subscription = subscriber.name
         self.partitions = subscriber.partitions
+        self.using = subscriber.using
         self.part = part
-        self.using = using
         self.clock = clock
         #: When each run was seen first, by log.
         self._seen: dict[str, dict[tuple[int, int], float]] = {}

@@ -220,7 +220,10 @@ def _measure(
                 except DamagedCursor as error:
                     each.cursor.error = each.cursor.error or str(error)
                     continue
-                readable.append((each, (state, _filter(each.cursor, reads))))
+                asked = reads.get(each.cursor.subscription) or {}
+                parts, part = each.cursor.partitions, each.cursor.partition
+                only = EventFilter(asked.get("topics"), asked.get("types"), parts, part)
+                readable.append((each, (state, only)))
             found = count_unread(reader, [pair for _, pair in readable], bound=bound)
             ages = _ages(log, {each.first for each in found if each.first}, alias)
             for (each, _), measured in zip(readable, found, strict=True):
@@ -231,11 +234,6 @@ def _measure(
                 raise
             for each in group:  # a replica is away: that is no trouble of the others
                 each.cursor.error = each.cursor.error or f"{alias} cannot be read: {error!r}"
-
-
-def _filter(cursor: Cursor, reads: dict[str, Any]) -> EventFilter:
-    asked = reads.get(cursor.subscription) or {}
-    return EventFilter(asked.get("topics"), asked.get("types"), cursor.partitions, cursor.partition)
 
 
 def _ages(log: type[EventLog], positions: set[int], using: str) -> dict[int, float]:

@@ -74,7 +74,7 @@ class Partition:
         self.error = ""
         self.parking = Parking(subscriber, part, using=self.using)
         self.gaps = VersionGaps(subscriber, part, self.parking, clock=clock)
-        self._id_gaps = IdGaps(subscriber, part, using=self.using, clock=clock)
+        self._id_gaps = IdGaps(subscriber, part, clock=clock)
         #: Empty while it rests.
         self.cursors: list[LogCursor] = []
         #: That they were read on.
