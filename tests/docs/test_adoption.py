@@ -69,7 +69,7 @@ from outbox_app.jobs.staging import shadow
 from outbox_app.models import ShadowJob, ShadowNote, StagedJob
 client = Client(raise_request_exception=False)
 print([client.get(f"/{order}").status_code for order in (1, 0)])
-shadow._writer.flush(60)
+shadow.writer.drain(60)
 for model in (ShadowJob, ShadowNote):
     model.objects.update(at="2020-01-01T00:00:00Z")
 print("staged:", StagedJob.objects.count())
