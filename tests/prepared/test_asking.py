@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from outbox_app.exceptions import FencedOut
 from outbox_app.models import DatabaseNow, Fence, Incident, PreparedEvent
@@ -430,6 +430,21 @@ def test_a_sender_with_a_function_confirms_without_a_fence(
     confirm(make())
     assert fences() == ["committed"]
     assert len(in_log()) == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_a_function_is_called_in_no_transaction(alias: str, sender: str, make: Any) -> None:
+    inside = []
+
+    @check_back("order.*")
+    def answer(question: Any) -> Any:
+        inside.append(connections[sender].in_atomic_block)
+        return COMMITTED
+
+    event = make()
+    with suppress(FencedOut), transaction.atomic(using=sender):
+        confirm(event)
+    assert inside == [False]
 
 
 def test_the_senders_that_there_are(alias: str) -> None:
