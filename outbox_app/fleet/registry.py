@@ -93,7 +93,7 @@ def new_registry() -> Registry:
 
 
 class RegistryThread:
-    """A daemon thread that uses a registry, step by step, whatever fails, until it is stopped."""
+    """A daemon thread that uses a registry, step by step, through its errors, until stopped."""
 
     def __init__(self, name: str, registry: Callable[[], Registry] = new_registry) -> None:
         self.stop = StopFlag()

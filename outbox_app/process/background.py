@@ -1,9 +1,9 @@
-"""Calls that nobody waits for: threads make them, soon after.
+"""Calls without an answer: threads make them, soon after.
 
 A bounded queue of few threads, which are started when there is something to do, and end when there
 is nothing. Calls that wait are made as one. A child begins anew: its parent's calls are its
 parent's. The end of the process waits for what is left, for so long. What finds the queue full, or
-is killed, is lost: who sends it knows what makes up for that.
+is killed, is lost: who sends it knows what makes up for that. Calls catch their errors.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def _text(missing: MissingVersions) -> str:
 def give_up(gap: Gap, *, by: str, reason: str, using: str) -> bool:
     """Settle a gap and release its stream behind it, in the open transaction.
 
-    False: somebody else has changed one of them meanwhile.
+    False: another transaction has changed one of them.
     """
     # The stream first, then the gap: as its reader does, which may be filling it right now.
     parked = ParkedStream.objects.using(using).filter(

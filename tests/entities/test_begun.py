@@ -1,4 +1,4 @@
-"""Commands that may have been executed: nobody is told that nothing of them was written.
+"""Commands that may have been executed: no error says that nothing of them was written.
 
 A batch of three is committed, and broken off before its answers: its leader has ended. The others
 do what it left, one at a time.
