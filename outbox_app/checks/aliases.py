@@ -45,9 +45,10 @@ def is_migrated(model: type[Model], alias: str) -> bool:
     connection, table = connections[alias], model._meta.db_table
     if table not in connection.introspection.table_names():
         return False
-    with connection.cursor() as cursor:
-        columns = connection.introspection.get_table_description(cursor, table)
-    return {each.column for each in model._meta.concrete_fields} <= {each.name for each in columns}
+    with connection.cursor() as cursor:  # Django's description of a table locks all of SQLite
+        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0")
+        columns = {column[0] for column in cursor.description}
+    return {each.column for each in model._meta.concrete_fields} <= columns
 
 
 def is_checked(model: type[Model], databases: Sequence[str] | None) -> bool:

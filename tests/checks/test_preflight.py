@@ -12,8 +12,12 @@ from uuid import uuid4
 
 import pytest
 import redis
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
+from outbox_app.checks.aliases import is_migrated
 from outbox_app.checks.messages import page_of
+from outbox_app.models import Cursor
 from tests import forking
 from tests.faults.test_pgbouncer import pooler
 from tests.faults.tools import on
@@ -186,3 +190,13 @@ def test_silenced(alias, check, private_redis, server):
     server.config_set("maxmemory-policy", "allkeys-lru")
     outcome = check(alias, *FULL, alias, broker=private_redis.url, silenced=["outbox.E030"])
     assert (outcome.code, outcome.ids) == (0, [])
+
+
+@on("default")
+def test_no_check_waits_for_a_writer(alias):
+    """SQLite has one. Django finds out whether there is JSON in a transaction, which waits."""
+    connection = connections[alias]
+    vars(connection.features).pop("supports_json_field", None)
+    with CaptureQueriesContext(connection) as asked:
+        assert is_migrated(Cursor, alias)
+    assert {query["sql"].split()[0] for query in asked} == {"SELECT"}
