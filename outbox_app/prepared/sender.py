@@ -284,7 +284,8 @@ def _tell_keeper(events: Sequence[Prepared], state: str, to: str, using: str) ->
     told = keeper.decide({event.event_id: state for event in events})
     if lost := [answer.event_id for answer in told if answer.state == UNKNOWN]:
         # The keeper's database was restored.
-        keeper.prepare([event.request for event in events if event.event_id in lost])
+        requests = {event.event_id: event.request for event in events}
+        keeper.prepare([requests[id] for id in lost])
         told = [answer for answer in told if answer.event_id not in lost]
         told += keeper.decide(dict.fromkeys(lost, state))
     for answer in told:

@@ -127,6 +127,17 @@ def test_the_keeper_was_restored_to_before_the_prepare(
     assert (states(), len(in_log())) == (["confirmed"], 1)
 
 
+def test_one_that_the_keeper_has_lost_is_told_twice_at_once(
+    alias: str, make: Any, pay: Any, states: Any, in_log: Any
+) -> None:
+    """As where a call waits in the queue beside the same call."""
+    event = make()
+    pay(event)
+    PreparedEvent.objects.using(alias).all().delete()
+    confirm(event, event)
+    assert (states(), len(in_log())) == (["confirmed"], 1)
+
+
 def test_the_keeper_was_restored_to_before_the_confirm(
     alias: str, make: Any, pay: Any, states: Any, in_log: Any, ask: Any
 ) -> None:
