@@ -86,24 +86,28 @@ class Background:
             connections.close_all()
 
     def _make_calls(self) -> bool:
+        waiting = self.waiting  # it goes on with this one where a fork has its thread: a greenlet
         try:
-            taken = [self.waiting.get(timeout=IDLE)]
+            taken = [waiting.get(timeout=IDLE)]
         except queue.Empty:
             with self._lock:  # a call that comes after this finds one thread less
-                if self.waiting.empty():
+                if waiting.empty():
                     self.threads.discard(threading.current_thread())
                     return False
             return True
         count = len(taken[0][2])
         with suppress(queue.Empty):
             while count < self.together:
-                taken.append(self.waiting.get_nowait())
+                taken.append(waiting.get_nowait())
                 count += len(taken[-1][2])
         together: dict[tuple[Callable[..., None], tuple[Any, ...]], list[Any]] = {}
         for call, args, items in taken:
             together.setdefault((call, args), []).extend(items)
         for (call, args), all_items in together.items():
             call(all_items, *args)
+        for connection in connections.all(initialized_only=True):
+            if connection.errors_occurred:  # it may be dead, and is opened anew
+                connection.close()
         for _ in taken:
-            self.waiting.task_done()
+            waiting.task_done()
         return True

@@ -44,7 +44,7 @@ from outbox_app.prepared import (
 from outbox_app.prepared.local import LocalKeeper
 from outbox_app.process.background import Background
 from tests.faults.tools import on
-from tests.patience import patience
+from tests.patience import eventually, patience
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 
@@ -361,6 +361,24 @@ def test_a_fork_has_threads_of_its_own(stuck: Any) -> None:
     assert os.read(reading, 10) == b"sent"
     os.close(reading)
     assert one_way.calls.waiting.qsize() == 1
+
+
+def test_a_call_that_goes_on_in_a_fork() -> None:
+    """As one of a greenlet does, which the child has, too: the queue begins anew beside it."""
+    calls = Background("forked", threads=1, longest=3, together=100, at_exit=0)
+    going: list[threading.Thread] = []
+    failed: list[Any] = []
+
+    def fork(items: Any) -> None:
+        going.append(threading.current_thread())
+        calls._begin()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", failed.append)
+        calls.send(fork, [None])
+        eventually(lambda: going)
+        going[0].join(patience())
+    assert failed == []
 
 
 # Bad input
