@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from django.db import IntegrityError, connections, transaction
 from ..exceptions import FencedOut, NotAtomic
 from ..failpoints import failpoint
 from ..models import Fence
-from ..models.clock import database_time
 from ..models.upsert import insert_if_missing
 from ..process.lock_wait import atomic_with_lock_wait, is_conflict
 from ..transactions import is_atomic, is_in_test, own_connection
@@ -104,12 +103,14 @@ def outcomes(
         missing = [id for id in asked if id not in answers]
         # In no order: transactions that stay open may use up the time of the same few only.
         for id in random.sample(missing, len(missing)):
+            if time.monotonic() >= until:
+                break
             own = own_answer(asked[id])
             if own == IN_PROGRESS:
                 answers[id] = IN_PROGRESS
             elif not own and mark is not None and asked[id].prepared_at < mark + CLOCKS:
                 answers[id] = TOO_OLD
-            elif time.monotonic() < until:
+            else:
                 _insert(id, own or ROLLED_BACK, keeper, using=using)
         # What is there now stays; what is not there waits for its transaction.
         if missing:
@@ -146,25 +147,13 @@ def _insert(id: UUID, outcome: str, keeper: str, *, using: str) -> None:
             raise
 
 
-def pruned(
-    days: int, *, using: str, batch_size: int = 1000, dry_run: bool = False
-) -> Iterator[tuple[int, datetime]]:
-    """Remove old fences; yield how many, by batch, and before when. See ``retention.prune``.
+def mark_pruned(before: datetime, *, using: str) -> None:
+    """Answer 'too_old' about what was prepared before a time: call it before fences are removed.
 
-    The mark comes first and never goes back: a run that is interrupted refuses more questions than
-    it has to, and no fewer.
+    The mark never goes back: a run that is interrupted refuses more questions than it has to, and
+    no fewer.
     """
     fences = Fence.objects.using(using)
-    now = database_time(fences.all())
-    if now is None:
-        return
-    before = now - timedelta(days=days)
-    old = fences.exclude(pk=Fence.MARK).filter(written_at__lt=before).order_by("written_at")
-    if dry_run:
-        yield old.count(), before
-        return
     mark = Fence(event_id=Fence.MARK, outcome=Fence.Outcome.PRUNED, written_at=before)
     fences.bulk_create([mark], ignore_conflicts=True)
     fences.filter(pk=Fence.MARK, written_at__lt=before).update(written_at=before)
-    while ids := list(old.values_list("pk", flat=True)[:batch_size]):
-        yield fences.filter(pk__in=ids)._raw_delete(using), before

@@ -24,8 +24,10 @@ from outbox_app.prepared import (
     keeper,
     questions,
 )
+from outbox_app.prepared import fences as fences_module
 from outbox_app.prepared.asking import CheckBack, SenderWorker
 from outbox_app.prepared.local import LocalSender
+from outbox_app.prepared.questions import Question
 from outbox_app.prepared.request import NewPrepared, checked
 from tests.patience import eventually, patience
 
@@ -430,6 +432,26 @@ def test_a_sender_with_a_function_confirms_without_a_fence(
     confirm(make())
     assert fences() == ["committed"]
     assert len(in_log()) == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_functions_that_take_long(alias: str, sender: str, make: Any, monkeypatch: Any) -> None:
+    """When the time of an answer is over no other function is called: it would answer nothing."""
+    monkeypatch.setattr(fences_module, "ANSWER_SECONDS", 0.2)
+    asked = []
+
+    @check_back("order.*")
+    def answer(question: Any) -> Any:
+        asked.append(question)
+        time.sleep(0.3)
+        return COMMITTED
+
+    events = [make(f"order-{n}") for n in range(3)]
+    found = LocalSender(f"alias:{sender}").check(
+        [Question(each.event_id, each.prepared_at, "", "order.paid") for each in events]
+    )
+    assert len(asked) <= 1
+    assert list(found.values()).count(IN_PROGRESS) >= 2
 
 
 @pytest.mark.usefixtures("own")
