@@ -22,7 +22,7 @@ from ..conf import MAX_DAYS, outbox_settings
 from ..exceptions import InvalidArgument
 from ..models import Fence, InboxEntry, Incident, PreparedEvent, Statistic, TaskResult
 from ..models.clock import database_time
-from ..prepared import fences
+from ..prepared.fences import mark_pruned
 from ..process.counters import pruned
 from ..process.foreground import throttled
 from ..process.preflight import require_alias, require_migrated
@@ -129,10 +129,12 @@ def prune(
     if kept.model is TaskResult:
         rows = rows.settled()
     batches: Batches = ()
-    if kept.model is Fence:
-        batches = fences.pruned(age, using=using, batch_size=batch_size, dry_run=dry_run)
-    elif now := database_time(rows):
+    if now := database_time(rows):
         before = now - timedelta(**{kept.unit: age})
+        if kept.model is Fence:
+            rows = rows.exclude(pk=Fence.MARK)
+            if not dry_run:
+                mark_pruned(before, using=using)
         if kept.model is Statistic:
             counts = pruned(before, using=using, batch_size=batch_size, dry_run=dry_run)
             batches = ((count, before) for count in counts)

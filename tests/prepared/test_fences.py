@@ -17,8 +17,9 @@ from django.utils import timezone
 from outbox_app.exceptions import FencedOut, NotAtomic
 from outbox_app.models import Fence
 from outbox_app.prepared import fence, fences
-from outbox_app.prepared.fences import outcomes, pruned
+from outbox_app.prepared.fences import outcomes
 from outbox_app.prepared.questions import Question
+from outbox_app.retention.prune import prune
 from tests.faults.tools import on
 from tests.patience import eventually
 
@@ -177,8 +178,7 @@ def old(event: Any, days: int) -> None:
     assert Fence.objects.using(event.using).filter(pk=event.event_id).update(written_at=at)
 
 
-def prune_fences(*, using: str, older_than: int) -> int:
-    return sum(count for count, _ in pruned(older_than, using=using))
+prune_fences = partial(prune, "fences")
 
 
 def test_a_fence_that_was_removed_is_not_answered_for(
@@ -210,15 +210,15 @@ def test_the_mark_is_there_when_pruning_is_interrupted(
         old(event, 40)
     delete, left = QuerySet._raw_delete, [None]
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **options: Any) -> Any:
         if not left:
             raise KeyboardInterrupt
         left.pop()
-        return delete(*args)
+        return delete(*args, **options)
 
     monkeypatch.setattr(QuerySet, "_raw_delete", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(pruned(30, using=sender, batch_size=2))
+        prune_fences(using=sender, older_than=30, batch_size=2)
     monkeypatch.undo()
     asked = [Question(event.event_id, timezone.now() - 40 * DAY) for event in events]
     assert sorted(outcomes(asked, using=sender).values()) == ["committed"] * 3 + ["too_old"] * 2
