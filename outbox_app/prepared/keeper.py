@@ -240,12 +240,10 @@ def _contradiction(row: Any, wanted: str, by: str, using: str) -> Answer:
         f"The prepared event {row.event_id} of {row.sender!r} ({row.type}) is {row.state}, by "
         f"{row.decided_by}; {by} says {wanted}. Nothing was changed."
     )
-    Incident.objects.using(using).get_or_create(  # one for each event
-        kind=Incident.Kind.CONTRADICTION,
-        first_id=row.pk,
-        last_id=row.pk,
-        defaults={"detail": detail},
-    )
+    incidents = Incident.objects.using(using)
+    key = {"kind": Incident.Kind.CONTRADICTION, "first_id": row.pk, "last_id": row.pk}
+    if not incidents.filter(**key).exists():  # two calls at once write two
+        incidents.create(**key, detail=detail)
     logger.error(
         "Contradiction event_id=%s state=%s told=%s by=%s", row.event_id, row.state, wanted, by
     )

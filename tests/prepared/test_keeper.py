@@ -101,6 +101,19 @@ def test_decide(
     assert row is None or (row.next_check_at, row.decided_by) == (None, "call")
 
 
+def test_a_contradiction_that_two_calls_have_recorded(alias: str) -> None:
+    """At once, as nothing keeps them from it: what comes later is told the same."""
+    given = request()
+    move(alias, given, "cancelled")
+    row = PreparedEvent.objects.using(alias).get()
+    for _ in range(2):
+        Incident.objects.using(alias).create(
+            kind=Incident.Kind.CONTRADICTION, first_id=row.pk, last_id=row.pk
+        )
+    assert [a.state for a in decide(alias, (given.event_id, "confirmed"))] == ["contradiction"]
+    assert Incident.objects.using(alias).count() == 2
+
+
 def test_a_prepare_that_comes_after_its_cancel_is_dead(alias: str, in_log: Any) -> None:
     given = request()
     decide(alias, (given.event_id, "cancelled"))
