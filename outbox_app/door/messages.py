@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
-from django.utils.timezone import is_naive, make_aware
-
+from ..aliases import outbox_alias
 from ..exceptions import OutboxError
+from ..models.clock import aware
 from ..process.tracing import TRACE
 from ..text import storable
 
@@ -98,8 +98,8 @@ def event_id(value: Any) -> UUID:
 
 
 def zoned(at: datetime) -> str:
-    """Return a time with its zone, also where USE_TZ is off."""
-    return (make_aware(at) if is_naive(at) else at).isoformat()
+    """Return a time of a keeper's table with its zone, also where USE_TZ is off."""
+    return aware(at, using=outbox_alias()).isoformat()
 
 
 def cloudevent(row: Any, *, source: str) -> dict[str, Any]:
