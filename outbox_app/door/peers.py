@@ -146,7 +146,7 @@ def may_execute(peer: Peer, command: str) -> bool:
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return isinstance(patterns, list | tuple) and any(fnmatchcase(name, p) for p in patterns)
 
 
 def peer_faults(name: Any, given: Any) -> list[str]:

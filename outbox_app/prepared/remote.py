@@ -110,7 +110,7 @@ class HttpKeeper:
                 Question(UUID(e["id"]), stored(moment(e["prepared_at"])), e["stream"], e["type"])
                 for e in found
             ]
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise self._odd("has answered something else") from error
 
     def _said(

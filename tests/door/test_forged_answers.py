@@ -315,7 +315,13 @@ def test_a_keeper_that_says_something_else(
 
 
 @pytest.mark.parametrize(
-    "said", [{}, {"id": 5}, {"id": str(ID), "prepared_at": "now", "stream": "", "type": ""}]
+    "said",
+    [
+        {},
+        {"id": 5},
+        {"id": str(ID), "prepared_at": "now", "stream": "", "type": ""},
+        {"id": str(ID), "prepared_at": "0001-01-01T00:00:00+14:00", "stream": "", "type": ""},
+    ],
 )
 def test_open_events_that_are_none(
     alias: str, sender: str, peers: dict[str, Any], server: Any, said: Any

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -55,7 +55,7 @@ from outbox_app.prepared.remote import HttpKeeper, HttpSender
 from outbox_app.prepared.request import time_ordered_id
 from tests import tasks
 from tests.faults.tools import on
-from tests.patience import eventually
+from tests.patience import eventually, patience
 from tests.servers.proxy import Proxy
 
 pytestmark = [
@@ -153,9 +153,10 @@ def test_what_was_not_granted(alias: str, sender: str, served: Any) -> None:
         prepare_many(new, using=sender, to="shop")
     with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
         prepare("a", "order.paid", topic="other", using=sender, to="shop")
-    served(types=[])
-    with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
-        prepare("a", "order.paid", using=sender, to="shop")
+    for types in ([], "order.*"):  # a text is no list of patterns, of which one were "*"
+        served(types=types)
+        with pytest.raises(InvalidPrepared, match="may not be prepared by this service"):
+            prepare("a", "order.paid", using=sender, to="shop")
     assert PreparedEvent.objects.using(alias).count() == 1
 
 
@@ -306,6 +307,17 @@ def test_without_time_zones(
     assert states() == ["cancelled", "confirmed"]
     _, said = call(peer_named("shop", "keeper"), "GET", f"prepared/{gone.event_id}")
     assert all(timezone.is_aware(moment(said[name])) for name in ("prepared_at", "decide_by"))
+
+
+@one
+def test_a_time_of_sqlite_without_time_zones(alias: str, sender: str, settings: Any) -> None:
+    """Its clock is UTC, also in a project that is elsewhere."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    event = prepare("a", "order.paid", using=sender, to="shop", decide_by=60)
+    _, said = call(peer_named("shop", "keeper"), "GET", f"prepared/{event.event_id}")
+    for name, seconds in (("prepared_at", 0), ("decide_by", 60)):
+        late = datetime.now(UTC) - moment(said[name]) + timedelta(seconds=seconds)
+        assert timedelta(seconds=-1) < late < timedelta(seconds=patience())
 
 
 def test_a_keeper_is_not_told_of_fences_of_another(alias: str, sender: str) -> None:
