@@ -71,8 +71,8 @@ def cancel(
     """
     using = using or outbox_alias()
     in_transaction = is_atomic(using)
+    found = _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):
-        found = _of_task(task_id, ordering_key, using)
         taken = _taken(StagedJob.objects.using(using), found)
         leave_out((job.pk for job in taken), using=using)
         ready = TaskResult.objects.using(using).filter(status=TaskResult.Status.READY)
@@ -111,9 +111,8 @@ def reschedule(
         raise InvalidJob(f"eta {eta.isoformat()} has no time zone. Make it aware.")
     check_eta(eta)
     ahead = (eta - datetime.now(UTC)).total_seconds()
-    changed = 0
+    changed, jobs = 0, _of_task(task_id, ordering_key, using)
     with transaction.atomic(using=using):
-        jobs = _of_task(task_id, ordering_key, using)
         for job in jobs:
             rows = StagedJob.objects.using(using).filter(pk=job.pk, is_immediate=None)
             held = rows.filter(available_at__gt=DatabaseNow())
@@ -167,6 +166,8 @@ def _run(
     # By time too: the database may have lost rows, and given their ids to others.
     rows = StagedJob.objects.using(jobs.db).filter(staged_at__lte=asked)
 
+    # ``act`` reads before its transaction: in there MariaDB may refuse to change what others have
+    # deleted since it was read (1020).
     def act_on(ids: list[int]) -> int:
         return act(rows, rows.filter(pk__in=ids).order_by("id"))
 
@@ -194,11 +195,8 @@ def ids_of_task(task_id: str, *, using: str, ordering_key: str = "") -> list[int
     found: set[int] = set()
     for app in apps_with_rows(using=using):
         of_shard = rows.filter(app=app, shard=shard)
-        for part, column in (
-            (of_shard.filter(available_at=None), "id"),
-            (of_shard.filter(available_at__isnull=False), "available_at"),
-        ):
-            found |= _named(part, task_id, column)
+        found |= _named(of_shard.ready(), task_id, "id")
+        found |= _named(of_shard.held(), task_id, "available_at")
     newest, _ = counting.newest(rows)
     found |= set(newest.filter(task_id=task_id).order_by().values_list("id", flat=True)[:FEW])
     return sorted(found)
@@ -213,14 +211,15 @@ def _named(part: QuerySet[StagedJob], task_id: str, column: str) -> set[int]:
 
 
 def _cancel(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
+    found = list(jobs.only("pk"))
     with transaction.atomic(using=rows.db):
-        return len(_taken(rows, jobs.only("pk")))
+        return len(_taken(rows, found))
 
 
 def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
-    released = 0
+    released, found = 0, list(jobs)
     with transaction.atomic(using=rows.db):
-        for job in jobs:
+        for job in found:
             # Not job.save(): a row that is gone by now stays gone.
             held = rows.filter(pk=job.pk, available_at__isnull=False)
             released += held.update(available_at=None, envelope=_with_eta(job.envelope, None))
@@ -229,8 +228,9 @@ def _release(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob]) -> int:
 
 
 def _move_to_dead(rows: QuerySet[StagedJob], jobs: QuerySet[StagedJob], *, reason: str) -> int:
+    found = list(jobs)
     with transaction.atomic(using=rows.db):
-        dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, jobs)]
+        dead = [job.as_dead(error=MOVED, reason=reason) for job in _taken(rows, found)]
         DeadJob.objects.using(rows.db).bulk_create(dead)
     for each in dead:
         job_dead.send_robust(DeadJob, using=rows.db, dead=each)

@@ -7,12 +7,17 @@ deadlocks with them (1213).
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
+from django.utils import timezone
 
-from outbox_app.models import StagedJob
+from outbox_app.jobs import staged
+from outbox_app.jobs.drain import incidents
+from outbox_app.models import DatabaseNow, StagedJob
 from tests import tasks
 from tests.patience import patience
 
@@ -115,3 +120,65 @@ def test_rows_are_deleted_without_a_look_at_others(alias, make_app):
         assert StagedJob.objects.using(alias).count() == 2
         StagedJob.objects.using(alias).all().delete()
     connections[alias].close()
+
+
+def decide(what, **options):
+    def on_all(rows, app, last):
+        decided = getattr(staged, what)
+        found = decided(rows.all(), until=last.pk, asked=DatabaseNow(), **options)
+        return found.error or found.done
+
+    return on_all
+
+
+def bury(rows, app, last):
+    row = SimpleNamespace(id=last.pk, task_id=last.task_id)
+    return incidents.move_to_dead(row, ValueError("x"), using=rows.db)
+
+
+def cancel(rows, app, last):
+    return staged.cancel(last.task_id, using=rows.db, app=app)
+
+
+def reschedule(rows, app, last):
+    return staged.reschedule(last.task_id, eta=timezone.now() + timedelta(hours=9), using=rows.db)
+
+
+@on("mariadb")
+@pytest.mark.parametrize(
+    ("decision", "outcome"),
+    [
+        pytest.param(decide("cancel_for"), 2, id="cancel_for"),
+        pytest.param(decide("release_for"), 2, id="release_for"),
+        pytest.param(decide("move_to_dead_for", reason="x"), 2, id="move_to_dead_for"),
+        pytest.param(bury, None, id="bury"),
+        pytest.param(cancel, False, id="cancel"),
+        pytest.param(reschedule, False, id="reschedule"),
+    ],
+)
+def test_a_job_leaves_while_it_is_decided_on(alias, isolation, make_app, decision, outcome):
+    """A transaction that had read it would be refused (1020), with all the other jobs."""
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        for n in range(3):
+            note.apply_async(("", n), countdown=10_000)
+    rows = StagedJob.objects.using(alias)
+    last = rows.latest("id")
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SET SESSION innodb_snapshot_isolation = 1")  # the default since 11.6
+
+    def leave():
+        rows.filter(pk=last.pk)._raw_delete(alias)
+        connections[alias].close()
+
+    def before_others(execute, sql, *args):
+        if sql.startswith(("DELETE", "UPDATE")) and not drainer.ident:
+            drainer.start()
+            drainer.join()
+        return execute(sql, *args)
+
+    drainer = threading.Thread(target=leave)
+    with connections[alias].execute_wrapper(before_others):
+        assert decision(rows, app, last) == outcome
+    assert drainer.ident

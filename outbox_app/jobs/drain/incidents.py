@@ -28,10 +28,10 @@ from .batch import Row, delete, release
 
 def move_to_dead(row: Row, error: BaseException, *, using: str) -> DeadJob | None:
     """Move a row to the dead table, unless another process has moved or published it."""
+    # By its task id as well: see ``batch.delete``.
+    staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
+    found = staged.first()  # before the transaction: see ``staged._run``
     with transaction.atomic(using=using):
-        # By its task id as well: see ``batch.delete``.
-        staged = StagedJob.objects.using(using).filter(pk=row.id, task_id=row.task_id)
-        found = staged.first()
         # The one step that is conditional: of two drainers that hold the row, one deletes it.
         if found is None or not staged._raw_delete(using):
             return None
