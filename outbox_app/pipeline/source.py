@@ -89,7 +89,7 @@ class Reader(DataSourceReader):
         options = self.options
         if options.read == "events":
             # An empty list would be taken for a partition that is None.
-            return planned(options).parts or [Part()]
+            return planned(options).parts or [Part(lowest=int(options.lowest or 0))]
         if options.read == "inbox":
             return [Part(conditions=["1 = 1"])]
         with closing(connect(options)) as database:
@@ -160,8 +160,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         first, last = self._belongs(start, end)
-        if first == last:
-            return [Part()]
         parts = self._planner().parts(first, last, self.options.partitions)
         return [Part(conditions=each) for each in parts] or [Part()]
 
