@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..exceptions import Unreachable
+from ..exceptions import InvalidSchema, Unreachable
 from .options import EVENTS, Options
 from .schema import COLUMNS, SCHEMA, SCHEMAS, kind_of, kinds
 
@@ -150,34 +150,39 @@ def batches_of(
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, zone: str = "UTC") -> pa.RecordBatch:
-    """Return a batch in exactly these types; times without a zone are in ``zone``."""
-    columns = [
-        _converted(batch.column(n), field.type, zone, is_uuid=field.name == "message_id")
-        for n, field in enumerate(schema)
-    ]
+    """Return a batch in exactly these types; times without a zone are in ``zone``.
+
+    Raises ``InvalidSchema`` where a value is not of the type of its column.
+    """
+    columns = [_converted(batch.column(n), field, zone) for n, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _converted(column: Any, kind: pa.DataType, zone: str, *, is_uuid: bool) -> Any:
+def _converted(column: Any, field: pa.Field, zone: str) -> Any:
+    kind = field.type
     is_number = pa.types.is_decimal(kind) and pa.types.is_integer(column.type)
     if is_number or (pa.types.is_binary(column.type) and not pa.types.is_binary(kind)):
-        column = column.cast(pa.string())
-    if is_uuid and len(column) and len(column[0].as_py() or "") == 32:
+        column = _cast(column, field.with_type(pa.string()))
+    if field.name == "message_id" and len(column) and len(column[0].as_py() or "") == 32:
         cuts = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
         pieces = [pc.utf8_slice_codeunits(column, a, b) for a, b in cuts]
         column = pc.binary_join_element_wise(*pieces, "-")
     if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        column = _cast(column, pa.timestamp("us"))
+        column = _cast(column, field.with_type(pa.timestamp("us")))
         if zone != "UTC":  # an hour that was there twice is ambiguous
             column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="earliest")
-    return column if column.type == kind else _cast(column, kind)
+    return column if column.type == kind else _cast(column, field)
 
 
-def _cast(column: Any, kind: pa.DataType) -> Any:
+def _cast(column: Any, field: pa.Field) -> Any:
     try:
-        return column.cast(kind)
-    except pa.ArrowInvalid:
-        if not pa.types.is_temporal(kind):
-            raise
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        if not pa.types.is_temporal(field.type):
+            raise InvalidSchema(
+                f"Column {field.name} has a value that is no {field.type}: {error}. Correct it, or "
+                "give the column a type that holds it."
+            ) from error
         # MySQL keeps dates that there are not, 0000-00-00 among them. Django reads them as None.
-        return pc.if_else(pc.match_substring_regex(column, "^0000-|-00"), None, column).cast(kind)
+        there = pc.if_else(pc.match_substring_regex(column, "^0000-|-00"), None, column)
+        return there.cast(field.type)

@@ -8,6 +8,7 @@ environment; where nothing is said, libpq and MySQL's option files find it as al
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -144,8 +145,8 @@ class Options:
     @property
     def only(self) -> EventFilter:
         return EventFilter(
-            self.topics.split(",") if self.topics else None,
-            self.types.split(",") if self.types else None,
+            re.split(", *", self.topics) if self.topics else None,
+            re.split(", *", self.types) if self.types else None,
         )
 
     @property

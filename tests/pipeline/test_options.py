@@ -13,8 +13,11 @@ from django.db import connections
 
 from outbox_app.eventlog.filter import EventFilter
 from outbox_app.exceptions import InvalidOption, Unreachable
+from outbox_app.models import Event
+from outbox_app.pipeline import archive_reader
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.driver import pipeline as driver
+from outbox_app.pipeline.driver.pipeline import Pipeline
 from outbox_app.pipeline.options import Options
 from tests.faults.tools import on
 
@@ -103,6 +106,14 @@ def test_files_of_sqlite():
 def test_topics_and_types():
     assert options().only == EventFilter()
     assert options(topics="eu,us", types="order.*").only == EventFilter(["eu", "us"], ["order.*"])
+    spaced = options(topics="eu , us", types="order.*,  user")  # what ends with one may be a name
+    assert spaced.only == EventFilter(["eu ", "us"], ["order.*", "user"])
+
+
+def test_no_archive_is_none(monkeypatch):
+    monkeypatch.setattr(archive_reader, "frame", lambda session, options, schema: options)
+    run = Pipeline(None, options(), Event, "default")
+    assert [run.read(archive=none).archive for none in ("", None)] == ["", ""]
 
 
 def test_secrets(tmp_path, monkeypatch):
@@ -134,7 +145,8 @@ def test_a_relative_archive_is_that_of_the_driver(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("vendor", ["postgresql", "mysql"])
 @pytest.mark.parametrize(
-    ("host", "port"), [("db.example", "5432"), ("::1", "5432"), ("::1", ""), ("a,b", "1,2")]
+    ("host", "port"),
+    [("db.example", "5432"), ("::1", "5432"), ("::1", ""), ("a,b", "1,2"), ("::1,::2", "1,2")],
 )
 def test_hosts_are_those_of_django(monkeypatch, vendor, host, port):
     """Also an IPv6 address, and several hosts with a port each."""

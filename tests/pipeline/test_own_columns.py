@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from pyarrow import parquet
 
 from outbox_app import publish
-from outbox_app.exceptions import ArchiveRefused
+from outbox_app.exceptions import ArchiveRefused, InvalidSchema
 from outbox_app.pipeline.archive_reader import file_batches, planned, read
 from outbox_app.pipeline.database import connect
 from outbox_app.pipeline.schema import arrow_types
@@ -131,6 +131,22 @@ def test_no_number_is_archived_as_it_is(alias, new_log, run, tmp_path):
     run(f"UPDATE {TABLE} SET {share} = 'NaN' WHERE version = 1")
     assert archive(alias, tmp_path, log=Visit) == 2
     assert [repr(row["share"]) for row in archived(tmp_path)] == ["nan", "None"]
+
+
+@on("postgres", "mariadb")
+def test_a_value_that_its_type_in_the_archive_cannot_hold_is_named(alias, new_log, run, tmp_path):
+    cases = {
+        "postgresql": [("numeric(10,2)", "'NaN'")],
+        "mysql": [("bigint unsigned", "18446744073709551615"), ("tinyint(1)", "2")],
+    }
+    publish_visits(alias, 1)
+    for n, (declared, value) in enumerate(cases[connections[alias].vendor]):
+        odd = run.add(f"odd{n}", declared)
+        run(f"UPDATE {TABLE} SET {odd} = {value}")
+        with pytest.raises(InvalidSchema, match=rf"Column odd{n} has a value that is no \w+.*: "):
+            archive(alias, tmp_path, log=Visit)
+        run(f"UPDATE {TABLE} SET {odd} = NULL")
+    assert archive(alias, tmp_path, log=Visit) == 1
 
 
 @pytest.mark.timeout(300)

@@ -21,6 +21,7 @@ from ...conf import outbox_settings
 from ...eventlog.registry import log_named
 from ...exceptions import InvalidOption, PipelineError
 from ...models import Event, EventLog
+from ...process.preflight import require_alias
 from ..options import Options
 from ..session import is_local, is_running, reason, spark_session
 
@@ -52,7 +53,7 @@ class Pipeline:
         """
         from ..archive_reader import frame, read
 
-        archive = str(given.pop("archive", ""))
+        archive = str(given.pop("archive", None) or "")
         options = Options.of({**self.options.texts(), **given})
         if archive:
             return read(self.session, log=options, archive=archive, schema=schema)
@@ -90,6 +91,7 @@ def pipeline(
     """
     model = log_named(log or Event._meta.db_table)
     alias = using or log_alias(model)
+    require_alias(alias)
     given = {"password_file": password_file, "password_env": password_env}
     borrowed = is_running()
     # Only processes that are started from now on inherit this one's environment.
@@ -159,11 +161,10 @@ def database_url(using: str) -> str:
         return f"sqlite:////{quote(os.path.abspath(name).lstrip('/'))}"
     extra = {"postgresql": _postgres, "mysql": _mysql}[vendor](dict(given.get("OPTIONS") or {}))
     host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
-    if host.startswith("/"):  # a folder of sockets, or a socket
-        extra["host" if vendor == "postgresql" else "unix_socket"] = host
+    if "/" in host or ":" in host:  # a folder of sockets, or a socket; IPv6
+        is_socket = vendor == "mysql" and host.startswith("/")
+        extra["unix_socket" if is_socket else "host"] = host
         host = ""
-    elif ":" in host:
-        host = f"[{host}]"
     if "," in port:  # of several hosts
         extra["port"] = port
         port = ""
