@@ -152,8 +152,7 @@ class Archiver:
         """See that all files are there, and that no commit is missing whose rows were pruned."""
         for file in archive.verify():
             first = pc.min(archive.read(file).column("id")).as_py()
-            log = database.quoted(self.options.log)
-            if not database.run(f"SELECT 1 FROM {log} WHERE id = {first}", []):
+            if not database.has(first):
                 raise ArchiveRefused(
                     f"The archive {self.store.folder} is damaged: no commit names {file.name}, and "
                     f"the log has no position {first}, which is in it. Put _delta_log back from a "

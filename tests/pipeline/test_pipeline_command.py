@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import ProgrammingError, connections, transaction
 from pyarrow import parquet
 
 from outbox_app import publish
@@ -183,6 +183,31 @@ def test_a_connection_that_is_lost_is_no_finding(
         call("audit")
     assert lost.value.returncode == 2
     assert "\n" not in str(lost.value)
+
+
+@on("default")
+def test_a_database_that_there_is_not_is_refused(alias: str) -> None:
+    with pytest.raises(CommandError, match=r"'nowhere': no such alias\. Known: default") as refused:
+        call_command("outbox_pipeline", "audit", "--database", "nowhere")
+    assert refused.value.returncode == 2
+
+
+@on("default")
+def test_gaps_that_cannot_be_written_are_no_finding(
+    alias: str, call: Call, events: list[Event]
+) -> None:
+    def refuse(execute: Any, sql: str, *others: Any) -> Any:
+        if "outbox_gap" in sql:
+            raise ProgrammingError("permission denied for table outbox_gap")
+        return execute(sql, *others)
+
+    says = "ProgrammingError: permission denied"
+    with (
+        connections[alias].execute_wrapper(refuse),
+        pytest.raises(CommandError, match=says) as refused,
+    ):
+        call("audit")
+    assert refused.value.returncode == 2
 
 
 @on("default", "postgres", "mariadb")

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import django.db
 from django.core.management.base import CommandError, CommandParser
 
 from ...aliases import inbox_alias
-from ...exceptions import InvalidArgument
+from ...exceptions import InvalidArgument, PipelineError
 from ...pipeline.driver.pipeline import Pipeline, pipeline
 from ...pipeline.driver.rebuild import log_of, rebuild_on_spark
+from ...pipeline.session import reason
 from ...process.waiting import StopFlag
 from ..teaching import TeachingCommand
 
@@ -93,19 +95,16 @@ class Command(TeachingCommand):
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
+        names = ("log", "master", "password_file", "password_env")
+        given = {name: options[name] for name in names}
         try:
-            with pipeline(
-                log=options["log"],
-                using=options["database"],
-                master=options["master"],
-                conf=conf,
-                password_file=options["password_file"],
-                password_env=options["password_env"],
-            ) as run:
+            with pipeline(**given, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
         except KeyboardInterrupt:
             text = "Interrupted. Nothing is lost: run it again."
             raise CommandError(text, returncode=130) from None
+        except django.db.Error as error:  # 1 would say that there are defects
+            raise PipelineError(reason(error)) from error
 
     def _archive(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...pipeline.archiver import MAX_ROWS, Archiver
@@ -131,14 +130,8 @@ class Command(TeachingCommand):
             raise CommandError(f"The audit has found {found}.", returncode=1)
 
     def _rebuild(self, run: Pipeline, options: dict[str, Any]) -> None:
-        rebuild_on_spark(
-            run.session,
-            run.options,
-            options["name"],
-            archive=options["archive"] or None,
-            compare_only=options["compare_only"],
-            write=self.write,
-        )
+        given = {name: options[name] for name in ("archive", "compare_only")}
+        rebuild_on_spark(run.session, run.options, options["name"], **given, write=self.write)
 
     def _statistics(self, run: Pipeline, options: dict[str, Any]) -> None:
         from ...pipeline.driver.run import run_statistics

@@ -126,8 +126,7 @@ def _audited(run: Pipeline, *, archive: str, pruned: bool) -> Audit | None:
             accepted=accepted_gaps(run.log, using=run.using),
         )
         heads.unpersist()
-        lowest_read = plan.lowest if plan else 0
-        if table and lowest_read and not result.sound and not database.has(lowest_read):
+        if plan and table and plan.lowest and not result.sound and not database.has(plan.lowest):
             table.refresh()
             if table.end != start:
                 return None
