@@ -23,6 +23,7 @@ from ..exceptions import ReplayRefused
 from ..models import Cursor, DatabaseNow, EventLog, Gap, ParkedStream
 from .control import alias_of, locked, reads_of
 from .cursors import reader_of
+from .handling import decided
 from .start_point import autocommit_connection
 
 #: Streams, or decisions, that one statement looks for.
@@ -126,14 +127,13 @@ class _Part:
     def note(self) -> None:
         """Have counting begin here, in the open transaction."""
         cursors = Cursor.objects.using(self.using).filter(pk=self.cursor.pk)
-        failed = self.cursor.failed_event or {}
         counted = {
             "at": cursors.annotate(now=DatabaseNow()).values_list("now")[0][0].isoformat(),
             "state": self.cursor.state,
             "position": self.cursor.position,
             "handled": self.cursor.handled,
             "parked": self._missed,
-            "skip": failed.get("skip") and failed["position"],  # decided, and not yet passed
+            "skips": [each["position"] for each in decided(self.cursor.failed_event)],
             "reads": self.reads,
         }
         cursors.update(counted=counted)
@@ -154,7 +154,7 @@ class _Part:
         """Return a condition for each skip since the note: events, or versions that came later."""
         at = datetime.fromisoformat(self.old["at"])
         rows = Gap.objects.using(self.using).select_for_update().filter(
-            Q(settled_at__gte=at) | Q(kind=Gap.Kind.EVENT, first=self.old["skip"] or 0),
+            Q(settled_at__gte=at) | Q(kind=Gap.Kind.EVENT, first__in=self.old.get("skips", [])),
             state=Gap.State.SKIPPED,
             subscription=self.cursor.subscription,
             log=self.cursor.log,

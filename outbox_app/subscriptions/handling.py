@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Any, NamedTuple
 
@@ -102,3 +102,16 @@ def narrowed(failed: Attempt, attempt: Callable[[int], Attempt]) -> Attempt:
             break
         left = size if tried.error else left - tried.rows  # none of them may be wanted
     return tried
+
+
+def decided(failed: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield which events a person has decided to skip, of a cursor's ``failed_event``."""
+    while failed:
+        if failed.get("skip"):
+            yield failed
+        failed = failed.get("behind")
+
+
+def joined(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first of these events as a ``failed_event``, which has the others behind it."""
+    return {**events[0], "behind": joined(events[1:])} if events else None

@@ -60,7 +60,8 @@ class CursorLag:
             "behind": self.behind and self.behind.rows,
             "seconds_behind": round(self.seconds, 3),
             "error": cursor.error,
-            "failed_event": failed and {k: v for k, v in failed.items() if k != "traceback"},
+            "failed_event": failed
+            and {k: v for k, v in failed.items() if k not in ("traceback", "behind")},
         }
 
 

@@ -39,7 +39,7 @@ from .cursors import (
     fail,
     is_stopped,
 )
-from .handling import Attempt, call_handler, narrowed
+from .handling import Attempt, call_handler, decided, joined, narrowed
 from .id_gaps import IdGaps
 from .parking import Parking
 from .subscriber import Subscriber
@@ -192,8 +192,10 @@ class Partition:
             return tried.more
         cursor.failures = failures  # the halves that succeeded do not shorten the back-off
         if tried.rows:
-            alone = tried.events[0] if tried.rows == 1 and tried.events else None
-            cursor.failed_event = alone and evidence(alone, tried.error)
+            alone = tried.events[:1] if tried.rows == 1 else []
+            found = [evidence(event, tried.error) for event in alone]
+            # What a person has decided of others outlasts it.
+            cursor.failed_event = joined([*found, *decided(cursor.failed_event)])
         self._fail(cursor, tried.error, handled=len(tried.events))
         return False
 
@@ -209,12 +211,11 @@ class Partition:
         except Exception as error:  # refused; or a row that was edited by hand
             return Attempt(error=error)
         events, kept = self.gaps.wanted(checked.events), None
-        failed = at.cursor.failed_event
-        if failed and failed.get("skip"):  # a person has decided so
-            others = [event for event in events if event.id != failed["position"]]
-            if page.more and len(others) == len(events):
-                kept = failed  # it is behind this page: others committed late
-            events = others
+        if skips := {each["position"]: each for each in decided(at.cursor.failed_event)}:
+            if page.more:  # those that are behind this page: others committed late
+                here = {event.id for event in events}
+                kept = joined([each for place, each in skips.items() if place not in here])
+            events = [event for event in events if event.id not in skips]
         seen = read if self.gaps.active else events
         if not seen and (not page.more or (shared and page.rows)) and not self._is_stale(at, page):
             if shared and page.rows:

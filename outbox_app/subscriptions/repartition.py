@@ -23,6 +23,7 @@ from ..exceptions import ReadRefused
 from ..failpoints import failpoint
 from ..models import Cursor, ParkedStream, Subscription
 from .cursors import PartitionsDiffer, is_stopped
+from .handling import decided, joined
 from .subscriber import Subscriber
 
 
@@ -117,8 +118,7 @@ def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
     one that waits for a person wait, too.
     """
     cursors = Cursor.objects.using(old[0]._state.db)
-    failed = [each.failed_event for each in old if each.failed_event]
-    by_part = {slice_of(each["stream"]) % len(places): each for each in failed if "skip" in each}
+    skips = [event for each in old for event in decided(each.failed_event)]
     stopped = [each for each in old if is_stopped(each)]
     shared = gcd(len(old), len(places))  # partitions that differ by a multiple have common streams
     cursors.filter(pk__in=[cursor.pk for cursor in old]).delete()
@@ -131,7 +131,7 @@ def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
             state=state,
             position=position,
             handled=0 if n else sum(cursor.handled for cursor in old),
-            failed_event=by_part.get(n),
+            failed_event=joined([e for e in skips if slice_of(e["stream"]) % len(places) == n]),
             error=next((each.error for each in stopped if (n - each.partition) % shared == 0), ""),
         )
         for n, (state, position) in enumerate(places)

@@ -177,10 +177,11 @@ class VersionGaps:
             if missing:  # of what was missing it may have been a part
                 gaps.filter(last__gte=missing.first).update(last=missing.first - 1)
             gaps.settle(Gap.State.FILLED)
-            versions = {parked.stream: events[-1].version}
-            record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
         else:
             gaps.settle(Gap.State.CLOSED, reason="Nothing is there that waits for it.")
+        # Where nothing is there, the last one may have been skipped by a person.
+        versions = {parked.stream: events[-1].version if events else parked.version - 1}
+        record_versions(self.subscriber.name, parked.log, state, versions, using=self.using)
         self._due.pop((parked.log, parked.stream), None)
         if missing:
             self._hold(parked.log, missing)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from io import StringIO
-from threading import Event as Signalled
-from threading import Thread
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
 
 from outbox_app import subscriber
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, Event, Gap, InboxEntry, ParkedStream
 from outbox_app.subscriptions.handling import Attempt, narrowed
 from outbox_app.subscriptions.skips import discard_stream, skip_event
-from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -296,59 +292,3 @@ def test_a_stream_of_a_log_that_is_read_no_more_cannot_be_discarded(alias, shop)
     ParkedStream.objects.using(alias).create(**lost, stream="s", version=1, position=1)
     with pytest.raises(GapNotSkippable, match="No cursor of 'shop' reads outbox_event"):
         discard_stream("shop", "s", by="ann", reason="why", using=alias)
-
-
-def test_a_skip_outlasts_a_stream_that_is_released(alias, published, run, shop):
-    """The stream is handled first, and moves the cursor."""
-    shop("s1")
-    parked = {"subscription": "shop", "partition": 0, "log": "outbox_event", "error": "no"}
-    ParkedStream.objects.using(alias).create(**parked, stream="s0", version=1, position=1)
-    published("s0", "s1", "s2")
-    run("shop")
-    run("shop")
-    skip_event("shop", ids(alias)[1], by="ann", reason="why", using=alias)
-    ParkedStream.objects.using(alias).update(released=True)
-    assert run("shop") == 2
-    assert effects(alias) == ["s0@1", "s2@1"]
-    assert Cursor.objects.using(alias).get().failed_event is None
-
-
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
-def test_a_skip_outlasts_an_event_that_commits_late(alias, published, run, settings):
-    settings.OUTBOX = {**settings.OUTBOX, "DATABASE": alias}
-    seen = []
-
-    @subscriber("shop")
-    def handle(events):
-        seen.extend(event.stream for event in events)
-        if "bad" in seen:
-            raise ValueError
-
-    inserted, skipped = Signalled(), Signalled()
-
-    def commit_late():
-        with transaction.atomic(using=alias):
-            published("late")
-            inserted.set()
-            assert skipped.wait(patience(30))
-        connections[alias].close()
-
-    published("first")
-    run("shop")
-    thread = Thread(target=commit_late)
-    thread.start()
-    try:
-        assert inserted.wait(patience(30))
-        published("bad", "next")
-        run("shop")
-        run("shop")
-        cursor = Cursor.objects.using(alias).get()
-        skip_event("shop", cursor.failed_event["position"], by="ann", reason="y", using=alias)
-    finally:
-        skipped.set()
-        thread.join()
-    seen.clear()
-    run("shop")
-    assert seen == ["late", "next"]
-    cursor.refresh_from_db()
-    assert (cursor.failures, cursor.failed_event) == (0, None)
