@@ -325,7 +325,9 @@ def record_skip(*, by: str, using: str, **columns: Any) -> Gap:
 def locked(name: str, using: str) -> Iterator[tuple[Subscription, list[Cursor]]]:
     """Lock the rows of a subscription: the order of locks is that of ``subscriptions.cursors``."""
     rows = Subscription.objects.using(using)
-    with _refusing_locked(name), atomic_with_lock_wait(LOCK_SECONDS, using=using):
+    # A snapshot from before the locks would not show what the page that is waited for has parked.
+    opened = atomic_with_lock_wait(LOCK_SECONDS, using=using, read_committed=True)
+    with _refusing_locked(name), opened:
         # Called only where there is no row yet.
         partitions = {"partitions": lambda: subscriber_named(name).partitions}
         rows.get_or_create(name=name, defaults=partitions)

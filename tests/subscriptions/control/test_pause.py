@@ -136,7 +136,7 @@ def test_one_that_the_code_has_no_more_can_be_paused(alias):
     assert Subscription.objects.using(alias).get().paused
 
 
-@on("postgres")
+@on("postgres", "mariadb")
 def test_a_page_that_does_not_end_is_not_waited_for_for_ever(
     alias, published, running, monkeypatch
 ):

@@ -1,0 +1,76 @@
+"""What a person does while a page is being handled, at each isolation level of the alias."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections
+
+from outbox_app import subscriber
+from outbox_app.models import ParkedStream
+from outbox_app.subscriptions import control
+from tests.faults.tools import on
+from tests.patience import patience
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("new_log")]
+
+
+@pytest.fixture
+def repeatable_read(alias, monkeypatch):
+    """Connections of the alias that are opened from now on are at REPEATABLE READ."""
+    level = "repeatable read"
+    if alias == "postgres":
+        from psycopg import IsolationLevel
+
+        level = IsolationLevel.REPEATABLE_READ
+    monkeypatch.setitem(connections.settings[alias]["OPTIONS"], "isolation_level", level)
+
+
+@on("postgres", "mariadb")
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_stream_that_is_parked_while_a_reset_waits_comes_again(
+    alias, published, run, request, level
+):
+    """The reset has looked before that page was committed, and goes on after it."""
+    seen, poison, errors = [], {"bad"}, []
+    locks = threading.Event()
+
+    def note(execute, sql, params, many, context):
+        if "outbox_cursor" in sql and "FOR UPDATE" in sql:
+            locks.set()
+        return execute(sql, params, many, context)
+
+    def reset():
+        try:
+            with connections[alias].execute_wrapper(note):
+                control.reset("shop", using=alias)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=reset)
+
+    @subscriber("shop", on_error="park")
+    def handle(events):
+        streams = [event.stream for event in events]
+        if poison.intersection(streams):
+            raise ValueError
+        if poison and streams == ["last"]:  # event by event: "bad" is parked by now
+            thread.start()
+            assert locks.wait(patience())
+            poison.clear()
+        seen.extend(streams)
+
+    published("bad", "last")
+    run("shop")
+    run("shop")
+    if level == "repeatable read":
+        request.getfixturevalue("repeatable_read")
+    run("shop")
+    thread.join(patience())
+    assert not errors
+    run("shop")
+    assert not ParkedStream.objects.using(alias).exists()
+    assert seen == ["last", "bad", "last"]
