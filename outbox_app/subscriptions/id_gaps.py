@@ -25,9 +25,7 @@ MAX_ROWS = 100
 
 class IdGaps:
     def __init__(self, subscriber: Subscriber, part: int, *, clock: Callable[[], float]) -> None:
-        self.subscription = subscriber.name
-        self.partitions = subscriber.partitions
-        self.using = subscriber.using
+        self.subscriber = subscriber
         self.part = part
         self.clock = clock
         #: When each run was seen first, by log.
@@ -39,7 +37,7 @@ class IdGaps:
         """Take its own of the open gaps; partition 0 also those of partitions that are no more."""
         self._open = {}
         for row in rows:
-            if self.part == (row.partition if row.partition < self.partitions else 0):
+            if self.part == (row.partition if row.partition < self.subscriber.partitions else 0):
                 self._open.setdefault(row.log, []).append(row)
 
     def look(self, reader: LogReader, state: WindowState) -> None:
@@ -74,13 +72,13 @@ class IdGaps:
     def _record(self, log: str, first: int, last: int) -> Gap:
         key = {
             "kind": Gap.Kind.ID,
-            "subscription": self.subscription,
+            "subscription": self.subscriber.name,
             "partition": self.part,
             "log": log,
             "stream": "",
             "first": first,
         }
-        return Gap.objects.using(self.using).record_missing(key, last=last)
+        return Gap.objects.using(self.subscriber.using).record_missing(key, last=last)
 
     def _settle(self, reader: LogReader, gap: Gap) -> None:
         """Write down what the log says of the positions."""
@@ -90,4 +88,4 @@ class IdGaps:
         state = Gap.State.CLOSED
         if found:
             state = Gap.State.TOMBSTONE if found == {TOMBSTONE} else Gap.State.FILLED
-        Gap.objects.using(self.using).filter(pk=gap.pk).settle(state)
+        Gap.objects.using(self.subscriber.using).filter(pk=gap.pk).settle(state)

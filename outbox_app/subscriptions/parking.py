@@ -72,10 +72,8 @@ class Parking:
                 if connections[self.using].vendor == "postgresql":
                     # Deferred constraints now, while it is known whose event it is.
                     connections[self.using].check_constraints()
-        except (LeaseLost, *DATABASE_UNAVAILABLE):
-            raise  # not the event's fault
-        except TransactionEnded:
-            raise  # there is nothing any more that parking could be committed with
+        except (LeaseLost, TransactionEnded, *DATABASE_UNAVAILABLE):
+            raise  # not the event's fault; or nothing is left to commit parking with
         except Exception as error:
             self._park_failed(event, error)
             return False

@@ -46,11 +46,8 @@ def run(
 
     By default all that are declared run, with the intervals and page sizes of the settings. Where
     they are on several aliases, ``using`` chooses one. What ``beside`` returns, given that alias
-    and ``once``, is open meanwhile.
-
-    Returns:
-        An exit code: 0; 1 where a process died, or with ``once`` a subscription has stopped or
-        cannot run.
+    and ``once``, is open meanwhile. Returns an exit code: 0; 1 where a process died, or with
+    ``once`` a subscription has stopped or cannot run.
     """
     require_at_least(
         batch_size=(batch_size, 1), processes=(processes, 1), interval=(interval, 0.01)
