@@ -112,8 +112,7 @@ class Entity(EntityRow):
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        using = using or log_alias(cls.versions)
-        outcome = await aask(cls, asked, timeout=timeout, using=using)
+        outcome = await aask(cls, asked, timeout=timeout, using=using or log_alias(cls.versions))
         return raised(outcome) if raise_rejected else outcome
 
     @classmethod

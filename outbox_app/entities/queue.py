@@ -33,7 +33,7 @@ from ..text import get_logger
 from . import counting
 from .execution import answer, in_callers_transaction, scope_of
 from .passing import NotPassedOn, leader_of, pass_on
-from .request import Call, Command, Outcome
+from .request import Call, Command, Outcome, deadline_after
 
 logger = get_logger("outbox_app.entities")
 
@@ -43,8 +43,6 @@ BATCH_SIZE = 4 * 1024 * 1024
 MAX_WAITING = 50_000
 #: Seconds for which an idle thread of the pool waits for more, and for batches at the end.
 IDLE = 10.0
-#: Seconds for which a call may wait.
-MAX_TIMEOUT = 1_000_000
 #: Why a call is refused.
 ENDING = "This process is about to end."
 
@@ -160,7 +158,7 @@ class Queues:
             redone = (Exception, Outcome, type(None))
             left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
-                call.begun = True
+                call.begun, call.answer = True, None
             raise
         finally:
             self.of_thread.leads = False
@@ -326,7 +324,7 @@ in_one_thread = False
 @async_unsafe("In a coroutine, await aexecute() instead of execute(): it would stop the loop.")
 def ask(entity: Any, asked: Command, *, timeout: float | None, using: str) -> Outcome:
     """Answer a command. This and ``aask`` decide where it goes: to this process, or its leader."""
-    call = Call(asked, _deadline(entity, timeout))
+    call = Call(asked, deadline_after(timeout, entity.timeout))
     if _belongs_here(entity, using):
         answer(entity, [call], using=using)
         counting.write_if_due(using)
@@ -347,7 +345,7 @@ async def aask(entity: Any, asked: Command, *, timeout: float | None, using: str
     if here:
         # The session belongs to the thread that Django's own synchronous code runs in.
         return await sync_to_async(ask)(entity, asked, timeout=timeout, using=using)
-    call = Call(asked, _deadline(entity, timeout))
+    call = Call(asked, deadline_after(timeout, entity.timeout))
     if leader := leader_of(call, entity, using=using):
         with suppress(NotPassedOn):
             return await queues.aask(call, Key(entity, using, leader=leader))
@@ -366,7 +364,7 @@ def ask_many(
 ) -> list[Any]:
     """Answer commands in batches of their own, entity by entity, by ``Outcome`` or an error."""
     inside = in_callers_transaction(entity, using=using)
-    deadline = _deadline(entity, timeout)
+    deadline = deadline_after(timeout, entity.timeout)
     calls: list[Call | InvalidCommand] = []
     lines: dict[str, Line] = {}
     for each in commands:
@@ -380,7 +378,7 @@ def ask_many(
         line.waiting[call] = None
     for _, line in sorted(lines.items()):
         while line.waiting:
-            batch, deadline = line.take(), _deadline(entity, timeout)
+            batch, deadline = line.take(), deadline_after(timeout, entity.timeout)
             for call in batch:
                 call.deadline = deadline  # each transaction has its own
             began = time.time_ns()
@@ -390,10 +388,3 @@ def ask_many(
                 counting.trace_batch(entity, [*set(batch).difference(left)], began)
     counting.write_if_due(using)
     return [each.answer if isinstance(each, Call) else each for each in calls]
-
-
-def _deadline(entity: Any, timeout: float | None) -> float:
-    seconds = entity.timeout if timeout is None else timeout
-    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_TIMEOUT:
-        raise InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
-    return time.monotonic() + seconds

@@ -23,17 +23,15 @@ from .views import KEY, PROBLEMS
 REFUSED = (400, 401, 404, 413, 415, 422)
 
 
-def execute(
-    service: Service, peer: Peer, type: str, request: Call, timeout: float | None
-) -> Outcome:
+def execute(service: Service, peer: Peer, type: str, request: Call) -> Outcome:
     """Return the answer of one of the servers of a service."""
     path = f"{type.lower()}/{request.id}/{request.command}"
-    odd = "\n" in path or {"", ".", ".."} & set(path.split("/"))
+    odd = {"", ".", ".."} & set(path.split("/")) or "\n" in path or "/" in type + request.command
     if odd or not KEY.fullmatch(request.command_id):
         raise errors.InvalidCommand(
-            "Over HTTP an id has no line break, and no part that is empty, '.' or '..'; a command "
-            "id is 1 to 174 visible ASCII characters without a comma. Got "
-            f"{request.id!r}, {request.command_id!r}."
+            "Over HTTP a type and a command have no slash; an id has no line break, and no part "
+            "that is empty, '.' or '..'; a command id is 1 to 174 visible ASCII characters without "
+            f"a comma. Got {path!r}, {request.command_id!r}."
         )
     headers = {"Idempotency-Key": request.command_id}
     if request.expected is not None:
@@ -46,7 +44,7 @@ def execute(
             "POST",
             f"entities/{escape_uri_path(path)}",
             request.arguments,
-            seconds=min(timeout or service.deadline, service.deadline),
+            seconds=min(max(request.seconds_left, 0.001), service.deadline),
             headers=headers,
             most=LIMITS["bytes"],
         )

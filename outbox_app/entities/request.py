@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 #: Errors of a call for which no version with its command id may have been looked for.
 UNSURE = (errors.CommandTimeout, errors.EntityContended, errors.Overloaded, InternalError, *LOST)
+#: Seconds for which a call may wait.
+MAX_TIMEOUT = 1_000_000
 _sorted = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
 
@@ -73,6 +75,14 @@ def raised(outcome: Outcome) -> Outcome:
     if outcome.rejected:
         raise Rejected(outcome.rejected.text, code=outcome.rejected.code)
     return outcome
+
+
+def deadline_after(timeout: float | None, default: float) -> float:
+    """Return when a caller gives up. Raises ``InvalidCommand`` for what is no time-out."""
+    seconds = default if timeout is None else timeout
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_TIMEOUT:
+        raise errors.InvalidCommand(f"timeout must be above 0, at most {MAX_TIMEOUT}: {seconds!r}.")
+    return time.monotonic() + seconds
 
 
 class Call:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
@@ -83,14 +84,12 @@ def execute(
 
 
 def _granted(peer: Peer, type: str, command: str) -> Any:
-    try:
+    with suppress(errors.InvalidArgument):
         entity = entity_named(type)
         known = type == entity._meta.label_lower and command in spec_of(entity).commands
-    except errors.InvalidArgument:
-        known = False
-    if not known or not peers.may_execute(peer, f"{type}.{command}"):
-        raise MessageRefused(404, "There is no such command for this caller.")
-    return entity
+        if known and peers.may_execute(peer, f"{type}.{command}"):
+            return entity
+    raise MessageRefused(404, "There is no such command for this caller.")
 
 
 def _expected(request: HttpRequest) -> Any:

@@ -175,14 +175,14 @@ class Service:
             PeerError: The service is not registered as a keeper, or could not be reached.
         """
         from ..entities.remote import execute
-        from ..entities.request import Call, Command, raised
+        from ..entities.request import Call, Command, deadline_after, raised
 
         asked = Command(
             id, command, arguments, command_id=command_id, expected_version=expected_version
         )
-        request = Call(asked)
+        request = Call(asked, deadline_after(timeout, self.deadline))
         peer = peer_named(self.name, Peer.Direction.KEEPER)
-        outcome = execute(self, peer, type, request, timeout)
+        outcome = execute(self, peer, type, request)
         return raised(outcome) if raise_rejected else outcome
 
     async def aexecute(self, *args: Any, **options: Any) -> Outcome:

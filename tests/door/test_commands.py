@@ -375,6 +375,7 @@ def test_what_a_service_refuses(alias: str, account: None, shop: Any) -> None:
         (InvalidCommand, "a/../b", "withdraw", {"amount": 1}, {}),
         (InvalidCommand, "a\nb", "withdraw", {"amount": 1}, {}),
         (InvalidCommand, "a//b", "withdraw", {"amount": 1}, {}),
+        (InvalidCommand, "a", "b/withdraw", {"amount": 1}, {}),
         (EntityError, "a", "fail", {}, {}),
     ]
     for error, id, command, arguments, options in asked:
@@ -385,6 +386,16 @@ def test_what_a_service_refuses(alias: str, account: None, shop: Any) -> None:
     with pytest.raises(InvalidPeer):
         service("bank").execute(TYPE, "a", "withdraw", command_id="k-9")
     assert len(versions()) == 2
+
+
+@one
+@pytest.mark.parametrize("timeout", [0, -1, 2_000_000, float("nan"), "1", True])
+def test_a_timeout_is_a_number_above_zero(
+    alias: str, account: None, shop: Any, timeout: Any
+) -> None:
+    with pytest.raises(InvalidCommand, match="timeout must be above 0"):
+        shop.execute(TYPE, "a", "withdraw", {"amount": 1}, command_id="k-1", timeout=timeout)
+    assert len(versions()) == 1
 
 
 @one

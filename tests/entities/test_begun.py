@@ -81,7 +81,7 @@ def test_an_entity_that_was_edited_by_hand(account, withdraw, alias):
     with connections[alias].cursor() as cursor:
         cursor.execute("UPDATE account SET version = 7 WHERE id = 'a'")
     asked = [Command("a", "withdraw", {"amount": 1}, command_id=id) for id in "xy"]
-    calls = [queue.Call(each, queue._deadline(Account, 60)) for each in asked]
+    calls = [queue.Call(each, queue.deadline_after(60, 60)) for each in asked]
     for call in calls:
         call.begun = True
     queue.answer(Account, calls, using=alias)

@@ -10,8 +10,7 @@ from django.db import connections
 
 from outbox_app.entities import Command
 from outbox_app.entities.attempt import Attempt
-from outbox_app.entities.queue import _deadline
-from outbox_app.entities.request import Call
+from outbox_app.entities.request import Call, deadline_after
 from tests.entities.models import Account, AccountVersion
 from tests.faults.tools import on
 
@@ -92,7 +91,7 @@ class Explainer:
 def test_each_statement_is_an_index_lookup(alias, statistics, count, locked):
     names = [f"c{ROWS - count // 2 + number}" for number in range(1, count + 1)]
     asked = [Command("a", "withdraw", {"amount": 0}, command_id=name) for name in names]
-    calls = [Call(each, _deadline(Account, None)) for each in asked]
+    calls = [Call(each, deadline_after(None, Account.timeout)) for each in asked]
     explainer = Explainer()
     with connections[alias].execute_wrapper(explainer):
         Attempt(Account, calls, using=alias, locked=locked, wait=None).run()
