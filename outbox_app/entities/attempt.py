@@ -309,16 +309,15 @@ class Attempt:
         self.unwritten, self.existed = [], self.text is not None
 
     def _write_entity(self) -> None:
-        steps = self.unwritten
-        count, at = len(steps), self.loaded + len(self.steps)
+        count, at = len(self.unwritten), self.loaded + len(self.steps)
         if self.locked or self.loaded:
             bumped: Any = add_versions(self.cursor, self.table, self.id, count, at=at)
         else:
             bumped = bump_versions(self.table, {self.id: count}, {self.id: 0}, using=self.using)
         if not bumped:
-            raise Moved
+            raise self._damaged() if self.locked else Moved
         given: dict[str, Any] = {}
-        if not all(step.rejected for step in steps):
+        if not all(step.rejected for step in self.unwritten):
             own = self.types.fields if self.types.derives_columns or not self.existed else ()
             given = {"state": self.text, "changed_at": self.now}
             given |= {name: self.values[name] for name in own}

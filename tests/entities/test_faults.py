@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -14,7 +15,13 @@ from django.utils import translation
 
 from outbox_app.entities import Command, queue
 from outbox_app.entities.declaration import spec_of
-from outbox_app.exceptions import EntityContended, InvalidCommand, Overloaded, UnknownEntity
+from outbox_app.exceptions import (
+    DamagedEntity,
+    EntityContended,
+    InvalidCommand,
+    Overloaded,
+    UnknownEntity,
+)
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
 from outbox_app.signals import events_published
@@ -104,7 +111,7 @@ def test_a_short_time_of_the_oldest_ends_no_other(alias, account, fresh):
         lock = pool.submit(blocked)
         assert there.wait(60)
         calls = [
-            queue.Call(each, queue._deadline(Account, seconds))
+            queue.Call(each, queue.deadline_after(seconds, 60))
             for each, seconds in zip(asked, (0.01, 60, 60), strict=True)
         ]
         left = queue.answer(Account, calls, using=alias)
@@ -187,6 +194,30 @@ def test_a_receiver_may_execute_a_command_of_another_entity(alias, account, rece
     commands = [Command("a", "withdraw", {"amount": 1}, command_id=f"c{n}") for n in range(3)]
     assert [o.version for o in Account.execute_many(commands, using=alias)] == [2, 3, 4]
     assert Account.objects.using(alias).get(pk="b").state["balance"] == 3
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_receiver_that_executes_a_command_of_the_same_entity_comes_to_an_end(
+    alias, account, receive, ask, rows, inside
+):
+    """The batch has another command to write, and finds the entity ahead of it each time."""
+    given = []
+
+    def follow(events, **kwargs):
+        given.extend(event.command for event in events)
+        assert len(given) < 100
+        if given[-1] == "withdraw":
+            ask("date", command_id=f"after-{len(given)}")
+
+    receive(follow)
+    commands = [
+        Command("a", "withdraw", {"amount": 1}, command_id="x"),
+        Command("a", "look_around", {"using": alias}, command_id="y"),
+    ]
+    with transaction.atomic(using=alias) if inside else nullcontext():
+        answers = Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {DamagedEntity}
+    assert len(rows()) == 1
 
 
 def test_a_coroutine_below_a_transaction_of_synchronous_code_belongs_to_it(alias, account, rows):
