@@ -37,7 +37,7 @@ from . import counting
 from .attempt import Attempt, Moved
 from .declaration import spec_of
 from .handling import named, running
-from .request import Call
+from .request import Call, Outcome
 
 #: How often commands are tried while others are ahead.
 ATTEMPTS = 10
@@ -95,7 +95,10 @@ def answer(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]:
     except Exception as error:
         if len(calls) == 1 or _blames_none(error, calls, using):
             for call in calls:
-                call.answer = call.told(error if len(calls) == 1 else _own(error))
+                own = error if len(calls) == 1 else _own(error)
+                # One with a new answer was looked for, and is refused while it is written.
+                new = isinstance(call.answer, Outcome) and not call.answer.replayed
+                call.answer = own if new else call.told(own)
             return ()
         # What the database, or a receiver, refuses of one command is not the others' failure.
         half = len(calls) // 2
@@ -169,18 +172,17 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
             is_lost = isinstance(error, LOST)
             if is_conflict(error):
                 pass
-            elif recorded is None:
-                if not is_lost:
-                    raise
+            elif recorded is None and is_lost:
                 if not _is_alive(using):
                     connections[using].close()
                 if attempts > 1:  # a connection that was stale is opened anew once
                     raise
-            elif is_lost or not sqlstate(error):  # it may be committed: no server has refused it
+            elif recorded is not None and (is_lost or not sqlstate(error)):
+                # No server has refused it: it may be committed.
                 connections[using].close()
                 _raise_what_ends_the_thread(error, outer)
                 for call in recorded:
-                    call.begun = True
+                    call.begun, call.answer = True, None
             else:
                 raise
         time.sleep(random.uniform(0, PAUSE))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import InternalError, OperationalError, connections, transaction
 from django.utils import translation
 
 from outbox_app.door import client
@@ -22,7 +22,8 @@ from outbox_app.exceptions import (
 )
 from outbox_app.fleet import topology
 from outbox_app.process import counters
-from tests.entities.models import Account
+from outbox_app.signals import events_published
+from tests.entities.models import Account, AccountVersion
 from tests.patience import SECONDS, eventually
 from tests.process.counters.planted import totals
 
@@ -151,6 +152,24 @@ def test_an_entity_that_was_edited_by_hand(requests: list[Any], ask: Any, alias:
     with pytest.raises(DamagedEntity):
         ask("enlist", {"item": None})
     assert len(requests) == 1
+
+
+@pytest.mark.parametrize("error", [OperationalError, InternalError])
+def test_what_is_refused_while_it_is_written_is_told(
+    requests: list[Any], ask: Any, rows: Any, error: type[Exception]
+) -> None:
+    """By a trigger, say. It was looked for before that: to ask again would be refused again."""
+
+    def refuse(**kwargs: Any) -> None:
+        raise error("not on Sundays")
+
+    events_published.connect(refuse, sender=AccountVersion)
+    try:
+        with pytest.raises(error, match="not on Sundays"):
+            ask("withdraw", {"amount": 1})
+    finally:
+        events_published.disconnect(refuse, sender=AccountVersion)
+    assert (len(requests), len(rows())) == (1, 1)
 
 
 def test_what_is_counted(requests: list[Any], ask: Any, alias: str, monkeypatch: Any) -> None:
