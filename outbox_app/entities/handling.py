@@ -7,7 +7,6 @@ batch is written, and dropped with a command that fails or is rejected.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -36,7 +35,8 @@ class Gifts:
     """What handlers gave beside their answers, in their order; refuses their statements."""
 
     def __init__(self, *, using: str) -> None:
-        self.using, self.connection = using, connections[using]
+        self.using = using
+        self.connection: Any = connections[using]
         self.jobs = StagedBatch()
         self.events: list[tuple[type[EventLog], CheckedEvent]] = []
         #: The command that runs, and whether it may query the alias.
@@ -44,25 +44,32 @@ class Gifts:
 
     @contextmanager
     def of(self, call: Call, spec: CommandSpec) -> Iterator[None]:
-        """Take what a command gives; its callbacks run in its caller's context, each for itself.
-
-        Where the block raises, all of it is dropped.
-        """
+        """Take what a command gives if the block raises nothing; its callbacks in its context."""
         self.command, self.may_query = spec.full_name, spec.atomic
         jobs = {alias: len(waiting) for alias, waiting in self.jobs.waiting.items()}
-        events, begin = len(self.events), len(self.connection.run_on_commit)
+        events, begin = len(self.events), object()
+        # No place in the list: what leaves right after the commit is put before all others.
+        self.connection.run_on_commit.append((set(), begin, True))
         try:
             yield
         except BaseException:
             for alias, waiting in self.jobs.waiting.items():
                 del waiting[jobs.get(alias, 0) :]
             del self.events[events:]
-            del self.connection.run_on_commit[begin:]
+            self._hooks_since(begin)
             raise
         finally:
             self.may_query = False
-        hooks: list[Any] = self.connection.run_on_commit
-        hooks[begin:] = [(sids, named(hook, call.run), True) for sids, hook, _ in hooks[begin:]]
+        own = [(sids, named(hook, call.run), True) for sids, hook, _ in self._hooks_since(begin)]
+        self.connection.run_on_commit += own
+
+    def _hooks_since(self, begin: object) -> list[Any]:
+        """Take the callbacks that were added, off the list."""
+        hooks = self.connection.run_on_commit
+        taken: list[Any] = []
+        while hooks and (hook := hooks.pop())[1] is not begin:
+            taken.insert(0, hook)
+        return taken
 
     def publish(self, event: NewEvent, log: type[EventLog]) -> None:
         """Take an event. Raises ``InvalidEvent``, ``NotAtomic``."""
@@ -77,12 +84,9 @@ class Gifts:
 
     def write(self) -> None:
         """Write the events and the jobs into the open transaction."""
-        by_log: dict[type[EventLog], list[CheckedEvent]] = defaultdict(list)
         events, self.events = self.events, []
-        for log, event in events:
-            by_log[log].append(event)
-        for log in sorted(by_log, key=lambda log: log._meta.db_table):
-            publish_checked(by_log[log], log, {}, using=self.using)
+        for log in sorted({log for log, _ in events}, key=lambda log: log._meta.db_table):
+            publish_checked([event for of, event in events if of is log], log, {}, using=self.using)
         self.jobs.write()
 
     @contextmanager

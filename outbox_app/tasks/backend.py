@@ -18,7 +18,6 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-import django
 import django.db
 from celery import current_app
 from celery.exceptions import Retry, WorkerLostError

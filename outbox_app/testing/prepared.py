@@ -40,13 +40,12 @@ def assert_prepared(
         AssertionError: There are more or fewer. The message lists what was prepared.
     """
     __tracebackhide__ = True  # pytest shows the test's line, not this one
+    wanted = {"type": type, "stream": stream, "state": state}
     rows = list(PreparedEvent.objects.using(using or outbox_alias()).order_by("id"))
     found = [
         row
         for row in rows
-        if row.type == type
-        and stream in (None, row.stream)
-        and state in (None, row.state)
+        if all(value in (None, getattr(row, name)) for name, value in wanted.items())
         and data in (None, row.content.get("data"))
     ]
     if len(found) != count:

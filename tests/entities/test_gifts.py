@@ -10,6 +10,7 @@ from django.db import transaction
 from outbox_app import publish
 from outbox_app.entities import Command, Rejected
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
+from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import Event, StagedJob
 from tests import tasks
 from tests.entities.models import Account, AccountVersion
@@ -117,6 +118,60 @@ def test_an_atomic_command_gives_after_those_before_it(
     assert written()[0] == [[n, 0] for n in range(4)]
     events = Event.objects.using(alias).filter(stream="s").order_by("version")
     assert [event.data["number"] for event in events] == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def immediate(settings, monkeypatch):
+    """Jobs leave right after the commit; how many each publish was given."""
+    on = {"IMMEDIATE": True, "IMMEDIATE_TIMEOUT": 20, "IMMEDIATE_HOLD": 600}
+    settings.OUTBOX = {**settings.OUTBOX, **on}
+    sizes = []
+    publish = Publisher.publish
+
+    def counted(self, rows, **options):
+        sizes.append(len(rows))
+        return publish(self, rows, **options)
+
+    monkeypatch.setattr(Publisher, "publish", counted)
+    return sizes
+
+
+@commits
+@pytest.mark.parametrize("error", [Rejected("No."), ZeroDivisionError()], ids=repr)
+def test_a_callback_outlives_an_atomic_command_whose_job_would_leave_at_once(
+    alias, account, declare, add, immediate, error
+):
+    """What publishes the job stands before the callbacks of all."""
+    called = []
+
+    def order(self):
+        transaction.on_commit(lambda: called.append("order"), using=alias)
+
+    def give(self):
+        self.stage(add, [1, 2])
+        raise error
+
+    declare(order)
+    declare(give, atomic=True)
+    commands = [Command("a", name, command_id=name) for name in ("order", "give")]
+    Account.execute_many(commands, using=alias, return_exceptions=True)
+    assert (called, immediate) == (["order"], [])
+
+
+@commits
+def test_jobs_of_atomic_commands_leave_as_one_batch(
+    alias, account, declare, add, immediate, written
+):
+    called = []
+
+    def give(self, number):
+        transaction.on_commit(lambda: called.append(number), using=alias)
+        self.stage(add, [number, 0])
+
+    declare(give, atomic=True)
+    commands = [Command("a", "give", {"number": n}, command_id=f"c{n}") for n in range(4)]
+    Account.execute_many(commands, using=alias)
+    assert (called, immediate, written()[0]) == ([0, 1, 2, 3], [4], [])
 
 
 @commits
