@@ -16,10 +16,11 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
+import django.db
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 
 from ..exceptions import InvalidArgument, OutboxError
-from ..text import escaped, get_logger, storable
+from ..text import escaped, get_logger, one_line, storable
 
 #: The help of ``--database``, where it is the outbox's.
 OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
@@ -56,6 +57,9 @@ class TeachingCommand(BaseCommand):
             if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
                 error.args = (escaped(error),)
             raise
+        except (django.db.OperationalError, django.db.InterfaceError) as error:  # it is away
+            text = one_line(f"{type(error).__name__}: {error}", 1000)
+            raise CommandError(text) from error
         except OutboxError as error:
             raise CommandError(escaped(error), returncode=self.exit_code(error)) from error
 
