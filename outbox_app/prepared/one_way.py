@@ -6,10 +6,7 @@ What finds the queue full, fails or is killed loses a call: the check-back is th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
-
-from django.db import Error, close_old_connections
 
 from ..process.background import Background
 from ..text import get_logger
@@ -30,5 +27,3 @@ def _make(items: list[Any], call: Callable[..., None], *args: Any) -> None:
         call(items, *args)
     except Exception as error:
         logger.warning("The keeper was not told, so it will ask error=%r", error)
-        with suppress(Error):  # one that is broken would fail the next call, too
-            close_old_connections()

@@ -295,30 +295,6 @@ def test_a_call_that_fails_costs_no_thread(stuck: Any) -> None:
     assert done == [1]
 
 
-@on("postgres", "mariadb")
-def test_a_call_after_the_database_was_away(alias: str, told: Any) -> None:
-    """The thread that found a connection broken does not leave it to the next call."""
-    found: list[int] = []
-
-    def ask(items: Any) -> None:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT 1")
-        found.extend(items)
-
-    def cut(items: Any) -> None:
-        connections[alias].ensure_connection()
-        connections[alias].connection.close()
-        ask(items)
-
-    def both(items: Any) -> None:
-        for call in (cut, ask):
-            one_way._make(items, call)
-
-    one_way.send(both, [1])
-    told()
-    assert found == [1]
-
-
 def test_calls_that_wait_are_made_as_one(stuck: Any) -> None:
     made: list[list[int]] = []
     for number in range(3):

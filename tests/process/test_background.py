@@ -1,0 +1,38 @@
+"""Calls without an answer go on when the database is back, however busy their thread is."""
+
+from __future__ import annotations
+
+import django.db
+import pytest
+from django.db import connections
+
+from outbox_app.models import Process
+from outbox_app.process.background import Background
+from tests.faults.tools import on
+from tests.patience import eventually, patience
+
+KILL = {
+    "postgres": "SELECT pg_terminate_backend(pg_backend_pid())",
+    "mariadb": "KILL CONNECTION_ID()",
+}
+
+
+@on("postgres", "mariadb")
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_that_was_cut_is_opened_anew(alias: str) -> None:
+    calls = Background("cut", threads=1, longest=10, together=1, at_exit=0)
+    answered: list[bool] = []
+
+    def ask(items: list[bool]) -> None:
+        try:
+            if items[0]:
+                connections[alias].cursor().execute(KILL[alias])
+            answered.append(not Process.objects.using(alias).exists())
+        except django.db.Error:
+            answered.append(False)
+
+    for is_cut in (False, True, False, False):
+        calls.send(ask, [is_cut])
+    assert calls.drain(patience(20))
+    assert answered == [True, False, True, True]
+    eventually(lambda: not calls.threads, "it is idle, and has closed its connection")
