@@ -71,12 +71,14 @@ def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
     using = using or router.db_for_read(model)
     connection, [(name, value)] = connections[using], key.items()
     rows = model._default_manager.using(using)
-    if connection.vendor != "sqlite":
-        field = model._meta.get_field(name)
+    if connection.vendor == "sqlite":
+        return rows.get(**key)
+    field, before = model._meta.get_field(name), None
+    table = connection.ops.quote_name(index_table(model, field.column))
+    column = connection.ops.quote_name(field.column)
+    wanted = field.get_db_prep_value(value, connection)
+    while True:
         with connection.cursor() as cursor:
-            table = connection.ops.quote_name(index_table(model, field.column))
-            column = connection.ops.quote_name(field.column)
-            wanted = field.get_db_prep_value(value, connection)
             cursor.execute(f"SELECT * FROM {table} WHERE {column} = %s", [wanted])
             found = cursor.fetchone()
             names = [each[0] for each in cursor.description]
@@ -84,8 +86,13 @@ def find_by_key(model: Any, *, using: str | None = None, **key: Any) -> Any:
             raise model.DoesNotExist(f"There is no {model._meta.label} with {name} = {value!r}.")
         split_by = next(f for f in model._meta.concrete_fields if f.column == names[1])
         # As the database has given it, without a way through Python's types.
-        rows = rows.filter(**{split_by.attname: RawSQL("%s", [found[1]])})
-    return rows.get(**key)
+        there = rows.filter(**{split_by.attname: RawSQL("%s", [found[1]])})
+        try:
+            return there.get(**key)
+        except model.DoesNotExist:
+            if found == before:
+                raise
+            before = found  # between the two looks it may have moved
 
 
 class _Index(TableCopy):

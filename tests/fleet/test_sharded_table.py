@@ -14,8 +14,10 @@ from django.utils import timezone
 
 from outbox_app.exceptions import InvalidArgument, OutboxError
 from outbox_app.fleet import KeyIndex, ShardedTable, find_by_key, table_copy
+from outbox_app.fleet.key_index import index_table
 from outbox_app.fleet.table_copy import TableCopy
 from outbox_app.process.lock_wait import is_conflict
+from outbox_app.transactions import own_connection
 from tests import forking
 from tests.faults.test_pgbouncer import pooler as pooler
 from tests.patience import patience
@@ -291,6 +293,29 @@ def test_an_index_of_a_table_that_is_split_by_a_time(alias):
     finally:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE split_visit")
+
+
+@servers
+@commits
+def test_a_row_that_moves_while_it_is_looked_up(alias, order):
+    rows = order._default_manager.using(alias)
+    made = rows.create(shop="a", number="x", place=1)
+    run_operation(KeyIndex("Order", key="number", by="shop"), order, alias)
+    index, shops = index_table(order, "number"), iter("bc")
+
+    def move(execute, sql, *args):
+        answer = execute(sql, *args)
+        if index in sql and (shop := next(shops, "")):
+            with own_connection(alias, seconds=5):
+                rows.filter(pk=made.pk).update(shop=shop)
+        return answer
+
+    with connections[alias].execute_wrapper(move):
+        assert find_by_key(order, number="x", using=alias).shop == "c"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"INSERT INTO {index} (number, shop) VALUES ('y', 'a')")
+    with pytest.raises(order.DoesNotExist):  # what the index alone has is not looked for for ever
+        find_by_key(order, number="y", using=alias)
 
 
 @servers
