@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -102,6 +103,14 @@ async def _exchange(
             await response.aclose()
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().getaddrinfo(*args, **options)
+        except RuntimeError:  # the process ends, and the threads that look names up have ended
+            return socket.getaddrinfo(*args, **options)
+
+
 _lock = threading.Lock()
 #: By process: what a fork inherits is left alone, as its parent uses it.
 _loops: dict[int, tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]] = {}
@@ -112,7 +121,7 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
 
     with _lock:
         if os.getpid() not in _loops:
-            loop = asyncio.new_event_loop()
+            loop = _Loop()
             client = httpx2.AsyncClient(
                 headers={"Accept": JSON, "Accept-Encoding": "identity"},
                 # Servers close idle connections after two seconds and more.

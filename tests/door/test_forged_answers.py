@@ -59,6 +59,23 @@ else:
     os._exit(0)
 """
 
+ENDING = """
+import atexit, sys, threading, uuid, django
+django.setup()
+from django.utils import timezone
+from outbox_app.prepared import one_way
+from outbox_app.prepared.questions import Question
+from outbox_app.prepared.remote import HttpSender
+
+def ask(items):
+    threading.main_thread().join()
+    questions = [Question(uuid.UUID(sys.argv[1]), timezone.now())]
+    print(*HttpSender("billing").check(questions).values(), flush=True)
+
+one_way.send(ask, [None])
+atexit.register(one_way.calls.drain, 60)
+"""
+
 Reply = Callable[[Any], None]
 
 
@@ -254,6 +271,21 @@ def test_a_process_that_is_forked_calls(
     )
     assert done.stdout.split() == ["committed"] * 3, done.stderr
     assert (len(asked), proxy) == (3, [])
+
+
+def test_a_process_that_ends_calls(alias: str, server: Any, signer: Any, variables: Any) -> None:
+    """A confirm may be under way. Names are looked up without an executor, as those have ended."""
+    server("billing", replying(signer))
+    environment = variables("shop", alias)
+    peers = environment["DOOR_PEERS"].replace("127.0.0.1", "localhost")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, str(ID)],
+        cwd=ROOT,
+        env=environment | {"DOOR_PEERS": peers},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["committed"], done.stderr
 
 
 @pytest.mark.parametrize(
