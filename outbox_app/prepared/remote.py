@@ -134,11 +134,9 @@ class HttpKeeper:
                 yield UUID(sent["id"]), status, each.get("state")
 
     def _call(self, method: str, path: str, payload: Any = None, **options: Any) -> list[Any]:
-        seconds = IN_TRANSACTION if open_transactions() else SECONDS
+        options["seconds"] = IN_TRANSACTION if open_transactions() else SECONDS
         try:
-            status, said = call_in_parts(
-                self.peer, method, path, payload, seconds=seconds, **options
-            )
+            status, said = call_in_parts(self.peer, method, path, payload, **options)
         except PeerError as error:
             raise KeeperUnavailable(str(error)) from error
         if status in REFUSED:
