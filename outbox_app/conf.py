@@ -22,6 +22,8 @@ from django.core.signals import setting_changed
 SHARDS = 128
 #: Number of slices of a log. Rows keep the slice they were published with.
 SLICES = 1024
+#: Heartbeats in one lease.
+BEATS = 5
 #: The longest that rows are kept, in days: earlier than the first year is no time.
 MAX_DAYS = 365_000
 #: The oldest Celery that is supported.

@@ -15,11 +15,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from ..conf import MAX_DAYS, OutboxSettings, outbox_settings
+from ..conf import BEATS, MAX_DAYS, OutboxSettings, outbox_settings
 from ..door.peers import peer_faults
 from ..eventlog.registry import all_logs
 from ..jobs.staging.modes import MODES
-from ..process.lease import BEATS, TRUST
+from ..process.lease import TRUST
 
 #: The largest integers, by the unit that the name ends with. Others have no limit.
 MOST = {"DAYS": MAX_DAYS, "HOURS": 24 * MAX_DAYS}

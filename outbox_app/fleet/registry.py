@@ -20,7 +20,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from .. import __version__
-from ..conf import fleet_settings, outbox_settings
+from ..conf import BEATS, fleet_settings, outbox_settings
 from ..exceptions import InvalidArgument
 from ..process.backoff import Backoff
 from ..process.waiting import PollWaiter, StopFlag
@@ -140,8 +140,6 @@ class RegistryThread:
 
 def pause() -> float:
     """Return the seconds between two looks at a registry, with jitter."""
-    from ..process.lease import BEATS  # which imports models: an asgi.py imports this before Django
-
     return outbox_settings().LEASE_SECONDS / BEATS * random.uniform(0.75, 1)
 
 

@@ -28,7 +28,6 @@ from ..aliases import outbox_alias
 from ..failpoints import failpoint
 from ..models import DatabaseNow, PreparedEvent
 from ..process.backoff import Backoff, described
-from ..process.lease import BEATS
 from ..process.lock_wait import is_conflict
 from ..process.loop import LeasedLoop
 from ..text import get_logger, storable
@@ -277,7 +276,7 @@ class CheckBack(LeasedLoop):
         return once and not busy
 
     def _pause(self) -> float:
-        return min(self.interval, self.holder.lease_seconds / BEATS)
+        return min(self.interval, self.holder.beat_seconds)
 
     def _leave(self) -> None:
         wait(self._under_way(), timeout=LEAVE_SECONDS)

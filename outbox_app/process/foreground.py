@@ -154,7 +154,7 @@ def run_workers(
 def set_timeouts(using: str) -> None:
     """Bound connecting, and answers where the driver can: its default is to wait for ever.
 
-    Django's pool is left out. Each loop keeps two connections for life, so a pool would be too
+    Django's pool is left out. A loop keeps one or two connections for life, so a pool would be too
     small for some of them, and workers that are forked would share what is open in it.
     """
     timeout = max(1, int(outbox_settings().LEASE_SECONDS))

@@ -23,12 +23,10 @@ from uuid import UUID, uuid4
 from django.db import transaction
 from django.db.models import QuerySet
 
-from ..conf import SHARDS
+from ..conf import BEATS, SHARDS
 from ..exceptions import LeaseLost
 from ..models import DatabaseNow, Lease, Process
 
-#: Heartbeats in one lease.
-BEATS = 5
 #: Part of the lease for which a drainer trusts itself.
 TRUST = 0.9
 
@@ -104,6 +102,8 @@ class LeaseHolder:
     ) -> None:
         self.using = using
         self.lease_seconds = lease_seconds
+        #: Seconds between two heartbeats, and between two looks at the others.
+        self.beat_seconds = lease_seconds / BEATS
         self.resource = resource
         self.parts = parts
         self.clock = clock
@@ -116,6 +116,13 @@ class LeaseHolder:
         self._same_moment: tuple[datetime, float] | None = None
         #: By drainer: its heartbeat, and when on our clock that was first seen.
         self._seen: dict[UUID, tuple[datetime, float]] = {}
+
+    def share(self) -> None:
+        """Share the parts with the other drainers, as one that is new or has been there."""
+        if self.joined:
+            self.rebalance()
+        else:
+            self.join()
 
     def join(self) -> None:
         """Enter the row that makes this drainer visible, and take a share of the parts."""
@@ -142,11 +149,11 @@ class LeaseHolder:
         return bool(removed)
 
     def beat_is_due(self) -> bool:
-        return self.clock() - self._beaten_at >= self.lease_seconds / BEATS
+        return self.clock() - self._beaten_at >= self.beat_seconds
 
     def sharing_is_due(self) -> bool:
         """Say whether it is time to look at the others. Heartbeats come within batches as well."""
-        return not self.joined or self.clock() - self._shared_at >= self.lease_seconds / BEATS
+        return not self.joined or self.clock() - self._shared_at >= self.beat_seconds
 
     def beat(self, **columns: object) -> None:
         """Renew the lease, and write ``columns`` of the drainer's row with it.

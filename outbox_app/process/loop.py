@@ -186,13 +186,9 @@ class LeasedLoop(ProcessLoop):
         holder = self.holder
         if holder.joined and holder.beat_is_due():
             holder.beat(done=self.done, trouble=self.trouble)
-        if not holder.sharing_is_due():
-            return False
-        if holder.joined:
-            holder.rebalance()
-        else:
-            holder.join()
-        return True
+        if is_due := holder.sharing_is_due():
+            holder.share()
+        return is_due
 
     def _leave(self) -> None:
         if self.holder.joined:

@@ -21,7 +21,6 @@ from ..models import EventLog
 from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.backoff import described
 from ..process.foreground import Listen
-from ..process.lease import BEATS
 from ..process.loop import LeasedLoop
 from ..text import get_logger
 from .events import TOO_YOUNG, prune_events, prune_steps
@@ -51,7 +50,6 @@ class Retention(LeasedLoop):
             on_turn=None,
             logger=logger,
         )
-        self.interval = self.holder.lease_seconds / BEATS
         self._removed = 0
         #: What is left of the run in progress.
         self._work: Iterator[None] | None = None
@@ -117,7 +115,7 @@ class Retention(LeasedLoop):
         return once and busy is False
 
     def _pause(self) -> float:
-        return self.backoff.remaining or self.interval
+        return self.backoff.remaining or self.holder.beat_seconds
 
 
 class Sink(Retention):

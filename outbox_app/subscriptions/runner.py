@@ -18,12 +18,12 @@ from typing import Any
 
 from django.db.models import Max
 
-from ..conf import outbox_settings
+from ..conf import BEATS, outbox_settings
 from ..exceptions import OutboxError
 from ..models import Cursor, Subscription
 from ..process.backoff import Backoff
 from ..process.counters import FAILED, HANDLED, LOG, NEWEST_POSITION, SUBSCRIPTION, Counters
-from ..process.lease import BEATS, LeaseHolder
+from ..process.lease import LeaseHolder
 from ..process.loop import ProcessLoop
 from ..process.wakeup import EVENTS
 from ..text import get_logger
@@ -162,14 +162,11 @@ class SubscriptionWorker:
         except OutboxError as error:
             self._release(str(error))
             return
-        if self.holder.joined:
-            self.holder.rebalance()
-        else:
-            # Once a process, so that old and new code side by side do not take turns.
-            if row.reads != self.subscriber.reads:
-                row.reads = self.subscriber.reads
-                row.save(using=self.using, update_fields=["reads"])
-            self.holder.join()
+        # Once a process, so that old and new code side by side do not take turns.
+        if not self.holder.joined and row.reads != self.subscriber.reads:
+            row.reads = self.subscriber.reads
+            row.save(using=self.using, update_fields=["reads"])
+        self.holder.share()
         owned = self.holder.owned
         self._drop([part for part in self.partitions if part not in owned])
         self._drop(self._moved_by_hand())
@@ -182,7 +179,7 @@ class SubscriptionWorker:
         """Leave the partitions to processes that can run them, such as those of newer code."""
         if not self.error:
             logger.warning("Leases released subscription=%s reason=%s", self.subscriber.name, why)
-        self._released_until = time.monotonic() + self.holder.lease_seconds / BEATS
+        self._released_until = time.monotonic() + self.holder.beat_seconds
         self.leave()
         self.error = why
 
@@ -271,7 +268,7 @@ class Runner(ProcessLoop):
     def _pause(self) -> float:
         pauses = [each.pause for w in self.workers for each in w.partitions.values()]
         pauses += [worker.backoff.remaining for worker in self.workers]
-        return min([self.interval, self.lease_seconds / 5, *filter(None, pauses)])
+        return min([self.interval, self.lease_seconds / BEATS, *filter(None, pauses)])
 
     def _leave(self) -> None:
         # Up to the first that is not answered: each further one would take its time, too.

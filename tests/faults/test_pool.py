@@ -30,7 +30,7 @@ def test_processes_share_no_connection(alias, redis_url, make_named_app, start_d
 
 
 def test_all_parts_of_a_process_run(alias, redis_url, make_named_app, start_drainer, book):
-    """Each has two connections: a pool has four."""
+    """They have six connections: a pool has four."""
     app, jobs = make_named_app(redis_url), book(alias)
     jobs.stage(app, 10)
     variables = {"OUTBOX_TEST_SUBSCRIBER": json.dumps({"name": "noted"}), "FAULTS_POOL": "1"}

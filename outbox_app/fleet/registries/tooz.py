@@ -12,8 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID, uuid4
 
-from ...conf import fleet_settings, outbox_settings
-from ...process.lease import BEATS
+from ...conf import BEATS, fleet_settings, outbox_settings
 from ...process.waiting import PollWaiter, StopFlag
 from ...text import get_logger
 from ..registry import Member, Registry

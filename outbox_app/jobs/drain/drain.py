@@ -206,10 +206,7 @@ class Drain(ProcessLoop):
 
     def _share_shards(self) -> None:
         """Share the shards with the other drainers, and look for apps that are new."""
-        if self.holder.joined:
-            self.holder.rebalance()
-        else:
-            self.holder.join()
+        self.holder.share()
         self._find_apps()
 
     def _find_apps(self) -> list[str]:
@@ -310,9 +307,9 @@ class Drain(ProcessLoop):
 
     def _pause(self) -> float:
         if away := self._backoff.remaining:
-            return min(away, self.holder.lease_seconds / 5)
+            return min(away, self.holder.beat_seconds)
         pauses = [app.backoff.remaining for app in self._apps.values() if app.backoff.remaining]
-        return min(self.interval, self.holder.lease_seconds / 5, *pauses)
+        return min(self.interval, self.holder.beat_seconds, *pauses)
 
     def _run_up_to_last(self) -> bool:
         if self._last is None:
