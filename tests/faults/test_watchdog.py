@@ -10,6 +10,7 @@ import pytest
 from django.db import connections
 
 from outbox_app.process.watchdog import Watchdog
+from tests.patience import patience
 
 from .tools import alias_for
 
@@ -60,7 +61,7 @@ def test_what_comes_before_a_statement_is_cut_too(behind_a_proxy):
 def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
     """While it connects anew, the number of the old one may be another part's, or a broker's."""
     alias, _ = behind_a_proxy
-    watchdog = Watchdog(using=alias, limit=0.2)
+    watchdog = Watchdog(using=alias, limit=patience(0.2))
     one, other = socket.socketpair()
     with watchdog.watching():
         assert answer(alias) == (1,)
@@ -69,7 +70,7 @@ def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
         os.dup2(one.fileno(), number)
         try:
             with watchdog.busy():
-                watchdog._ended.wait(0.8)
+                watchdog._ended.wait(4 * watchdog.limit)
             other.send(b"x")
             assert one.recv(1) == b"x"
         finally:
@@ -80,11 +81,11 @@ def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
 
 def test_time_spent_with_the_broker_is_not_the_database_s(behind_a_proxy):
     alias, _ = behind_a_proxy
-    watchdog = Watchdog(using=alias, limit=0.2)
+    watchdog = Watchdog(using=alias, limit=patience(0.2))
     with watchdog.watching(), watchdog.busy():
         assert answer(alias) == (1,)
         with watchdog.elsewhere():
-            watchdog._ended.wait(0.8)
+            watchdog._ended.wait(4 * watchdog.limit)
             assert answer(alias) == (1,)
-            watchdog._ended.wait(0.8)
+            watchdog._ended.wait(4 * watchdog.limit)
         assert answer(alias) == (1,)

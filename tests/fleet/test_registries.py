@@ -99,8 +99,8 @@ def test_removed_when_silent_for_its_lease(
 ) -> None:
     silent, alive = member(1, lease_seconds=LEASE), member(2)
     here.register(alive)
-    register_silent(silent)
     begun = time.monotonic()
+    register_silent(silent)
 
     def is_alone() -> bool:
         assert here.beat(alive)
