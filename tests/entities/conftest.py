@@ -81,6 +81,25 @@ def held():
 
 
 @pytest.fixture
+def break_off(alias):
+    """``break_off(b"COMMIT")``: this thread sends it at its next COMMIT, and ends without a reply.
+
+    As by a signal. Django hides it: the connection that it leaves raises an error of its own.
+    """
+
+    def prepare(sql):
+        connection = connections[alias]
+
+        def end():
+            connection.connection.pgconn.send_query(sql)
+            raise SystemExit
+
+        connection._commit = end
+
+    return prepare
+
+
+@pytest.fixture
 def batches():
     """The number of commands of each batch that was committed."""
     sizes = []

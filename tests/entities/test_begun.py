@@ -96,7 +96,9 @@ def test_an_answer_is_found(broken_off):
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
-def test_a_commit_that_is_still_under_way(alias, account, withdraw, held, fresh, declare, rows):
+def test_a_commit_that_is_still_under_way(
+    alias, account, withdraw, held, fresh, declare, rows, break_off
+):
     """It is waited for: what a handler raises before is no answer to what is about to be there."""
 
     def give(self):
@@ -113,13 +115,7 @@ def test_a_commit_that_is_still_under_way(alias, account, withdraw, held, fresh,
             connections.close_all()
 
     def lead():
-        connection = connections[alias]
-
-        def end():
-            connection.connection.pgconn.send_query(b"SELECT pg_sleep(0.5); COMMIT")
-            raise SystemExit
-
-        connection._commit = end
+        break_off(b"SELECT pg_sleep(0.5); COMMIT")
         return ask("give")
 
     declare(give)

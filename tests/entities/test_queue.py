@@ -609,18 +609,10 @@ def test_what_may_be_committed_is_not_said_to_be_not_begun(
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 def test_a_commit_that_is_broken_off_ends_its_thread_alone(
-    alias, account, withdraw, held, fresh, rows, monkeypatch
+    account, withdraw, held, fresh, rows, break_off
 ):
-    """By a signal. Django hides it: the connection that it leaves raises an error of its own."""
-
     def lead():
-        connection = connections[alias]
-
-        def end():
-            connection.connection.pgconn.send_query(b"COMMIT")
-            raise SystemExit
-
-        connection._commit = end
+        break_off(b"COMMIT")
         return withdraw("c0")
 
     with ThreadPoolExecutor(4) as pool:
