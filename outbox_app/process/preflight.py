@@ -46,6 +46,7 @@ def require_alias(using: str) -> None:
 
 
 def require_migrated(using: str, model: type[Model] = StagedJob) -> None:
+    require_alias(using)
     connection = connections[using]
     try:
         tables = connection.introspection.table_names()

@@ -16,7 +16,7 @@ from ...entities import operations
 from ...entities.verification import verify
 from ...exceptions import InvalidArgument
 from ...models.counting import counted, shown_count
-from ...process.preflight import require_alias, require_migrated
+from ...process.preflight import require_migrated
 from ..teaching import TeachingCommand
 
 HELP = """
@@ -74,7 +74,6 @@ class Command(TeachingCommand):
             types = [operations.entity_named(name)]
         found = {each: database or log_alias(each.versions) for each in types}
         for each, using in found.items():
-            require_alias(using)
             require_migrated(using)
             require_migrated(using, each)
         try:

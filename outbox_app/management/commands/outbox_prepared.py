@@ -18,7 +18,7 @@ from ...exceptions import InvalidArgument
 from ...models import PreparedEvent
 from ...models.counting import LISTED, counted, shown_count
 from ...prepared import operations
-from ...process.preflight import require_alias, require_migrated
+from ...process.preflight import require_migrated
 from ...retention.prune import prune
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
@@ -100,7 +100,6 @@ class Command(TeachingCommand):
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         using = database or outbox_alias()
-        require_alias(using)
         require_migrated(using)
         getattr(self, f"_{action}")(using=using, **options)
 

@@ -14,7 +14,7 @@ from django.core.management.base import CommandParser
 from ...aliases import outbox_alias
 from ...jobs.shadow_comparison import report
 from ...models import ShadowJob, ShadowResult
-from ...process.preflight import require_alias, require_migrated
+from ...process.preflight import require_migrated
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand
 
@@ -49,7 +49,6 @@ class Command(TeachingCommand):
 
     def handle(self, *, forget: str | None, json: bool, **options: Any) -> None:
         using = options["database"] or outbox_alias()
-        require_alias(using)
         require_migrated(using, ShadowJob)
         results = report(using=using)
         if forget is not None:
