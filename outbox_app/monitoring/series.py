@@ -18,11 +18,10 @@ from typing import Any
 
 from django.db.models import Max, Q, QuerySet, Sum
 from django.db.models.sql import Query
-from django.utils import timezone
 
 from ..entities.counting import SIZE_LABELS
 from ..models import DatabaseNow, StagedJob, Statistic
-from ..models.clock import stored
+from ..models.clock import aware, stored
 from ..process import counters
 
 MINUTE = timedelta(minutes=1)
@@ -123,7 +122,7 @@ def series(*, using: str, minutes: int = 60, step: int = 1) -> Series:
     last = _minute(now)
     rows = _rows(using, found, starts[0], last).values_list("name", "minute")
     for name, minute, total, highest in rows.annotate(Sum("value"), Max("value")):
-        found[name][_aware(minute)] = total if name in COUNTED else highest
+        found[name][_utc(minute, using)] = total if name in COUNTED else highest
     staged = _staged(found, starts[0], last, using=using)
 
     def inside(values: dict[datetime, float], start: datetime) -> list[float]:
@@ -189,7 +188,7 @@ def commands(aliases: Collection[str], *, minutes: int = 5) -> Commands:
         for name, label, total, of_full in _totals(rows, last):
             found[name][label] += total
             lately[name][label] += of_full
-        samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE))
+        samples = rows.filter(name=counters.WAITING, minute__gte=stored(last - MINUTE, using=using))
         waiting.update(dict(samples.order_by("minute").values_list("source", "value")))
 
     def percentiles(name: str, labels: Collection[str]) -> tuple[float | None, float | None]:
@@ -234,7 +233,7 @@ def handled(*, using: str, minutes: int = 60) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for label, minute, total in rows.values_list("label", "minute").annotate(Sum("value")):
         # Without time zones an hour comes twice a year, and is taken for the first of the two.
-        if 0 <= (place := (_aware(minute) - first) // MINUTE) < minutes:
+        if 0 <= (place := (_utc(minute, using) - first) // MINUTE) < minutes:
             found.setdefault(label, [0.0] * minutes)[place] = total
     return found
 
@@ -255,7 +254,7 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
     known: dict[str, list[tuple[datetime, float]]] = {}
     samples = rows.filter(dimension=counters.LOG).order_by("label", "minute")
     for label, minute, newest in samples.values_list("label", "minute").annotate(Max("value")):
-        known.setdefault(label, []).append((_aware(minute), newest))
+        known.setdefault(label, []).append((_utc(minute, using), newest))
     found: dict[str, list[float | None]] = {label: [None] * minutes for label in known}
     for label, samples_of in known.items():
         for begin, end, growth in _growth(samples_of):
@@ -267,14 +266,15 @@ def published(*, using: str, minutes: int = 60) -> dict[str, list[float | None]]
 
 def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[Statistic]:
     """Return the rows of these minutes, both included: a later one may have begun by now."""
-    minutes = stored(first), stored(last)
+    minutes = stored(first, using=using), stored(last, using=using)
     rows = Statistic.objects.using(using).order_by("name", "minute")
     return rows.filter(name__in=list(names), minute__range=minutes)
 
 
 def _totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
     """Return name, label, total, and that of the last minute which is over, by label."""
-    full = Sum("value", filter=Q(minute=stored(last - MINUTE)), default=0.0)
+    minute = stored(last - MINUTE, using=rows.db)
+    full = Sum("value", filter=Q(minute=minute), default=0.0)
     totals = rows.values_list("name", "label").annotate(Sum("value"), full=full)
     return totals.order_by("label")
 
@@ -301,7 +301,7 @@ def _staged(
 def _before(first: datetime, *, using: str) -> list[tuple[datetime, float]]:
     rows = _rows(using, [counters.NEWEST_ID], first - LOOK_BACK, first - MINUTE)
     found = rows.aggregate(at=Max("minute"), id=Max("value"))
-    return [] if found["at"] is None else [(_aware(found["at"]), found["id"])]
+    return [] if found["at"] is None else [(_utc(found["at"], using), found["id"])]
 
 
 def _growth(known: list[tuple[datetime, float]]) -> Iterator[tuple[datetime, datetime, float]]:
@@ -336,9 +336,8 @@ def _now(using: str) -> datetime:
     query = Query(None)  # of no table
     query.add_annotation(DatabaseNow(), "now")
     [[now]] = query.get_compiler(using).results_iter()
-    return _aware(now)
+    return _utc(now, using)
 
 
-def _aware(moment: datetime) -> datetime:
-    aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
-    return aware.astimezone(UTC)
+def _utc(moment: datetime, using: str) -> datetime:
+    return aware(moment, using=using).astimezone(UTC)

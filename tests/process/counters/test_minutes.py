@@ -127,19 +127,23 @@ def test_without_time_zones_writer_and_reader_agree(settings, monkeypatch):
     counters.of(holder).add("published", 5)
     counters.write()
     holder.leave()
+    before = datetime.now(UTC)
     found = series.series(using="default", minutes=10)
+    assert found.starts[-1] <= datetime.now(UTC)
+    assert before < found.starts[-1] + timedelta(minutes=1)  # SQLite's clock is in UTC all the same
     assert sum(found.published) == 5
     assert {start.utcoffset() for start in found.starts} == {timedelta(0)}
     assert {start.second for start in found.starts} == {0}
 
 
-def test_without_time_zones_an_hour_comes_twice(settings, monkeypatch):
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_without_time_zones_an_hour_comes_twice(alias, settings, monkeypatch):
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Vienna"
     monkeypatch.setattr(series, "_now", lambda using: datetime(2026, 10, 25, 2, 0, 9, tzinfo=UTC))
     row = {"source": "s", "name": "handled", "dimension": "subscription", "label": "a", "value": 1}
     for minute in (datetime(2026, 10, 25, 2, 59), datetime(2026, 10, 25, 3)):
-        Statistic.objects.using("default").create(minute=minute, **row)
-    assert series.handled(using="default", minutes=2) == {"a": [0, 1]}
+        Statistic.objects.using(alias).create(minute=minute, **row)
+    assert series.handled(using=alias, minutes=2) == {"a": [0, 1]}
 
 
 class TestStaged:
@@ -318,7 +322,7 @@ def nodes(plan):
 
 # ANALYZE ends MariaDB's transaction: the rows would stay for the next test.
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 def test_every_statement_is_an_index_range(alias):
     plant_300k(alias)
     assert Statistic.objects.using(alias).count() == 270_000
