@@ -2,7 +2,7 @@
 
 Django's own filter for text would read every different value of the column, which is a look at
 every row. A value that is not offered can still be asked for in the address, as the overview's
-links do.
+links do. One that no row can have finds nothing: an action on all that match must reach no others.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class StateFilter(SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         match self.value():
+            case None:
+                return None
             case "ready":
                 return queryset.filter(available_at=None)
             case "held":
@@ -68,7 +70,7 @@ class StateFilter(SimpleListFilter):
             case "due":
                 due = queryset.filter(available_at__lte=asked_at(request))
                 return _by_the_index(request, queryset, due)
-        return None
+        return queryset.none()
 
 
 def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
@@ -82,8 +84,9 @@ class ShardFilter(ColumnFilter):
     title = _("shard")
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        shard = number(self.value() or "")
-        return None if shard is None else queryset.filter(shard=shard)
+        if (asked := self.value()) is not None and number(asked) is None:
+            return queryset.none()
+        return super().queryset(request, queryset)
 
 
 class AgeFilter(SimpleListFilter):
@@ -105,5 +108,7 @@ class AgeFilter(SimpleListFilter):
         return self.ages
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        age = WINDOWS.get(self.value() or "")
-        return age and queryset.filter(**{self.lookup: asked_at(request) - age})
+        if (asked := self.value()) is None:
+            return None
+        age = WINDOWS.get(asked)
+        return queryset.filter(**{self.lookup: asked_at(request) - age}) if age else queryset.none()

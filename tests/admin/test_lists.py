@@ -15,7 +15,19 @@ from outbox_app.text import duration
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 from tests.jobs.dead.test_status import drainer, hold
 
-from .pages import APP, DEAD, DRAINERS, INCIDENTS, OVERVIEW, STAGED, body, page, text
+from .pages import (
+    APP,
+    DEAD,
+    DRAINERS,
+    INCIDENTS,
+    OVERVIEW,
+    STAGED,
+    body,
+    page,
+    said,
+    selection,
+    text,
+)
 
 EVERY_PAGE = (STAGED, DEAD, DRAINERS, INCIDENTS, OVERVIEW, APP)
 
@@ -140,7 +152,8 @@ def test_dead_jobs_are_filtered(alias, superuser):
         ({"queue": ""}, ["2"]),
         ({"died": "1h"}, ["2"]),
         ({"died": "3h"}, ["2", "1"]),
-        ({"died": "nonsense"}, ["2", "1"]),
+        ({"died": "nonsense"}, []),
+        ({"died": ""}, []),
         ({"task": "A"}, []),
         ({"task": "never seen"}, []),
     ):
@@ -156,6 +169,16 @@ def test_staged_jobs_are_filtered_by_state(alias, superuser):
     assert listed(superuser.get(STAGED, {"state": "ready"})) == ids[2:]
     assert listed(superuser.get(STAGED, {"state": "held"})) == ids[:2]
     assert listed(superuser.get(STAGED, {"state": "due"})) == [due.task_id]
+    assert listed(superuser.get(STAGED, {"state": "nonsense"})) == []
+
+
+def test_an_action_on_what_no_row_can_have_reaches_no_row(alias, superuser):
+    """As with an address that was mistyped: the page says that it is filtered."""
+    [job] = dead_jobs(using=alias)
+    form = selection("discard_selected", job, until=job.pk, confirmed="yes", reason="why")
+    answer = superuser.post(f"{DEAD}?died=1x", {**form, "select_across": 1})
+    assert said(answer) == ["0 dead jobs were discarded."]
+    assert DeadJob.objects.using(alias).get() == job
 
 
 def test_times_have_their_zone(alias, superuser, settings):
