@@ -233,7 +233,7 @@ class SubscriptionAdmin(ConfirmedActionsAdmin):
 
     def _error(self, cursor: Cursor) -> SafeString:
         error = shown(masked_text(cursor.error[:4000]), 1000) or "-"
-        return format_html("{} {}", error, failed_event(cursor, self.admin_site.name))
+        return format_html("{}<br>{}", error, failed_event(cursor, self.admin_site.name))
 
 
 @admin.register(ParkedStream)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
+from django.template.defaultfilters import length
 from django.utils.formats import localize, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -87,7 +88,7 @@ def drainers(site: str, facts: OutboxStatus) -> Table:
         )
         for each in facts.drainers
     ]
-    unowned = (_("Unowned shards"), "", _shards(facts.unowned_shards))
+    unowned = (_("Unowned shards"), "", _shards(facts.unowned_shards), *[""] * 4)
     group = Group(columns, [*rows, unowned], [each.is_silent for each in facts.drainers])
     return Table(_("Drainers"), [group], address(site, "process"))
 
@@ -173,6 +174,7 @@ def sinks(found: list[SinkStatus]) -> Table:
                 (_("Behind"), duration(each.behind_seconds) if each.behind_seconds else "-"),
                 (_("Waits for"), masked_line(each.waits_for, 200) or "-"),
             ],
+            WORDS,
         )
         for each in found
     ]
@@ -202,13 +204,13 @@ def prepared(facts: PreparedStatus, decisions: series.Decisions) -> Table:
     groups = [
         _pairs(_("Figure"), _("Value"), figures),
         _pairs(_("Decided"), _("Per minute"), _numbers(decided)),
-        _pairs(_("Sender that does not answer"), _("Why"), silent),
+        _pairs(_("Sender that does not answer"), _("Why"), silent, WORDS),
     ]
     return Table(_("Prepared events"), groups, anchor="prepared")
 
 
-def _pairs(heading: str, column: str, rows: list[tuple[str, str]]) -> Group:
-    return Group({heading: "", column: WORDS}, rows)
+def _pairs(heading: str, column: str, rows: list[tuple[str, str]], kind: str = "") -> Group:
+    return Group({heading: "", column: kind}, rows)
 
 
 def _numbers(counts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -243,7 +245,7 @@ def incidents(site: str, found: Iterable[Incident]) -> Table:
             incident.created_at,
             one_line(incident.get_kind_display(), 100),
             f"{incident.first_id} - {incident.last_id}",
-            len(incident.shards),
+            length(incident.shards),
             masked_line(incident.detail, 200),
         )
         for incident in found

@@ -231,6 +231,8 @@ class TestSections:
         shown = text(superuser.get(OVERVIEW))
         assert "order-7 2-3: open an audit 5" in shown
         assert "shards taken over from a dead drainer 5 - 77777 3 after the lease" in shown
+        Incident.objects.using(alias).update(shards=5)  # by hand
+        assert "dead drainer 5 - 77777 0 after the lease" in text(superuser.get(OVERVIEW))
 
     def test_charts_are_drawn(self, alias, superuser):
         page = body(superuser.get(OVERVIEW))
