@@ -21,7 +21,6 @@ from .conf import require_celery
 from .jobs.staging.modes import is_by_hand, mode_of
 from .jobs.staging.sending import StagingMixin, celery_app
 from .jobs.staging.shadow import expecting
-from .transactions import is_atomic, is_in_test
 
 __all__ = ["OutboxCelery", "OutboxTask", "StagingMixin", "celery_app"]
 
@@ -70,10 +69,8 @@ class OutboxTask(_DjangoTask):
         mode = mode_of(self.app, self.name) if apps.models_ready else "send"
         is_sent = is_by_hand(options) or self.app.conf.task_always_eager
         if alias is None or mode != "stage" or not connections[alias].in_atomic_block:
-            using = options.get("using") or alias
-            is_recorded = mode == "shadow" and not is_sent
-            if using and is_recorded and is_atomic(using) and not is_in_test(using):
-                call = expecting(call, self.name, using=using)
+            if alias and mode == "shadow" and not is_sent:
+                call = expecting(call, self.name, using=options.get("using") or alias)
             transaction.on_commit(call)
         elif is_sent:
             transaction.on_commit(call, using=alias)

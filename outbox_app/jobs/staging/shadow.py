@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from ...exceptions import StagingRefused
 from ...process.background import Background
 from ...text import get_logger, storable
-from ...transactions import is_atomic
+from ...transactions import is_atomic, is_in_test
 from .producer import LazyProducer, StagingProducer
 
 if TYPE_CHECKING:  # a project's celery.py is imported before Django's models may be
@@ -45,6 +45,8 @@ def expecting(call: Callable[[], Any], task: str, *, using: str) -> Callable[[],
 
     job = ShadowJob(key=uuid4(), task=task)
     try:
+        if not is_atomic(using) or is_in_test(using):
+            return call
         _write(job, using=using)
     except Exception:
         logger.exception("Shadow row not written task=%s", task)
@@ -68,8 +70,6 @@ def is_expected(task: str) -> bool:
 class ShadowProducer(LazyProducer):
     """Records the one message that is published through it, and publishes it as Celery would."""
 
-    connection = StagingProducer.connection
-
     def __init__(self, app: Any, task: str, *, using: str, ordering_key: str, refused: str) -> None:
         from ...models import ShadowNote
 
@@ -80,17 +80,17 @@ class ShadowProducer(LazyProducer):
         self._record.writes = written is None
         self._note: ShadowNote | None = ShadowNote(task=task, refused=refused)
         self._note.key = written or self._note.key
+        self._is_recorded = False
 
     def __enter__(self) -> ShadowProducer:
         return self
 
     def publish(self, body: Any, **options: Any) -> Any:
+        if self._note is not None and not self._is_recorded:
+            self._is_recorded = True  # Celery may try again what follows a task
+            self._note = self._recorded(self._note, body, options)
+        result = self.__getattr__("publish")(body, **options)
         note, self._note = self._note, None  # a ``task-sent`` event comes after the task
-        if note is not None:
-            note = self._recorded(note, body, options)
-        publish = self.__getattr__("publish")
-        with self._real.connection._reraise_as_library_errors():
-            result = publish(body, **options)
         if note is not None:
             using = self._record.using
             note.in_transaction = is_atomic(using)

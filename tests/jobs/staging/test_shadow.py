@@ -341,6 +341,14 @@ def test_a_call_after_the_commit_is_recorded_on_the_alias_it_names(
     assert outcomes(0) == {"matched": 1}
 
 
+@on_sqlite
+def test_a_stamp_that_is_called_using_names_no_alias(alias, add, sent, in_shadow, caplog):
+    with transaction.atomic(using=alias):
+        add.apply_async_on_commit((1, 1), stamped_headers=["using"], using="nobody")
+    assert sent() == [[1, 1]]
+    assert "Shadow row not written task=add" in caplog.text
+
+
 @pytest.mark.django_db(transaction=True, databases=["default", "postgres", "mariadb"])
 def test_a_row_that_cannot_be_written_costs_the_caller_nothing(
     alias, add, sent, halves, in_shadow, monkeypatch, caplog
@@ -387,6 +395,24 @@ def test_a_call_after_the_commit_that_calls_another_task_first(
         twice.delay_on_commit(1, 1)
     assert outcomes() == {"matched": 1}
     assert [each.task for each in ShadowResult.objects.all()] == ["add"]
+
+
+@on_sqlite
+def test_what_follows_a_task_that_is_run_at_once_is_tried_again(
+    alias, add, sent, outcomes, in_shadow, monkeypatch
+):
+    """Celery asks the connection after which errors."""
+    publish = Producer._publish
+
+    def fail_once(*args):
+        monkeypatch.setattr(Producer, "_publish", publish)
+        raise add.app.connection_for_write().recoverable_connection_errors[0]
+
+    monkeypatch.setattr(Producer, "_publish", fail_once)
+    with transaction.atomic(using=alias):
+        assert add.apply((1, 1), link=add.si(2, 2)).get() == 2
+    assert sent() == [[2, 2]]
+    assert outcomes() == {"early": 1}
 
 
 @on_sqlite
