@@ -24,6 +24,10 @@ from ..text import escaped, get_logger, one_line, storable
 
 #: The help of ``--database``, where it is the outbox's.
 OUTBOX_ALIAS = "alias of the outbox (default: OUTBOX['DATABASE'], else what the routers say)"
+#: Options that select, or say where. An empty one, as of a script's variable that is not set, would
+#: select more than is meant.
+SELECTING = ("app", "archive", "archived", "database", "error", "key", "log", "queue", "sender",
+             "task", "to")  # fmt: skip
 #: A line of the log where the project configures none; the time has its zone.
 LINE = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 UNSEEN = (
@@ -51,7 +55,7 @@ class TeachingCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; say an ``OutboxError`` as Django says a ``CommandError``, escaped."""
         try:
-            _require_storable(options)
+            _require_sound(options)
             return super().execute(*args, **options)
         except CommandError as error:
             if not isinstance(error, SystemCheckError):  # has colours, and lines of its own
@@ -139,8 +143,11 @@ class TeachingCommand(BaseCommand):
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
 
 
-def _require_storable(options: dict[str, Any]) -> None:
-    """Refuse arguments that no database stores: bytes that are no UTF-8 come as lone surrogates."""
+def _require_sound(options: dict[str, Any]) -> None:
+    """Refuse what is empty, and what no database stores: bytes that are no UTF-8 are surrogates."""
+    for name in SELECTING:
+        if options.get(name) == "":
+            raise InvalidArgument(f"--{name} is empty. Nothing was done.")
     for name, value in options.items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and storable(text) != text:

@@ -107,6 +107,17 @@ def test_confirm_publishes(
     assert row.reason == "invoice 17 is paid"
 
 
+@pytest.mark.parametrize("action", ["confirm", "cancel", "extend"])
+@pytest.mark.parametrize("given", [["--reason", " "], ["--reason=x", "--sender="]])
+def test_nothing_is_decided_for_an_empty_argument(
+    alias: str, action: str, given: list[str], doubtful: Any, states: Any
+) -> None:
+    doubtful(2)
+    code, text = run(action, "--state", "undecided", *given, "--no-input")
+    assert (code, "is empty" in text) == (2, True)
+    assert states() == ["undecided"] * 2
+
+
 def test_what_a_decision_risks_is_asked_first(
     alias: str, doubtful: Any, in_log: Any, states: Any, monkeypatch: Any
 ) -> None:

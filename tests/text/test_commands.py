@@ -233,3 +233,35 @@ def test_an_argument_that_no_database_stores(arguments: list[str]) -> None:
         call_command("outbox_subscriptions", *arguments)
     assert raised.value.returncode == 2
     assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            [name, "--database="]
+            for name in (
+                "drain_outbox",
+                "outbox_shadow",
+                "outbox_status",
+                "run_outbox",
+                "run_prepared",
+                "run_subscriptions",
+            )
+        ),
+        ["outbox_dead", "discard", "--key="],
+        ["outbox_entities", "verify", "--repair", "--database="],
+        ["outbox_entities", "erase", "", "a", "--reason=why", "--no-input"],
+        ["outbox_pipeline", "archive", "--to="],
+        ["outbox_pipeline", "audit", "--archive="],
+        ["outbox_prepared", "cancel", "--sender=", "--state=prepared", "--reason=why"],
+        ["outbox_prune", "--archived="],
+        ["outbox_rebase", "--log="],
+        ["outbox_subscriptions", "replay", "a", "--from=beginning", "--log="],
+    ],
+)
+def test_an_empty_argument_is_not_taken_for_all(arguments: list[str]) -> None:
+    """As where a script's variable is not set."""
+    with pytest.raises(CommandError, match=r"is empty|no entity type ''") as raised:
+        call_command(*arguments)
+    assert raised.value.returncode == 2

@@ -70,8 +70,8 @@ class Command(TeachingCommand):
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         types = operations.entity_types()
-        if name := options.get("type"):
-            types = [operations.entity_named(name)]
+        if options.get("type") is not None:
+            types = [operations.entity_named(options["type"])]
         found = {each: database or log_alias(each.versions) for each in types}
         for each, using in found.items():
             require_migrated(using)

@@ -70,7 +70,7 @@ class Command(TeachingCommand):
         rebuild.add_argument("--compare-only", action="store_true", help=compare)
 
         add = statistics.add_argument
-        add("--to", default="", metavar="DIR", help="write them as Parquet")
+        add("--to", metavar="DIR", help="write them as Parquet")
         add("--table", action="store_true", help="put them into the table of the admin")
         add("--top", type=int, metavar="N", help="number of busiest streams to list (default 100)")
         skew = "number of partitions to compute the skew for (default 8)"
@@ -81,7 +81,7 @@ class Command(TeachingCommand):
             (rebuild, "read pruned events from this archive"),
             (statistics, "read pruned events from this archive"),
         ):
-            each.add_argument("--archive", default="", metavar="DIR", help=archived)
+            each.add_argument("--archive", metavar="DIR", help=archived)
         for each in (archive, audit, statistics):
             add = each.add_argument
             add("--log", metavar="LOG", help="table of the log (default outbox_event)")
@@ -92,6 +92,7 @@ class Command(TeachingCommand):
     def handle(self, **options: Any) -> None:
         conf = dict(_setting(text) for text in options["conf"])
         _check(options)
+        options |= {name: options.get(name) or "" for name in ("archive", "to")}
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}

@@ -99,6 +99,8 @@ class Command(TeachingCommand):
         add(every, "--database", metavar="ALIAS", help=OUTBOX_ALIAS)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+        if not options.get("reason", "-").strip():
+            raise InvalidArgument("--reason is empty: it is kept with the events. Say why.")
         using = database or outbox_alias()
         require_migrated(using)
         getattr(self, f"_{action}")(using=using, **options)

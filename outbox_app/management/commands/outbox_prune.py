@@ -69,9 +69,6 @@ class Command(TeachingCommand):
         add("--dry-run", action="store_true", help="say how many of each, and remove nothing")
 
     def handle(self, **options: Any) -> None:
-        for name in ("archived", "database", "log"):
-            if options[name] == "":  # a script's variable that is not set
-                raise InvalidArgument(f"--{name} is empty. Nothing was removed.")
         options["events"] = options["events"] or bool(options["archived"])
         chosen = [name for name in (*KEPT, "events") if options[name]]
         if not chosen:

@@ -168,11 +168,14 @@ def test_an_empty_list_is_good_news(alias):
         ("requeue", "--all", "--database", "nowhere"),
         ("requeue", "--reason", ""),
         ("discard", "--reason="),
+        *(("discard", f"--{name}=") for name in ("task", "error", "queue", "key", "app")),
+        ("discard", "--all", "--database="),
     ],
 )
 def test_wrong_arguments_are_exit_code_2(alias, arguments):
     dead_jobs(using=alias, task="a")
     assert run(*arguments)[0] == 2
+    assert left(alias) == ["a"]
     assert left(alias) == ["a"]
 
 
