@@ -8,7 +8,7 @@ path: it stays here.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from django.conf import settings
@@ -32,18 +32,20 @@ def stored(moment: datetime, *, using: str | None = None) -> datetime:
 
     Where ``USE_TZ`` is off that is naive, in the project's zone; on an alias of SQLite in UTC.
     """
-    aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-    if settings.USE_TZ:
-        return aware.astimezone(UTC)
-    is_sqlite = using is not None and connections[using].vendor == "sqlite"
-    return timezone.make_naive(aware, UTC if is_sqlite else None)
+    if timezone.is_naive(moment):
+        moment = timezone.make_aware(moment, timezone.get_default_timezone())
+    return moment.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(moment, _zone(using))
 
 
 def aware(moment: datetime, *, using: str) -> datetime:
     """Return a time by a database's clock with its time zone: the inverse of ``stored``."""
-    if timezone.is_aware(moment):
-        return moment
-    return timezone.make_aware(moment, UTC if connections[using].vendor == "sqlite" else None)
+    return moment if timezone.is_aware(moment) else timezone.make_aware(moment, _zone(using))
+
+
+def _zone(using: str | None) -> tzinfo:
+    """Return the zone of times without one, whichever the request under way has activated."""
+    is_sqlite = using is not None and connections[using].vendor == "sqlite"
+    return UTC if is_sqlite else timezone.get_default_timezone()
 
 
 def database_time(rows: QuerySet[Any]) -> datetime | None:

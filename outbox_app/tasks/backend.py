@@ -138,7 +138,8 @@ def _send(row: Row, task: Task[..., Any]) -> None:
     if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
         options["queue"] = task.queue_name
     if due := task.run_after:
-        options["eta"] = timezone.make_aware(due) if timezone.is_naive(due) else due
+        is_naive, own = timezone.is_naive(due), timezone.get_default_timezone()
+        options["eta"] = timezone.make_aware(due, own) if is_naive else due
     run = current_app.tasks[RUN_TASK]
     inside = is_atomic(using)
     staged = inside or alias_outside(row.task, using)

@@ -162,6 +162,15 @@ def test_a_task_that_is_to_run_later_is_held(alias: str) -> None:
     assert TaskResult.objects.using(alias).get().kept_from == due
 
 
+@pytest.mark.usefixtures("in_atomic")
+def test_a_time_without_a_zone_is_the_projects(alias: str, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    due = timezone.now() + timedelta(days=1)
+    with timezone.override("Pacific/Auckland"):  # of the visitor
+        add.using(run_after=due).enqueue(1)
+    assert message(alias)[1].headers["eta"] == f"{due.isoformat()}+05:30"
+
+
 @pytest.mark.any_database
 @pytest.mark.usefixtures("in_atomic")
 def test_logs_of_celery_name_the_function(alias: str) -> None:
