@@ -284,7 +284,11 @@ class Archive:
 
     def _marks(self, limit: int | None = None) -> Iterator[tuple[int, Mark]]:
         """Yield what the last commits say, the newest first, each with its version."""
-        found, version = self._table.history(limit), self._table.version()
+        version = -1
+        while version != self._table.version():
+            version, found = self._table.version(), self._table.history(limit)
+            # It has what was committed since that version, too, under numbers that are too low.
+            self._table.update_incremental()
         if not found or found[0]["version"] != version:
             raise _damaged(self.store, f"the commit of version {version} is empty")
         for commit in found:
@@ -323,12 +327,12 @@ class Archive:
             raise _damaged(self.store, f"it has {found} rows, and its newest commit {self.rows}")
 
     def _go_back(self, end: Offset) -> None:
-        for version, mark in self._marks():
-            if mark.end == end.text:
-                with _explained(self.store):
+        with _explained(self.store):
+            for version, mark in self._marks():
+                if mark.end == end.text:
                     self._table.load_as_version(version)
-                self.mark = mark
-                return self._require_ours()
+                    self.mark = mark
+                    return self._require_ours()
         raise ArchiveRefused(
             f"No batch of the archive {self.store.folder} ends at the offset that is asked for. "
             "Leave the option end out, or take the end of a commit of its table."

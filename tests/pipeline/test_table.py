@@ -82,6 +82,23 @@ def test_a_commit_says_how_far_the_log_is_archived(filled, folder):
     assert first["min.recorded_at"] == first["max.recorded_at"]
 
 
+@pytest.mark.parametrize("look", [0, 1])
+def test_a_batch_may_be_committed_while_the_table_is_read(filled, folder, monkeypatch, look):
+    """The history of a version holds what was committed since, under numbers that are not its."""
+    history, looks = DeltaTable.history, []
+
+    def meanwhile(table, limit=None):
+        looks.append(limit)
+        if len(looks) == look + 1:
+            filled.add(1)
+        return history(table, limit)
+
+    monkeypatch.setattr(DeltaTable, "history", meanwhile)
+    before = Archive.load(folder, LOG, offset(2))
+    assert (before.rows, before.end) == (4, offset(2))
+    assert Archive.load(folder, LOG).rows == 7
+
+
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path):
     (tmp_path / "summer.jpg").write_text("dear")
     before = tree(tmp_path)
