@@ -187,11 +187,11 @@ class FenceAdmin(OutboxAdmin):
     search_help_text = _("The whole event id.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        alias = request.GET.get("database", "")
+        alias = request.GET.get("database")
         rows = super().get_queryset(request)
-        if alias not in connections:
+        if alias is None:
             return rows
-        tables = connections[alias].introspection.table_names()
+        tables = connections[alias].introspection.table_names() if alias in connections else ()
         return rows.using(alias) if Fence._meta.db_table in tables else rows.none()
 
 

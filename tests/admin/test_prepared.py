@@ -168,6 +168,8 @@ def test_fences_of_one_database_at_a_time(alias, superuser):
     others = [each for each in django_settings.DATABASES if each != alias]
     for other in others[:1]:
         assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": other}))
+    for unknown in ("no such alias", ""):
+        assert str(fence.event_id) not in text(superuser.get(FENCES, {"database": unknown}))
 
 
 class TestOverview:
