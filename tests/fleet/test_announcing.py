@@ -143,8 +143,9 @@ def test_a_list_whose_thread_could_not_be_started(
 
 
 def test_imported_before_django_is_set_up() -> None:
-    """As asgi.py and gunicorn's configuration file do."""
-    code = "from outbox_app.fleet import announce; import outbox_app.fleet.gunicorn"
+    """As asgi.py does, and gunicorn's configuration file, which is read before gevent patches."""
+    code = "import sys, outbox_app.fleet.gunicorn; assert 'django' not in sys.modules; "
+    code += "from outbox_app.fleet import announce"
     environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
