@@ -338,9 +338,8 @@ class Attempt:
         run: list[Call] = []
         ids = set(self.answered)
         for call in self.calls[start:]:
-            # One of those that ended a batch is alone: its handler may have ended the thread.
             fits = call.command == name and call.expected is None
-            if not fits or call.begun or call.refused or call.command_id in ids:
+            if not fits or call.alone or call.refused or call.command_id in ids:
                 break
             ids.add(call.command_id)
             run.append(call)

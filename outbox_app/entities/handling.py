@@ -65,8 +65,7 @@ class Gifts:
 
     def _hooks_since(self, begin: object) -> list[Any]:
         """Take the callbacks that were added, off the list."""
-        hooks = self.connection.run_on_commit
-        taken: list[Any] = []
+        hooks, taken = self.connection.run_on_commit, list[Any]()
         while hooks and (hook := hooks.pop())[1] is not begin:
             taken.insert(0, hook)
         return taken

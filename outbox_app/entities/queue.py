@@ -158,7 +158,7 @@ class Queues:
             redone = (Exception, Outcome, type(None))
             left = [c for c in batch if c is not own and isinstance(c.answer, redone)]
             for call in left:
-                call.begun, call.answer = True, None
+                call.begun, call.alone, call.answer = True, True, None
             raise
         finally:
             self.of_thread.leads = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import DataError, connections, transaction
+from django.db import DataError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -212,6 +212,36 @@ def test_a_handler_of_batches_is_called_once_for_those_that_follow_one_another(a
     commands.append(Command("a", "sell", {"pieces": 0}, command_id="c1"))  # a conflict
     Stock.execute_many(commands, using=alias, return_exceptions=True)
     assert calls == [[1, 2], [3]]
+    spec_of.cache_clear()
+
+
+@commits
+def test_a_handler_of_batches_is_called_once_again_after_a_commit_that_was_lost(alias, monkeypatch):
+    """The state may be large: one by one it would be decoded and encoded a thousand times."""
+    from outbox_app.entities import command
+    from outbox_app.entities.declaration import spec_of
+
+    calls = []
+
+    def sell(self, requests):
+        calls.append(len(requests))
+        return original(self, requests)
+
+    def lost():
+        monkeypatch.setattr(connection, "_commit", commit)
+        connection.connection.close()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    original, connection = Stock.sell, connections[alias]
+    commit = connection._commit
+    Stock.execute("a", "fill", {"pieces": 9}, command_id="fill", using=alias)
+    monkeypatch.setattr(Stock, "sell", command(batch=True)(sell))
+    spec_of.cache_clear()
+    monkeypatch.setattr(connection, "_commit", lost)
+    commands = [Command("a", "sell", {"pieces": 1}, command_id=f"c{n}") for n in range(4)]
+    answers = Stock.execute_many(commands, using=alias)
+    assert [answer.response for answer in answers] == [8, 7, 6, 5]
+    assert calls == [4, 4]
     spec_of.cache_clear()
 
 
