@@ -7,6 +7,7 @@ links do. One that no row can have finds nothing: an action on all that match mu
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -19,7 +20,6 @@ from ..jobs.staged import held_few
 from ..text import one_line
 from .actions import asked_at
 from .base import few
-from .row_range import number
 
 #: Rows in which the values to offer are looked for.
 NEWEST = 1000
@@ -41,9 +41,12 @@ class ColumnFilter(SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         asked = self.value()
-        if asked is not None and "\x00" in asked:  # which PostgreSQL refuses to compare
-            return queryset.none()
-        return None if asked is None else queryset.filter(**{self.parameter_name: asked})
+        if asked is None:
+            return None
+        with suppress(ValueError):  # no number, of a column of numbers
+            if "\x00" not in asked:  # which PostgreSQL refuses to compare
+                return queryset.filter(**{self.parameter_name: asked})
+        return queryset.none()
 
 
 def column_filter(name: str, heading: Any) -> type[ColumnFilter]:
@@ -77,16 +80,6 @@ def _by_the_index(request: HttpRequest, queryset: Any, held: Any) -> Any:
     # A few held rows may lie below millions of ready ones, where no range of ids reaches.
     ids = held_few(held)
     return held if ids is None else few(request, queryset, ids)
-
-
-class ShardFilter(ColumnFilter):
-    parameter_name = "shard"
-    title = _("shard")
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        if (asked := self.value()) is not None and number(asked) is None:
-            return queryset.none()
-        return super().queryset(request, queryset)
 
 
 class AgeFilter(SimpleListFilter):

@@ -164,7 +164,7 @@ class PreparedEventAdmin(ConfirmedActionsAdmin):
 
 
 class DatabaseFilter(SimpleListFilter):
-    """All aliases: only the chosen one is connected to. The queryset is on it already."""
+    """All aliases: only the chosen one is connected to."""
 
     title = _("database")
     parameter_name = "database"
@@ -172,8 +172,11 @@ class DatabaseFilter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(alias, alias) for alias in connections]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        return None
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        if (alias := self.value()) is None:
+            return None
+        tables = connections[alias].introspection.table_names() if alias in connections else ()
+        return queryset.using(alias) if Fence._meta.db_table in tables else queryset.none()
 
 
 @admin.register(Fence)
@@ -185,14 +188,6 @@ class FenceAdmin(OutboxAdmin):
     actions = None
     search_fields = ["event_id"]
     search_help_text = _("The whole event id.")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        alias = request.GET.get("database")
-        rows = super().get_queryset(request)
-        if alias is None:
-            return rows
-        tables = connections[alias].introspection.table_names() if alias in connections else ()
-        return rows.using(alias) if Fence._meta.db_table in tables else rows.none()
 
 
 class PeerForm(forms.ModelForm):  # type: ignore[type-arg]

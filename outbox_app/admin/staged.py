@@ -21,7 +21,7 @@ from ..text import duration, one_line, shown
 from .actions import BulkAction
 from .base import address, column
 from .charts import number
-from .filters import ShardFilter, StateFilter, column_filter
+from .filters import StateFilter, column_filter
 from .job import MESSAGE_FIELDS, JobAdmin
 from .masking import masked_line
 from .tables import WORDS, Group, Table
@@ -78,7 +78,7 @@ class StagedJobAdmin(JobAdmin):
         column_filter("task", _("task")),
         column_filter("queue", _("queue")),
         column_filter("ordering_key", _("ordering key")),
-        ShardFilter,
+        column_filter("shard", _("shard")),
     ]
     sortable_by = ["id"]
     payload_permission = "view_payload_stagedjob"

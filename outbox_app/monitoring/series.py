@@ -273,8 +273,7 @@ def _rows(using: str, names: Any, first: datetime, last: datetime) -> QuerySet[S
 
 def _totals(rows: QuerySet[Statistic], last: datetime) -> QuerySet[Any, Any]:
     """Return name, label, total, and that of the last minute which is over, by label."""
-    minute = stored(last - MINUTE, using=rows.db)
-    full = Sum("value", filter=Q(minute=minute), default=0.0)
+    full = Sum("value", filter=Q(minute=stored(last - MINUTE, using=rows.db)), default=0.0)
     totals = rows.values_list("name", "label").annotate(Sum("value"), full=full)
     return totals.order_by("label")
 
