@@ -15,7 +15,7 @@ autocommit off, outside ``atomic()``                   refused: it would be sent
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from inspect import signature
 from types import SimpleNamespace
@@ -134,20 +134,17 @@ class StagingMixin:
         alias = None if by_hand else self._alias_to_stage(name, task_args, using, options, mode)
         if ours.get("ordering_key") and mode != "shadow":
             self._check_order(name, task_args, alias if mode == "stage" else None, options)
-        record: ShadowProducer | None = None
+        record = None
         if alias is not None:
             options["producer"] = self._staging(name, ours, options, using=alias, mode=mode)
         elif mode == "shadow" and not by_hand:
-            record = self._recording(name, task_args, ours, options)
+            options["producer"] = record = self._recording(name, task_args, ours, options)
         send: Any = super().send_task  # type: ignore[misc]
         before = _staging_now.get()
         _staging_now.set(alias is not None)
         try:
-            if record is None:
+            with record or nullcontext():
                 result = send(name, *args, **options)
-            else:
-                with record:
-                    result = send(name, *args, **{**options, "producer": record})
         finally:
             _staging_now.set(before)
         if alias is not None:
