@@ -169,11 +169,11 @@ class TypeSpec:
             except ValidationError:
                 raise rejected(constraint) from None
         if len(refused) > 1:
-            # What the snapshot of the caller's transaction hides, the database names.
-            for constraint in self.constraints:
-                if constraint.name in str(refused[-1]):
-                    raise rejected(constraint)
-            raise refused[-1]
+            # What the snapshot of the caller's transaction hides, the database names, at the end.
+            text = str(refused[-1]).partition("\nDETAIL")[0].rpartition(" for key ")[2]
+            named = [each for each in self.constraints if each.name in text]
+            named.sort(key=lambda each: (text.rfind(each.name) + len(each.name), len(each.name)))
+            raise rejected(named[-1]) if named else refused[-1]
 
 
 spec_of = cache(TypeSpec)

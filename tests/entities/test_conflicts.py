@@ -18,7 +18,7 @@ from outbox_app.exceptions import EntityContended, OutcomeUnknown, UnknownEntity
 from outbox_app.failpoints import set_failpoint
 from outbox_app.models import StreamHead
 from tests import forking
-from tests.entities.models import Account
+from tests.entities.models import Account, Person
 from tests.patience import patience
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -144,6 +144,26 @@ def test_a_hidden_twin_is_found_before_anything_is_refused(
         assert connections[alias].vendor == "mysql"
         assert (outcome.replayed, outcome.version) == (True, before + 1)
     assert len(rows()) == before + 1
+
+
+@servers
+def test_what_a_snapshot_hides_is_named_by_the_index_and_not_by_the_values(alias, snapshots):
+    """Django's own look sees nothing, so it is told by the error, which quotes the values."""
+
+    def enter(id, nick):
+        return Person.execute(id, "enter", {"nick": nick}, command_id=id, using=alias)
+
+    def elsewhere():
+        try:
+            return enter("b", "email for key x")
+        finally:
+            connections.close_all()
+
+    with transaction.atomic(using=alias):
+        assert not Person.objects.using(alias).exists()  # takes the snapshot
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(elsewhere).result().rejected
+        assert enter("a", "email for key x").rejected.code == "nick"
 
 
 @servers

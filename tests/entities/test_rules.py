@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
-from django.db import connections, models, transaction
+from django.db import IntegrityError, connections, models, transaction
 from django.test.utils import isolate_apps
 
-from outbox_app.entities import Command, Entity, EntityVersion, command
+from outbox_app.entities import Command, Entity, EntityVersion, Rejected, command
 from outbox_app.entities.declaration import TypeSpec
 from outbox_app.exceptions import InvalidCommand
 from tests.entities.models import Person
@@ -181,6 +181,27 @@ def test_what_a_command_may_change_so_that_an_index_refuses_its_row(meta, unique
         Meta = type("Meta", (), meta)
 
     assert TypeSpec(Ticket).unique == unique
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("name", "username"), "Duplicate entry 'x' for key 'person.username'"),
+        (("name", "no"), "Duplicate entry 'name' for key 'shop_name.no'"),
+        (("nick", "email"), 'constraint "nick_email_key"\nDETAIL:  Key (email)=(nick) exists.'),
+    ],
+)
+def test_of_two_names_in_an_error_that_of_the_index_is_meant(names, text):
+    class Unseen(models.UniqueConstraint):
+        def validate(self, *args, **options):
+            pass
+
+    spec = TypeSpec(Person)
+    spec.constraints = [Unseen(fields=["nick"], name=name) for name in names]
+    refused = IntegrityError(text)
+    with pytest.raises(Rejected) as caught:
+        spec.require_free(Person(pk="a"), [refused, refused], using="default")
+    assert caught.value.code == names[1]
 
 
 @commits
