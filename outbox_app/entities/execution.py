@@ -159,7 +159,7 @@ def _commit(entity: Any, calls: Sequence[Call], *, using: str) -> Sequence[Call]
                 recorded = attempt.steps
             seconds = time.monotonic() - began
             refused = sum(len(call.refused) for call in calls)  # by an index, and by no other
-            counting.count(attempt, conflicts=attempts - 1 - refused, seconds=seconds)
+            counting.count(attempt, conflicts=max(0, attempts - 1 - refused), seconds=seconds)
             failpoint("entity_committed")
             return left
         except Moved as error:

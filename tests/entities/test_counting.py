@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, DataError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from outbox_app.entities import Command, Rejected, counting, execution
@@ -15,7 +15,8 @@ from outbox_app.entities.queue import queues
 from outbox_app.exceptions import EntityContended
 from outbox_app.models import Statistic
 from outbox_app.process import counters
-from tests.entities.models import Account, Person
+from outbox_app.signals import events_published
+from tests.entities.models import Account, Person, PersonVersion
 from tests.process.counters.planted import totals
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -130,6 +131,26 @@ def test_a_row_that_an_index_refuses_is_no_conflict(alias, written):
     found = written()
     assert found["rejected_commands email"] == 1
     assert "command_conflicts" not in found
+
+
+def test_what_an_index_refused_before_a_batch_was_halved_takes_no_conflict_away(alias, written):
+    def refuse(events, **kwargs):
+        if any(event.command_id == "c0" for event in events):
+            raise DataError("out of range")
+
+    for id, state in (("b", {"email": "x"}), ("a", {})):
+        Person.execute(id, "enter", state, command_id="enter", using=alias)
+    commands = [
+        Command("a", "change", state, command_id=f"c{number}")
+        for number, state in enumerate(({"age": 1}, {"email": "x"}))
+    ]
+    events_published.connect(refuse, sender=PersonVersion)
+    try:
+        answers = Person.execute_many(commands, using=alias, return_exceptions=True)
+    finally:
+        events_published.disconnect(refuse, sender=PersonVersion)
+    assert (type(answers[0]), answers[1].rejected.code) == (DataError, "email")
+    assert "command_conflicts" not in written()
 
 
 @pytest.fixture
