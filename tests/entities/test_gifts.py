@@ -159,6 +159,21 @@ def test_a_callback_outlives_an_atomic_command_whose_job_would_leave_at_once(
 
 
 @commits
+def test_a_callback_of_the_caller_outlives_it_too(alias, account, ask, declare, add, immediate):
+    called = []
+
+    def give(self):
+        self.stage(add, [1, 2])
+        raise Rejected("No.")
+
+    declare(give, atomic=True)
+    with transaction.atomic(using=alias):
+        transaction.on_commit(lambda: called.append("caller"), using=alias)
+        assert ask("give").rejected
+    assert (called, immediate) == (["caller"], [])
+
+
+@commits
 def test_jobs_of_atomic_commands_leave_as_one_batch(
     alias, account, declare, add, immediate, written
 ):
