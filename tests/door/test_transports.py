@@ -42,9 +42,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def new_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def new_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process has called no peer yet."""
-    monkeypatch.setattr(client, "_loops", {})
+    loops: dict[int, Any] = {}
+    monkeypatch.setattr(client, "_loops", loops)
+    yield
+    for loop, http in loops.values():
+        asyncio.run_coroutine_threadsafe(http.aclose(), loop).result()
 
 
 @pytest.fixture
