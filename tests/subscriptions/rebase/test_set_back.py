@@ -13,7 +13,9 @@ from django.db.models import F
 
 from outbox_app import subscriber
 from outbox_app.checks.logs import check_log_tables
+from outbox_app.exceptions import InvalidArgument
 from outbox_app.models import Cursor, Event
+from outbox_app.subscriptions import rebase_outbox
 from tests.faults.tools import on
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,7 +162,7 @@ def test_a_cursor_that_moves_meanwhile(alias, published, run, seen, monkeypatch)
     ("arguments", "message"),
     [
         (["--last-id", "5"], "Give --log, too"),
-        (["--log", "", "--last-id", "5"], "Give --log, too"),
+        (["--log", "", "--last-id", "5"], "--log is empty"),
         (["--log", "outbox_event", "--last-id", "-1"], "at least 0; got -1"),
         (["--log", "nowhere"], "There is no log 'nowhere'"),
         (["--database", "x"], "no such alias"),
@@ -170,3 +172,8 @@ def test_wrong_arguments_are_refused(alias, arguments, message):
     with pytest.raises(CommandError, match=message) as error:
         rebase(*arguments)
     assert error.value.returncode == 2
+
+
+def test_a_position_of_no_log_is_refused_in_code_too(alias):
+    with pytest.raises(InvalidArgument, match="Give --log, too"):
+        rebase_outbox(using=alias, log="", last_id=5)
