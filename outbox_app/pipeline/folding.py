@@ -110,15 +110,13 @@ def fold(session: SparkSession, plan: Plan, make: Callable[[], Any]) -> RDD[Any]
 
 def beginning_missing(session: SparkSession, options: Options) -> str | None:
     """Return a stream whose first event is neither in the archive nor in the log; None: none is."""
-    archive = options.archive
     log = replace(options, topics="", types="", start="", end="", push_filters=False, archive="")
     # Heads first: what was committed before the events are looked for must be among them.
-    heads = frame(session, replace(log, read="heads"))
-    known = heads.select("stream").persist()
+    known = frame(session, replace(log, read="heads")).select("stream").persist()
     try:
         known.count()
-        events = read(session, log=log, archive=archive, schema="stream string, version bigint")
-        first = events.where("version = 1")
+        schema = some("stream", "version")
+        first = read(session, log=log, archive=options.archive, schema=schema).where("version = 1")
         missing = known.join(first, "stream", "left_anti").first()
     finally:
         known.unpersist()

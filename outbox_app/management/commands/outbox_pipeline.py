@@ -96,8 +96,7 @@ class Command(TeachingCommand):
         if options["pipeline"] == "rebuild":
             log, using = log_of(options["name"])
             options |= {"log": log._meta.db_table, "database": using}
-        names = ("log", "master", "password_file", "password_env")
-        given = {name: options[name] for name in names}
+        given = {name: options[name] for name in ("log", "master", "password_file", "password_env")}
         try:
             with pipeline(**given, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -61,8 +61,7 @@ class Pipeline:
 
     def elsewhere(self, using: str) -> Pipeline:
         given = {"password_env": _password_variable(using)} if _has_password(using) else {}
-        options = log_options(self.log, using=using, **given)
-        return Pipeline(self.session, options, self.log, using)
+        return replace(self, options=log_options(self.log, using=using, **given), using=using)
 
 
 @contextmanager
