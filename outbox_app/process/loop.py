@@ -141,8 +141,7 @@ class ProcessLoop(ABC):
 
     def _ignore_database_errors(self, step: Callable[..., Any], *args: Any) -> bool:
         try:
-            with self._watchdog.busy():
-                step(*args)
+            step(*args)
         except (django.db.Error, LeaseLost) as error:
             self.logger.warning("Step failed what=%s step=%r error=%r", self, step, error)
             self._disconnect()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -21,6 +22,9 @@ from django.db import connections
 from ..text import get_logger
 
 logger = get_logger("outbox_app.drain")
+
+#: What waits for the database too, and is no statement to Django.
+_ENDS = ("_commit", "_rollback")
 
 
 class Watchdog:
@@ -43,10 +47,16 @@ class Watchdog:
         self.connection = connections[self.using]
         self._ended.clear()
         threading.Thread(target=self._watch, name="outbox-watchdog", daemon=True).start()
+        own = vars(self.connection)
+        before = {name: own[name] for name in _ENDS if name in own}
+        own |= {n: partial(self._around_statement, getattr(self.connection, n)) for n in _ENDS}
         try:
             with self.connection.execute_wrapper(self._around_statement):
                 yield
         finally:
+            for name in _ENDS:
+                own.pop(name, None)
+            own |= before
             self._ended.set()
 
     @contextmanager
@@ -57,15 +67,6 @@ class Watchdog:
             yield
         finally:
             self._since = None if before is None else time.monotonic()
-
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Expect nothing of the database inside the block, but of its statements."""
-        self._since = None
-        try:
-            yield
-        finally:
-            self._since = time.monotonic()
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
         # Asked for here: some drivers let no other thread ask while a statement runs.

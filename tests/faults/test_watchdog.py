@@ -45,16 +45,17 @@ def test_statement_without_an_answer_is_cut(behind_a_proxy):
         assert answer(alias) == (1,)
 
 
-def test_what_comes_before_a_statement_is_cut_too(behind_a_proxy):
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_end_of_a_transaction_is_cut_too(behind_a_proxy, end):
     """A COMMIT is no statement to Django."""
     alias, link = behind_a_proxy
     watchdog = Watchdog(using=alias, limit=0.5)
     connections[alias].set_autocommit(False)
-    with watchdog.watching(), watchdog.busy():
+    with watchdog.watching():
         assert answer(alias) == (1,)
         link.mode = "blackhole"
         with pytest.raises(django.db.Error):
-            connections[alias].commit()
+            getattr(connections[alias], end)()
     connections[alias].close()
 
 
@@ -82,10 +83,9 @@ def test_what_has_taken_the_place_of_its_socket_is_left_alone(behind_a_proxy):
 def test_time_spent_with_the_broker_is_not_the_database_s(behind_a_proxy):
     alias, _ = behind_a_proxy
     watchdog = Watchdog(using=alias, limit=patience(0.2))
-    with watchdog.watching(), watchdog.busy():
+    with watchdog.watching():
         assert answer(alias) == (1,)
-        with watchdog.elsewhere():
-            watchdog._ended.wait(4 * watchdog.limit)
-            assert answer(alias) == (1,)
-            watchdog._ended.wait(4 * watchdog.limit)
+        watchdog._ended.wait(4 * watchdog.limit)
+        assert answer(alias) == (1,)
+        watchdog._ended.wait(4 * watchdog.limit)
         assert answer(alias) == (1,)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import django.db
@@ -166,10 +165,6 @@ class Drain(ProcessLoop):
         look = once and busy is False
         return look and bool(self._run_or_back_off(self._nothing_left, self._backoff))
 
-    def _run_or_back_off(self, step: Callable[[], Any], backoff: Backoff) -> Any:
-        with self._watchdog.busy():
-            return super()._run_or_back_off(step, backoff)
-
     def run_once(self) -> bool:
         """Do one turn. Returns whether there was anything to do."""
         self._beat_if_due()
@@ -227,8 +222,7 @@ class Drain(ProcessLoop):
             rows = [row for row in rows if row.id <= self._last]
         if not rows:
             if app.backoff.text:  # others may have sent what it failed with
-                with self._watchdog.elsewhere():
-                    app.open()
+                app.open()
             return False
         failpoint("claimed")
         if run_out := [row for row in rows if row.is_immediate]:
@@ -242,8 +236,7 @@ class Drain(ProcessLoop):
         if not rows:
             return True
         now = aware(self.holder.now() or timezone.now(), using=self.using)
-        with self._watchdog.elsewhere():
-            result = app.publish(rows, now=now, may_send=self._may_send)
+        result = app.publish(rows, now=now, may_send=self._may_send)
         self._settle(app, result)
         error = result.error
         if isinstance(error, LeaseLost | UnsafeBroker | django.db.Error):
@@ -288,17 +281,15 @@ class Drain(ProcessLoop):
             nonlocal answers  # a database that is away is asked once, not for each receiver
             answers = answers and self._ignore_database_errors(self._beat_if_due)
 
-        with self._watchdog.elsewhere():
-            announce(result, sender=Drain, using=self.using, keep_alive=keep_alive)
-            app.send_events(result, keep_alive)
-            trace_batch(result)
+        announce(result, sender=Drain, using=self.using, keep_alive=keep_alive)
+        app.send_events(result, keep_alive)
+        trace_batch(result)
 
     def _may_send(self, seconds: float = 0.0) -> float:
         """Renew the lease where a send needs it. Returns the seconds that one may take."""
         if self._stop.is_set_for(FINISH_SECONDS):
             raise Stopping("The rest of the batch is left, because the drainer stops.")
-        with self._watchdog.busy():
-            self._beat_if_due(at_once=not self.holder.holds(seconds))
+        self._beat_if_due(at_once=not self.holder.holds(seconds))
         left = self.holder.remaining
         if left < outbox_settings().PUBLISH_TIMEOUT:
             raise LeaseLost("The lease is about to end; the batch is left to its next owner.")
