@@ -23,6 +23,7 @@ from ..eventlog.registry import position_before
 from ..eventlog.window import Run
 from ..exceptions import ReplayRefused
 from ..models import EventLog, counting
+from ..models.clock import stored
 from ..text import one_line
 
 StartPoint = Literal["beginning", "now"] | int | datetime
@@ -54,11 +55,10 @@ def position_of(log: type[EventLog], place: StartPoint, *, using: str) -> int | 
     if place == "beginning":
         return 0
     if isinstance(place, datetime):
-        as_read = timezone.make_aware if settings.USE_TZ else timezone.make_naive
         try:
-            if timezone.is_naive(place) == settings.USE_TZ:
-                place = as_read(place)
-            return position_before(log, place, using=using)
+            if settings.USE_TZ and timezone.is_naive(place):
+                place = timezone.make_aware(place)
+            return position_before(log, stored(place, using=using), using=using)
         except OverflowError as error:
             raise ReplayRefused(f"{place} is too early, or too late: {error}.") from error
     last = log._default_manager.using(using).aggregate(last=Max("id"))["last"] or 0

@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections, transaction
+from django.utils import timezone
 
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import ReplayRefused, UnknownLog
 from outbox_app.models import Cursor, Event, ParkedStream
+from outbox_app.models.clock import aware
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.skips import skip_event
 from outbox_app.subscriptions.start_point import parse_start_point, position_of
@@ -348,10 +350,14 @@ def test_what_was_skipped_is_not_handled_by_a_new_partition(alias, published, ru
 
 def test_times_of_a_project_without_time_zones(alias, published, settings):
     published("a")
-    settings.USE_TZ = False
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     connections[alias].close()
-    for place in (datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)):
-        assert position_of(Event, place, using=alias) == Event.objects.using(alias).get().pk - 1
+    event = Event.objects.using(alias).get()
+    recorded, minute = aware(event.recorded_at, using=alias), timedelta(minutes=1)
+    with timezone.override("Pacific/Auckland"):  # of the visitor
+        for place in (recorded - minute, datetime(2020, 1, 1)):
+            assert position_of(Event, place, using=alias) == event.pk - 1
+        assert position_of(Event, recorded + minute, using=alias) != event.pk - 1
     connections[alias].close()
 
 
