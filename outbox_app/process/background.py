@@ -72,7 +72,7 @@ class Background:
     def drain(self, seconds: float) -> bool:
         """Wait until every call was made, for so many seconds at most; say whether they were."""
         until = time.monotonic() + seconds
-        while self.waiting.unfinished_tasks and time.monotonic() < until:
+        while self.waiting.unfinished_tasks and self.threads and time.monotonic() < until:
             time.sleep(0.01)
         return not self.waiting.unfinished_tasks
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import django.db
 import pytest
 from django.db import connections
 
 from outbox_app.models import Process
+from outbox_app.process import background
 from outbox_app.process.background import Background
 from tests.faults.tools import on
 from tests.patience import eventually, patience
@@ -36,3 +39,15 @@ def test_a_connection_that_was_cut_is_opened_anew(alias: str) -> None:
     assert calls.drain(patience(20))
     assert answered == [True, False, True, True]
     eventually(lambda: not calls.threads, "it is idle, and has closed its connection")
+
+
+def test_calls_that_no_thread_makes_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = Background("none", threads=1, longest=10, together=1, at_exit=0)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", start)
+        assert calls.send(print, ["never"])
+    monkeypatch.setattr(background.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    assert not calls.drain(patience(20))
