@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from celery.signals import after_task_publish
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from outbox_app import failpoints
 from outbox_app.jobs.drain.drain import Drain
@@ -60,8 +60,9 @@ def test_of_celerys_signal(alias, redis_url, make_named_app, book):
 def test_of_jobs_that_die(alias, redis_url, make_named_app, book):
     app, jobs = make_named_app(redis_url), book(alias)
     with slow(job_dead) as heard, two_drainers(alias):
-        jobs.stage(app, JOBS, key="k")  # of one shard: the other drainer has nothing to do
-        StagedJob.objects.using(alias).update(app="nobody")
+        with transaction.atomic(using=alias):  # no drainer sees them before
+            jobs.stage(app, JOBS, key="k")  # of one shard: the other one has nothing to do
+            StagedJob.objects.using(alias).update(app="nobody")
         eventually(lambda: len(heard) == JOBS, "all are told")
     assert DeadJob.objects.using(alias).count() == JOBS
     assert not Incident.objects.using(alias).exists()
