@@ -186,3 +186,4 @@ class Demo:
         with transaction.atomic():
             self.stopped = self.servers[name]
             os.kill(self.stopped.pid, signal.SIGSTOP)
+            os.waitpid(self.stopped.pid, os.WUNTRACED)  # until each of its threads has stopped
