@@ -287,6 +287,7 @@ def test_questions_that_never_end_are_asked_again(
     settings.OUTBOX = {**settings.OUTBOX, "MAX_BACKOFF": 0.05}
     monkeypatch.setattr(asking, "BATCH", 1)
     monkeypatch.setattr(asking, "CLAIM_SECONDS", 0.3)
+    monkeypatch.setattr(asking, "FIRST_PAUSE", 0.1)
     ends = threading.Event()
 
     def hang(given: Any) -> Any:
