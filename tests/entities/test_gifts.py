@@ -10,7 +10,6 @@ from django.db import transaction
 from outbox_app import publish
 from outbox_app.entities import Command, Rejected
 from outbox_app.exceptions import InvalidCommand, InvalidEvent, WrittenByCommands
-from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import Event, StagedJob
 from tests import tasks
 from tests.entities.models import Account, AccountVersion
@@ -121,19 +120,11 @@ def test_an_atomic_command_gives_after_those_before_it(
 
 
 @pytest.fixture
-def immediate(settings, monkeypatch):
+def immediate(settings, publishes):
     """Jobs leave right after the commit; how many each publish was given."""
     on = {"IMMEDIATE": True, "IMMEDIATE_TIMEOUT": 20, "IMMEDIATE_HOLD": 600}
     settings.OUTBOX = {**settings.OUTBOX, **on}
-    sizes = []
-    publish = Publisher.publish
-
-    def counted(self, rows, **options):
-        sizes.append(len(rows))
-        return publish(self, rows, **options)
-
-    monkeypatch.setattr(Publisher, "publish", counted)
-    return sizes
+    return publishes
 
 
 @commits

@@ -117,24 +117,15 @@ def test_a_confirm_that_publishes_nothing_says_so(
     assert states() == ["undecided"]
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_the_keeper_was_restored_to_before_the_prepare(
-    alias: str, make: Any, pay: Any, states: Any, in_log: Any
+    alias: str, make: Any, pay: Any, states: Any, in_log: Any, times: int
 ) -> None:
+    """Twice at once as well, as where a call waits in the queue beside the same call."""
     event = make()
     pay(event)
     PreparedEvent.objects.using(alias).all().delete()
-    confirm(event)
-    assert (states(), len(in_log())) == (["confirmed"], 1)
-
-
-def test_one_that_the_keeper_has_lost_is_told_twice_at_once(
-    alias: str, make: Any, pay: Any, states: Any, in_log: Any
-) -> None:
-    """As where a call waits in the queue beside the same call."""
-    event = make()
-    pay(event)
-    PreparedEvent.objects.using(alias).all().delete()
-    confirm(event, event)
+    confirm(*[event] * times)
     assert (states(), len(in_log())) == (["confirmed"], 1)
 
 

@@ -8,26 +8,11 @@ from django.db import connections, transaction
 
 from outbox_app import cancel, stage, stage_many
 from outbox_app.jobs import immediate
-from outbox_app.jobs.drain.publisher import Publisher
 from outbox_app.models import StagedJob
 from outbox_app.signals import jobs_published
 from tests.jobs.staging.transactions import rolled_back
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def batches(monkeypatch):
-    """How many jobs each publish was given."""
-    sizes = []
-    publish = Publisher.publish
-
-    def counted(self, rows, **options):
-        sizes.append(len(rows))
-        return publish(self, rows, **options)
-
-    monkeypatch.setattr(Publisher, "publish", counted)
-    return sizes
 
 
 def test_staged_published_and_deleted(alias, broker_url, make_named_app, book, states):
@@ -42,14 +27,14 @@ def test_staged_published_and_deleted(alias, broker_url, make_named_app, book, s
     jobs.assert_exact()
 
 
-def test_a_rollback_publishes_nothing(alias, app, batches):
+def test_a_rollback_publishes_nothing(alias, app, publishes):
     with rolled_back(alias):
         app.tasks["note"].delay("", 1)
-    assert batches == []
+    assert publishes == []
 
 
 def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_back(
-    alias, app, batches, book
+    alias, app, publishes, book
 ):
     jobs, note = book(alias), app.tasks["note"]
     with transaction.atomic(using=alias):
@@ -63,14 +48,14 @@ def test_all_of_a_commit_leave_as_one_batch_but_for_savepoints_that_were_rolled_
         for i in (6, 7):
             note.delay("", i)
         jobs.note()
-    assert batches == [6]
+    assert publishes == [6]
     jobs.receive(app)
     assert sorted(body[1] for body in jobs.bodies) == [1, 2, 3, 4, 6, 7]
     jobs.assert_exact()
 
 
 def test_what_is_cancelled_before_the_commit_is_not_published(
-    alias, app, batches, states, book, monkeypatch
+    alias, app, publishes, states, book, monkeypatch
 ):
     jobs, note = book(alias), app.tasks["note"]
     monkeypatch.setattr(app.control, "revoke", lambda task_id: None)
@@ -83,14 +68,14 @@ def test_what_is_cancelled_before_the_commit_is_not_published(
         for i in (4, 5):
             assert cancel(note.delay("", i).id, using=alias)
         jobs.note()
-    assert (batches, states()) == ([2], [])
+    assert (publishes, states()) == ([2], [])
     jobs.receive(app)
     jobs.assert_exact()
 
 
-def test_published_before_the_callbacks_of_others_which_may_raise(alias, app, batches, states):
+def test_published_before_the_callbacks_of_others_which_may_raise(alias, app, publishes, states):
     def fail():
-        assert batches == [1]
+        assert publishes == [1]
         raise ZeroDivisionError
 
     def work():
@@ -104,13 +89,13 @@ def test_published_before_the_callbacks_of_others_which_may_raise(alias, app, ba
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 @pytest.mark.django_db(transaction=True, databases=["default", "postgres"])
-def test_two_aliases_in_one_another(alias, app, batches, states):
+def test_two_aliases_in_one_another(alias, app, publishes, states):
     note = app.tasks["note"]
     with transaction.atomic(using="default"), transaction.atomic(using="postgres"):
         stage(note, ("", 1), using="default")
         stage(note, ("", 2), using="postgres")
         stage(note, ("", 3), using="default")
-    assert batches == [1, 2]
+    assert publishes == [1, 2]
     assert states() == []
     assert not StagedJob.objects.using("default").exists()
 
@@ -143,26 +128,26 @@ def test_no_more_than_an_insert_and_a_delete(alias, app, django_assert_num_queri
 
 
 @pytest.mark.parametrize("option", [{"ordering_key": "k"}, {"countdown": 60}, {"immediate": False}])
-def test_what_is_left_to_the_drain(alias, app, batches, states, option):
+def test_what_is_left_to_the_drain(alias, app, publishes, states, option):
     with transaction.atomic(using=alias):
         app.tasks["note"].apply_async(("", 1), **option)
     assert states() == ["ready"]
-    assert batches == []
+    assert publishes == []
 
 
 def test_large_jobs_and_those_beyond_a_number_are_left_to_the_drain(
-    alias, app, batches, states, monkeypatch
+    alias, app, publishes, states, monkeypatch
 ):
     monkeypatch.setattr(immediate, "MOST", 3)
     with transaction.atomic(using=alias):
         app.tasks["note"].delay("x" * 100_000, 1)
         for i in range(4):
             app.tasks["note"].delay("", i)
-    assert batches == [3]
+    assert publishes == [3]
     assert states() == ["ready", "ready"]
 
 
-def test_for_one_call_or_one_task(alias, app, batches, on):
+def test_for_one_call_or_one_task(alias, app, publishes, on):
     on(IMMEDIATE=False)
     note = app.tasks["note"]
     with transaction.atomic(using=alias):
@@ -173,23 +158,23 @@ def test_for_one_call_or_one_task(alias, app, batches, on):
         note.immediate = True
         note.delay("", 5)
         note.apply_async(("", 6), immediate=False)
-    assert batches == [4]
+    assert publishes == [4]
     assert StagedJob.objects.using(alias).count() == 2
 
 
-def test_a_call_outside_a_transaction_is_sent_as_ever(alias, app, batches, states):
+def test_a_call_outside_a_transaction_is_sent_as_ever(alias, app, publishes, states):
     app.tasks["note"].apply_async(("", 1), immediate=True)
-    assert batches == []
+    assert publishes == []
     assert states() == []
 
 
-def test_in_a_transaction_of_their_own(alias, app, batches, on):
+def test_in_a_transaction_of_their_own(alias, app, publishes, on):
     on(OUTSIDE="stage")
     app.tasks["note"].delay("", 1)
-    assert batches == [1]
+    assert publishes == [1]
 
 
-def test_with_autocommit_off_the_drain_takes_them(alias, app, batches, states, on):
+def test_with_autocommit_off_the_drain_takes_them(alias, app, publishes, states, on):
     on(OUTSIDE="stage")
     transaction.set_autocommit(False, using=alias)
     try:
@@ -199,14 +184,16 @@ def test_with_autocommit_off_the_drain_takes_them(alias, app, batches, states, o
         transaction.commit(using=alias)
     finally:
         transaction.set_autocommit(True, using=alias)
-    assert batches == []
+    assert publishes == []
 
 
-def test_a_job_that_expires_in_a_project_without_time_zones(alias, app, batches, states, settings):
+def test_a_job_that_expires_in_a_project_without_time_zones(
+    alias, app, publishes, states, settings
+):
     settings.USE_TZ = False
     with transaction.atomic(using=alias):
         app.tasks["note"].apply_async(("", 1), expires=600)
-    assert (batches, states()) == ([1], [])
+    assert (publishes, states()) == ([1], [])
 
 
 @pytest.mark.django_db
