@@ -14,6 +14,7 @@ from functools import partial, wraps
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import django.db
 from django.contrib.auth.decorators import login_not_required
@@ -73,7 +74,7 @@ def _answered(
         return _response(411, {"detail": "By WSGI a body arrives only if Content-Length is sent."})
     try:
         query = request.META.get("QUERY_STRING", "")
-        url = f"{request.scheme}://{request.get_host()}{escape_uri_path(request.path)}"
+        url = f"{request.scheme}://{request.get_host()}{_path_sent(request)}"
         url = f"{url}?{query}" if query else url
         message = SimpleNamespace(method=request.method, url=url, headers=request.headers)
         peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
@@ -96,6 +97,14 @@ def _answered(
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
     return response
+
+
+def _path_sent(request: HttpRequest) -> str:
+    """Return the path with the escapes that it came with, else with ours: servers may not tell."""
+    raw = getattr(request, "scope", {}).get("raw_path") or b""
+    raw = raw.decode("latin-1") or request.META.get("RAW_URI") or request.META.get("REQUEST_URI")
+    path = str(raw).partition("?")[0]
+    return path if unquote(path) == request.path else escape_uri_path(request.path)
 
 
 def seconds_left(request: HttpRequest) -> float | None:

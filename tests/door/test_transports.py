@@ -74,6 +74,7 @@ def test_under_asgi(alias: str, sender: str, ask: Any, states: Any, in_log: Any)
     shop = peer_named("shop", "keeper")
     status, said = call(shop, "GET", "prepared/open?skip=1")
     assert (status, [each["id"] for each in said]) == (200, [str(gone.event_id)])
+    assert call(shop, "GET", "prepared/%6Fpen")[0] == 200  # signed as it is sent
     assert call(shop, "POST", "prepared/", {"id": 1})[0] == 415
     ask()
     assert states() == ["confirmed", "confirmed", "cancelled"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from wsgiref.simple_server import make_server
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
@@ -132,6 +132,21 @@ class TestAServer:
         assert (status, again["replayed"]) == (200, True)
         assert client.execute(host, path, {"amount": 99}, "k-2")[1]["rejected"] is True
         assert client.withdraw(host, "ä b", 5, "k-3")[0] == 404  # the page's type is not granted
+
+    @pytest.mark.parametrize("name", ["RAW_URI", "REQUEST_URI"])
+    def test_a_path_with_other_escapes_than_djangos(
+        self, client: Any, alias: str, host: str, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        def telling(handler: Any) -> Any:
+            return WSGIRequestHandler.get_environ(handler) | {name: handler.path}
+
+        monkeypatch.setattr(Handler, "get_environ", telling)
+        client.CONNECTION = client.http.client.HTTPConnection
+        id = "ann@shop.example:1=/ä"
+        path = f"/outbox/entities/entities.account/{client.quote(id)}/open"
+        status, said = client.execute(host, path, {"owner": "ann", "balance": 30}, "k-1")
+        assert (status, said["version"]) == (200, 1)
+        assert Account.objects.using(alias).filter(pk=id).exists()
 
     def test_what_is_not_signed_so_is_not_believed(
         self, client: Any, alias: str, host: str, monkeypatch: pytest.MonkeyPatch
