@@ -35,7 +35,7 @@ from celery.signals import worker_process_shutdown
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.core.validators import MinValueValidator
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.dispatch import receiver
 
 from .aliases import chosen, outbox_alias
@@ -44,7 +44,7 @@ from .exceptions import InvalidArgument, NoNode
 from .models import Node
 from .models.node import DATACENTRES, NODES, Milliseconds
 from .process.lease import elapsed
-from .transactions import is_in_test, lacks_autocommit, own_connection, require_table
+from .transactions import after_commit, is_in_test, lacks_autocommit, own_connection, require_table
 
 __all__ = ["IdParts", "SnowflakeField", "parts_of", "shard_of", "snowflake", "snowflakes"]
 
@@ -261,7 +261,7 @@ class Snowflakes:
         if own and max((self._clock() - own[-1].zero) * 1000, self._last + 1) < own[-1].high:
             return own[-1]
         reserved = self._request(using)
-        transaction.on_commit(partial(self._keep, reserved), using=using)
+        after_commit(partial(self._keep, reserved), using=using)
         return reserved
 
     def _keep(self, reserved: _Reserved) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections, transaction
@@ -85,6 +86,31 @@ def open_transactions() -> list[str]:
         for c in connections.all(initialized_only=True)
         if is_atomic(c.alias) or (c.connection is not None and lacks_autocommit(c))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointsBefore:
+    """In ``run_on_commit``, the savepoints whose rollback undoes what is written now.
+
+    Django puts those of ``atomic()`` there, without those of ``transaction.savepoint()``, and asks
+    for each one that is rolled back. A connection numbers both kinds: what is written after a
+    savepoint is undone with it.
+    """
+
+    newest: int
+
+    def __contains__(self, sid: str) -> bool:
+        number = sid.rpartition("_x")[2]
+        return not number.isdecimal() or int(number) <= self.newest
+
+
+def after_commit(call: Callable[[], object], *, using: str, robust: bool = False) -> None:
+    """Do what ``transaction.on_commit`` does, and forget the call with any savepoint around it."""
+    transaction.on_commit(call, using=using, robust=robust)
+    connection: Any = connections[using]
+    if connection.in_atomic_block:
+        before = SavepointsBefore(connection.savepoint_state)
+        connection.run_on_commit[-1] = (before, *connection.run_on_commit[-1][1:])
 
 
 #: Aliases on which ``migrate`` is running: only there tables may be missing, and are looked for.

@@ -38,6 +38,7 @@ from ..process import counters
 from ..process.backoff import Backoff
 from ..process.wakeup import JOBS, wake
 from ..text import get_logger
+from ..transactions import SavepointsBefore
 from .drain.batch import SMALL_BYTES, Row, delete, release
 from .drain.outcome import PublishResult, announce
 from .drain.publisher import Publisher
@@ -240,7 +241,7 @@ def _before_publish(batch: CommitBatch, change: Callable[..., None], items: list
     if (place := next(places, None)) is None:
         place = 0
         pending.insert(0, (set(), batch.publish, True))
-    savepoints = set(connection.savepoint_ids)
+    savepoints = SavepointsBefore(connection.savepoint_state)
     if place and pending[place - 1][0] == savepoints and pending[place - 1][1].func == change:
         pending[place - 1][1].args[0].extend(items)
     else:

@@ -27,7 +27,7 @@ from ..models.clock import stored
 from ..process.wakeup import JOBS, wake_after_commit
 from ..signals import job_dead
 from ..text import get_logger, storable
-from ..transactions import is_atomic
+from ..transactions import after_commit, is_atomic
 from .bulk import BulkResult, Moment, run_for
 from .drain.batch import apps_with_rows
 from .drain.status import by_shard
@@ -84,7 +84,7 @@ def cancel(
         for each in apps:
             each.control.revoke(task_id)
 
-    transaction.on_commit(revoke, using=using, robust=in_transaction or bool(taken))
+    after_commit(revoke, using=using, robust=in_transaction or bool(taken))
     return bool(taken)
 
 

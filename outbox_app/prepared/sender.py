@@ -33,7 +33,7 @@ from ..exceptions import (
 from ..models import Fence, PreparedEvent
 from ..process.preflight import require_migrated
 from ..text import get_logger
-from ..transactions import is_in_test, is_only_tests, open_transactions
+from ..transactions import after_commit, is_in_test, is_only_tests, open_transactions
 from . import one_way
 from .fences import OF_ANOTHER, fence, outcomes
 from .keeper import CONFLICT, CONTRADICTION, UNKNOWN, Answer
@@ -229,7 +229,7 @@ def confirm_on_commit(*events: Prepared, wait: bool = False) -> None:
     for (_, using), group in _by_keeper(events):
         if not connections[using].in_atomic_block:  # it would be told at once
             raise NotAtomic(f"confirm_on_commit() was called outside a transaction on {using!r}.")
-        transaction.on_commit(partial(tell, group), using=using)
+        after_commit(partial(tell, group), using=using)
 
 
 def _require_outcome(events: Sequence[Prepared], wanted: str, call: str, hint: str = "") -> None:

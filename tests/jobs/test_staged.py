@@ -71,6 +71,21 @@ def test_what_has_left_is_revoked(alias, staged, revoked, task, monkeypatch):
     assert revoked == [left, "of-nobody"]
 
 
+def test_a_savepoint_that_is_rolled_back_takes_back_what_workers_would_be_told(
+    alias, staged, revoked
+):
+    kept, cancelled = staged(), staged()
+    with transaction.atomic(using=alias):
+        savepoint = transaction.savepoint(using=alias)
+        assert cancel(kept, using=alias)
+        transaction.savepoint_rollback(savepoint, using=alias)
+        savepoint = transaction.savepoint(using=alias)
+        assert cancel(cancelled, using=alias)
+        transaction.savepoint_commit(savepoint, using=alias)
+    assert revoked == [cancelled]
+    assert [job.task_id for job in rows(alias)] == [kept]
+
+
 def test_it_counts_from_the_commit_on(alias, staged, revoked):
     kept = staged()
     with transaction.atomic(using=alias):

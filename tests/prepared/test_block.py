@@ -102,6 +102,22 @@ def test_a_savepoint_takes_its_event_with_it(
     assert len(in_log()) == 1
 
 
+def test_so_does_a_savepoint_of_the_senders_own(
+    alias: str, sender: str, told: Any, in_log: Any, states: Any, ask: Any
+) -> None:
+    with transaction.atomic(using=sender):
+        savepoint = transaction.savepoint(using=sender)
+        with paid(sender, immune=0):
+            Group.objects.using(sender).create(name="business")
+        transaction.savepoint_rollback(savepoint, using=sender)
+        with paid(sender):
+            Group.objects.using(sender).create(name="the other part")
+    told()
+    ask()
+    assert states() == ["cancelled", "confirmed"]
+    assert len(in_log()) == 1
+
+
 def test_several_events_of_one_transaction(
     alias: str, sender: str, told: Any, in_log: Any, fences: Any
 ) -> None:
