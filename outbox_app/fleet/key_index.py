@@ -137,6 +137,6 @@ class _PostgresIndex(PostgresCopy, _Index):
 class _MysqlIndex(MysqlCopy, _Index):
     def swap(self) -> None:
         self.retry(self.mirror)
-        for event in "iud":
-            self.retry(self.run, f"DROP TRIGGER {self.quote(f'{self.new}_n{event}')}")
+        for name in self.triggers(f"{self.new}_n"):
+            self.retry(self.run, f"DROP TRIGGER {self.quote(name)}")
         self.run(f"DROP TABLE {self.j}")

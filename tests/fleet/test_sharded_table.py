@@ -279,7 +279,7 @@ def test_an_index_of_a_table_that_is_split_by_a_time(alias):
         class Meta:
             apps = Apps()
             app_label = "shop"
-            db_table = "split_visit"
+            db_table = "split_Visit"  # triggers of MySQL have names in small letters
 
     with connections[alias].schema_editor(atomic=False) as editor:
         editor.create_model(Visit)
@@ -292,7 +292,7 @@ def test_an_index_of_a_table_that_is_split_by_a_time(alias):
         run_operation(index, Visit, alias, back=True)
     finally:
         with connections[alias].cursor() as cursor:
-            cursor.execute("DROP TABLE split_visit")
+            cursor.execute(f"DROP TABLE {connections[alias].ops.quote_name('split_Visit')}")
 
 
 @servers
@@ -316,6 +316,35 @@ def test_a_row_that_moves_while_it_is_looked_up(alias, order):
         cursor.execute(f"INSERT INTO {index} (number, shop) VALUES ('y', 'a')")
     with pytest.raises(order.DoesNotExist):  # what the index alone has is not looked for for ever
         find_by_key(order, number="y", using=alias)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@commits
+def test_rights_and_the_comment_of_a_table_stay(alias, order):
+    seen = (
+        "SELECT relacl::text, obj_description(oid), array(SELECT attname || attacl::text "
+        "FROM pg_attribute WHERE attrelid = oid AND attacl IS NOT NULL ORDER BY 1) "
+        "FROM pg_class WHERE relname = 'split_order'"
+    )
+
+    def run(sql):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else None
+
+    run("CREATE ROLE split_reports")
+    try:
+        run("GRANT SELECT (shop, place) ON split_order TO split_reports")
+        run("GRANT UPDATE (note) ON split_order TO split_reports WITH GRANT OPTION")
+        run("GRANT INSERT ON split_order TO split_reports WITH GRANT OPTION")
+        run("GRANT DELETE ON split_order TO PUBLIC")
+        run("COMMENT ON TABLE split_order IS 'it''s 100 %'")
+        before = run(seen)
+        run_operation(OPERATIONS[0], order, alias)
+        assert run(seen) == before
+    finally:
+        run("DROP OWNED BY split_reports")
+        run("DROP ROLE split_reports")
 
 
 @servers
