@@ -84,6 +84,8 @@ class LogReader:
         #: What ``records`` takes.
         self.columns = columns_of(log)
         self._dirty: Any = None
+        #: The driver's connection that ``run`` had when that one was opened.
+        self._beside: Any = None
         self._load_time: Any = None
         #: A row that was there, by position and message id: a log that is emptied has it no more.
         self._known: tuple[Any, ...] | None = None
@@ -220,8 +222,14 @@ class LogReader:
 
     def _run_dirty(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Kept once it reads dirty, and not before: one that was left at another isolation would
-        # show no row in flight, and its gap would be closed.
+        # show no row in flight, and its gap would be closed. So would one that has stayed with the
+        # old primary after a switch-over.
+        main = connections[self.using]
+        if self._beside is not main.connection:
+            self.close()
+        self._beside = main.connection
         connection = self._dirty or connections.create_connection(self.using)
+        connection.execute_wrappers = main.execute_wrappers  # the watchdog is one of them
         try:
             with connection.cursor() as cursor:
                 if self._dirty is None:

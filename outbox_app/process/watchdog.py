@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,25 +33,31 @@ class Watchdog:
     def __init__(self, *, using: str, limit: float) -> None:
         self.using = using
         self.connection: Any = None
+        #: Aliases whose statements are watched, too.
+        self.beside: list[str] = []
         #: Another connection to cut: the one that listens.
         self.listener: Any = None
         self.limit = limit
         self._since: float | None = None
-        #: Of the driver's connection that had the last statement.
+        #: The connection that had the last statement, its socket, and its driver's connection.
+        self._last: Any = None
         self._socket: int | None = None
         self._driver: Any = None
         self._ended = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self.connection = connections[self.using]
+        self.connection = self._last = connections[self.using]
         self._ended.clear()
         threading.Thread(target=self._watch, name="outbox-watchdog", daemon=True).start()
         own = vars(self.connection)
         before = {name: own[name] for name in _ENDS if name in own}
         own |= {n: partial(self._around_statement, getattr(self.connection, n)) for n in _ENDS}
         try:
-            with self.connection.execute_wrapper(self._around_statement):
+            with ExitStack() as stack:
+                for alias in (self.using, *self.beside):
+                    watched = connections[alias].execute_wrapper(self._around_statement)
+                    stack.enter_context(watched)
                 yield
         finally:
             for name in _ENDS:
@@ -69,8 +75,10 @@ class Watchdog:
             self._since = None if before is None else time.monotonic()
 
     def _around_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
+        # One that has the same wrappers may execute it: that of dirty reads (``eventlog.reader``).
+        self._last = args[-1]["connection"] if args else self.connection
         # Asked for here: some drivers let no other thread ask while a statement runs.
-        self._socket, self._driver = _socket_of(self.connection), self.connection.connection
+        self._socket, self._driver = _socket_of(self._last), self._last.connection
         with self.busy():
             return execute(*args)
 
@@ -81,7 +89,7 @@ class Watchdog:
                 self._since = None
                 logger.error("Database does not answer, cutting connections after=%.1f", self.limit)
                 # While it connects anew, the number of the old socket may be another's.
-                own = self._socket if self._driver is self.connection.connection else None
+                own = self._socket if self._driver is self._last.connection else None
                 for number in (own, _socket_of(self.listener)):
                     if number is not None:
                         _cut(number)

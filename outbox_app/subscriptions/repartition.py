@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from math import gcd
+from operator import attrgetter
 from typing import Any
 
 from django.db import transaction
@@ -96,7 +97,8 @@ def _places(
         return []
     if reader.by_time:
         # What was handled is recorded by stream: the one that is furthest behind will do for all.
-        least = min(parts.values(), key=lambda cursor: _time(reader, cursor))
+        place = attrgetter("at", "id")
+        least = min(parts.values(), key=lambda cursor: place(reader.load(cursor.state)))
         return [(least.state, least.position)] * wanted
     for part, cursor in parts.items():
         why = ""
@@ -136,11 +138,6 @@ def _replace(old: list[Cursor], places: list[tuple[str, int]]) -> None:
         )
         for n, (state, position) in enumerate(places)
     )
-
-
-def _time(reader: LogReader, cursor: Cursor) -> tuple[str, int]:
-    state: Any = reader.load(cursor.state)
-    return state.at, state.id
 
 
 def _lie_between(reader: LogReader, behind: str, ahead: str, parts: int, part: int) -> bool:

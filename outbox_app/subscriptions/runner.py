@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from django.db import connections
 from django.db.models import Max
 
 from ..conf import BEATS, outbox_settings
@@ -226,6 +227,8 @@ class Runner(ProcessLoop):
             on_turn=on_turn,
             logger=logger,
         )
+        replicas = {each.read_from for each in subscribers} - {None, self.using}
+        self._watchdog.beside = [alias for alias in connections if alias in replicas]
         self.lease_seconds = lease_seconds or conf.LEASE_SECONDS
         self._counters = Counters(using=self.using)
         make = partial(SubscriptionWorker, lease_seconds=self.lease_seconds, batch_size=batch_size)

@@ -161,7 +161,7 @@ def subscriber(
     """
     declared = Subscriber(
         name=name,
-        handle=_nothing,
+        handle=lambda events: None,  # until it is known
         types=_names("types", types),
         topics=_names("topics", topics),
         log_names=_log_names(logs),
@@ -229,10 +229,6 @@ def subscriber_named(name: str) -> Subscriber:
             "subscribers of an installed app."
         )
     return _subscribers[name]
-
-
-def _nothing(events: list[RecordedEvent]) -> None:
-    """Stand in until the handler is known."""
 
 
 def _origin(handle: Handler) -> str:

@@ -301,6 +301,44 @@ def test_a_dirty_connection_is_one_that_reads_dirty(alias, monkeypatch):
         assert read_all(reader, state)[0] == ["slow1"]
 
 
+@pytest.fixture
+def elsewhere(alias, monkeypatch):
+    """``elsewhere()``: the alias leads to another database, with the same log."""
+    here = connections[alias].settings_dict["NAME"]
+    there = f"{here}_moved"
+    execute(alias, f"CREATE DATABASE {there}")
+
+    def move() -> None:
+        for table in ("outbox_event", "outbox_stream"):
+            execute(alias, f"CREATE TABLE {there}.{table} LIKE {table}")
+            execute(alias, f"INSERT INTO {there}.{table} SELECT * FROM {table}")
+        monkeypatch.setitem(connections[alias].settings_dict, "NAME", there)
+        connections[alias].close()
+
+    yield move
+    execute(alias, f"DROP DATABASE {there}")
+    monkeypatch.undo()
+    connections[alias].close()
+
+
+def test_dirty_reads_go_where_the_alias_leads(alias, elsewhere):
+    """After a switch-over the old primary still answers, and has nothing in flight."""
+    with reading(alias) as reader:
+        reader.window.settle = 0
+        state = reader.window.start(None)
+        rolled_back(alias)
+        commit(alias, "a")
+        _, state = read_all(reader, state)
+        elsewhere()
+        with Session(alias) as slow:
+            slow.begin().publish("slow")
+            commit(alias, "b")
+            for _ in range(3):
+                _, state = read_all(reader, state)
+            slow.commit()
+        assert read_all(reader, state)[0] == ["slow1"]
+
+
 def test_a_restored_database(alias):
     with reading(alias) as reader:
         commit(alias, "a")
