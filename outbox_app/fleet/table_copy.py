@@ -40,17 +40,18 @@ def only_run(connection: Any, table: str) -> Iterator[None]:
     """
     number = [crc32(f"{connection.settings_dict['NAME']}.{table}".encode())]
     until = time.monotonic() + ENDS
-    own = connections.create_connection(connection.alias)
+    is_postgres = connection.vendor == "postgresql"
+    # On MySQL the session that works: what a run that was killed waits for is made when it comes,
+    # and a trigger of it would write to what the next run has dropped. PostgreSQL rolls that back.
+    own = connections.create_connection(connection.alias) if is_postgres else connection
     try:
         with own.cursor() as cursor:
-            # The session is idle while tables are copied.
-            if connection.vendor == "postgresql":
-                # In a transaction, for which a pooler, too, keeps a session.
+            if is_postgres:
+                # In a transaction, for which a pooler, too, keeps a session; it is idle.
                 cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 take = "SELECT pg_try_advisory_xact_lock(%s)"
             else:
-                cursor.execute("SET SESSION wait_timeout = 31536000")
                 take = "SELECT GET_LOCK(CONCAT('outbox_table_', %s), 0)"
             while True:
                 cursor.execute(take, number)

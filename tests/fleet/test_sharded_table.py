@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from threading import Event, Thread
+from zlib import crc32
 
 import pytest
 from django.apps.registry import Apps
@@ -421,6 +422,24 @@ def test_one_run_at_once(alias, order, operation, monkeypatch):
     assert sorted(rows.values_list("number", flat=True)) == ["2", "3", "x"]
     if operation is OPERATIONS[1]:
         assert find_by_key(order, number="x", using=alias).place == 2
+
+
+@commits
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+@each_operation
+def test_the_session_that_works_has_the_lock(alias, order, operation, monkeypatch):
+    """MariaDB ends the statement of a process that was killed: until then no other run begins."""
+    real, found = TableCopy.copy, []
+    name = f"{connections[alias].settings_dict['NAME']}.split_order"
+
+    def copy(self):
+        lock = f"outbox_table_{crc32(name.encode())}"
+        found.extend(self.run("SELECT IS_USED_LOCK(%s) = CONNECTION_ID()", [lock]))
+        real(self)
+
+    monkeypatch.setattr(TableCopy, "copy", copy)
+    run_operation(operation, order, alias)
+    assert found == [(1,)]
 
 
 @commits
