@@ -61,8 +61,22 @@ def _pages() -> Iterator[tuple[str, str]]:
 
     from outbox_app.models import DeadJob, Event, StagedJob
 
+    yield from lists()
+    for model in (StagedJob, DeadJob, Event):
+        row = model._default_manager.order_by("id")[1000:1001].get()
+        name = model._meta.model_name
+        yield f"{name} page", reverse(f"admin:outbox_app_{name}_change", args=[row.pk])
+
+
+def lists() -> Iterator[tuple[str, str]]:
+    """Yield name and address of the overview and of every list."""
+    from django.contrib import admin
+    from django.urls import reverse
+
     rare = planted.RARE
-    lists = {
+    models = [model._meta for model in admin.site._registry]
+    queries_of = {
+        **{each.model_name: [""] for each in models if each.app_label == "outbox_app"},
         "stagedjob": ["", "state=ready", "state=held", "state=due", "shard=7", f"task={rare}",
                       f"queue={rare}", "ordering_key=key-7", f"q={rare}", "q=task-77777",
                       "before=200000", "p=900", "o=1"],
@@ -72,20 +86,15 @@ def _pages() -> Iterator[tuple[str, str]]:
         "event": ["", f"type={rare}", f"topic={rare}", f"stream={rare}", "stream=order-7",
                   "before=200000"],
         "statistic": ["", "name=published"],
-        **{each: [""] for each in ("drainer", "incident", "subscription", "parkedstream")},
         "gap": ["", "state=open"],
     }  # fmt: skip
     yield "overview", reverse("admin:outbox_app_overview")
     yield "overview live", reverse("admin:outbox_app_overview") + "?part=live"
     yield "index", reverse("admin:app_list", args=["outbox_app"])
-    for name, queries in lists.items():
+    for name, queries in queries_of.items():
         for query in queries:
             address = reverse(f"admin:outbox_app_{name}_changelist")
             yield f"{name} {query}".strip(), f"{address}?{query}"
-    for model in (StagedJob, DeadJob, Event):
-        row = model._default_manager.order_by("id")[1000:1001].get()
-        name = model._meta.model_name
-        yield f"{name} page", reverse(f"admin:outbox_app_{name}_change", args=[row.pk])
 
 
 def _measured(client: Any, url: str) -> dict[str, Any]:
