@@ -1,7 +1,6 @@
 """Log lines, connected to the signals by import: a constant message, then ``key=value`` fields.
 
-Loggers: ``outbox_app.staging``, ``.drain``, ``.inbox``, ``.dead``, ``.retention``,
-``.subscriptions``. Nothing is configured here; a project's ``LOGGING`` decides what is shown.
+Nothing is configured here; a project's ``LOGGING`` decides what is shown.
 """
 
 from __future__ import annotations

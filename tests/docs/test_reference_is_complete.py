@@ -148,6 +148,16 @@ def test_the_reference_is_about_what_is_exported_and_about_all_of_it() -> None:
     assert others - exported - methods == set()
 
 
+def test_every_logger_is_documented() -> None:
+    root = REFERENCE.parents[1]
+    sources = (root / "outbox_app").rglob("*.py")
+    code = "\n".join(file.read_text() for file in sources)
+    text = (root / "docs/howto/deploy.md").read_text().partition("\n## Logs\n")[2]
+    names = set(re.findall(r'get_logger\("(outbox_app\.[a-z]+)"\)', code))
+    assert names
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
+
+
 def test_every_exception_has_a_docstring_for_its_page() -> None:
     found = [
         value
