@@ -11,7 +11,6 @@ from typing import Any
 
 
 def announce(worker: Any) -> None:
-    """Announce a worker."""
     from .announcing import join
 
     join()

@@ -129,8 +129,7 @@ class _PostgresIndex(PostgresCopy, _Index):
         self.add_trigger("keep", events, text)
         self.add_trigger("empty", "TRUNCATE", f"TRUNCATE {self.n};", each="STATEMENT")
         note = self.quote(f"{self.new}_note")
-        self.run(f"DROP TRIGGER {note} ON {self.t}")
-        self.run(f"DROP FUNCTION {note}")
+        self.run(f"DROP FUNCTION {note} CASCADE")
         self.run(f"DROP TABLE {self.j}")
 
 

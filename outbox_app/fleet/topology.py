@@ -73,7 +73,6 @@ def is_avoided(address: str) -> bool:
 
 
 def avoid(address: str, commands: int, why: object) -> None:
-    """Pass nothing to a server for a while."""
     logger.warning(
         "Executed here, as the leader did not answer address=%s commands=%d error=%r",
         *(address, commands, why),

@@ -210,8 +210,6 @@ class SenderWorker:
 
 
 class CheckBack(LeasedLoop):
-    """Asks the senders of one keeper."""
-
     def __init__(
         self,
         *,

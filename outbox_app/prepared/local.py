@@ -68,8 +68,6 @@ class LocalKeeper:
 
 
 class LocalSender:
-    """A sender on an alias of this project, as the keeper asks it."""
-
     def __init__(self, name: str) -> None:
         self.alias = name.removeprefix(PREFIX)
         if self.alias not in connections:

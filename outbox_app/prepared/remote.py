@@ -49,8 +49,6 @@ def call_in_parts(
 
 
 class HttpKeeper:
-    """The keeper of another service."""
-
     def __init__(self, name: str, alias: str) -> None:
         self.name = name
         try:
@@ -151,8 +149,6 @@ class HttpKeeper:
 
 
 class HttpSender:
-    """A sender in another service, as the keeper asks it."""
-
     def __init__(self, name: str) -> None:
         self.peer = peer_named(name, Peer.Direction.SENDER)
 

@@ -25,8 +25,6 @@ ANSWER = 300
 
 @dataclass(slots=True)
 class SilentSender:
-    """A sender that does not answer, of the sample."""
-
     sender: str
     #: Its events, the age of the oldest, and why it gave no answer.
     events: int

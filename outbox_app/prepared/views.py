@@ -93,7 +93,6 @@ def _short(status: int, said: dict[str, Any]) -> dict[str, Any]:
 
 @door("POST", SENDER, messages.JSON)
 def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, state: str) -> Said:
-    """Confirm, or cancel, an event."""
     if content is not None:
         raise MessageRefused(400, "The request has no body.")
     return _decided(peer, {id: state})[0]
@@ -101,7 +100,6 @@ def decide_one(request: HttpRequest, peer: Peer, content: Any, *, id: UUID, stat
 
 @door("POST", SENDER, messages.JSON)
 def decide(request: HttpRequest, peer: Peer, content: Any) -> Said:
-    """Confirm and cancel up to 500 events."""
     wanted: dict[UUID, str] = {}
     for each in messages.objects(content, peers.limit(peer, "events")):
         element = messages.fields(each, ("id", "state"))
@@ -121,7 +119,6 @@ def _decided(peer: Peer, wanted: dict[UUID, str]) -> list[Said]:
 
 @door("GET", SENDER, messages.JSON)
 def show(request: HttpRequest, peer: Peer, content: Any, *, id: UUID) -> Said:
-    """Say what became of an event of the caller."""
     row = PreparedEvent.objects.using(outbox_alias()).filter(sender=peer.name, event_id=id).first()
     if row is None:
         return 404, {"detail": STATELESS[UNKNOWN][1]}
