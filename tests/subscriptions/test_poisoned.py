@@ -194,8 +194,14 @@ def test_what_is_released_is_handled_up_to_the_event_that_fails(alias, published
         run("shop")
     bad.discard(1)
     ParkedStream.objects.using(alias).update(released=True)
+    of_another = ParkedStream.objects.using(alias).create(
+        subscription="other", partition=0, log="outbox_event", stream="a", version=1, position=1,
+        error="", released=True,
+    )  # fmt: skip
     run("shop")
-    parked = ParkedStream.objects.using(alias).get()
+    of_another.refresh_from_db()
+    assert (of_another.version, of_another.released) == (1, True)
+    parked = ParkedStream.objects.using(alias).get(subscription="shop")
     assert (seen, parked.version, parked.failed_event["version"]) == ([1, 2], 3, 3)
     assert parked.position == ids(alias)[2]
     skip_event("shop", parked.position, by="ann", reason="why", using=alias)

@@ -30,6 +30,7 @@ class Reading:
         options.setdefault("on_gap", "park")
         subscriber("reads", **options)(self.note)
         self.broken: set[str] = set()
+        self.error: type[Exception] = ValueError
         Subscription.objects.using(alias).get_or_create(name="reads")
         self.start()
 
@@ -37,7 +38,7 @@ class Reading:
         rows = []
         for event in events:
             if event.stream in self.broken:
-                raise ValueError(event.stream)
+                raise self.error(event.stream)
             text = f"{event.stream}:{event.version}"
             rows.append(Incident(kind="requeue", first_id=0, last_id=0, detail=text))
         Incident.objects.using(self.alias).bulk_create(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from outbox_app.exceptions import GapNotSkippable
 from outbox_app.models import Cursor, DeliveredVersion, Gap, ParkedStream
@@ -217,14 +217,19 @@ def test_one_that_fails_on_what_was_missing_holds_up_the_others(reading, log, wa
     assert reader.handled == ["a:1", "b:1"]
 
 
-def test_a_handler_that_fails_on_what_was_missing_stops_its_partition(reading, log, way, alias):
-    reader = reading(**way)
+@pytest.mark.parametrize(("on_error", "error"), [("stop", ValueError), ("park", OperationalError)])
+def test_a_handler_that_fails_on_what_was_missing_stops_its_partition(
+    reading, log, way, alias, on_error, error
+):
+    """As does one whose database is away: that is no event's fault."""
+    reader = reading(on_error=on_error, **way)
+    reader.error = error
     log.add("a", 1, 3)
     reader.poll()
     reader.broken = {"a"}
     log.add("a", 2)
     reader.later(1)
-    assert Cursor.objects.using(alias).get().error == "ValueError: a"
+    assert Cursor.objects.using(alias).get().error == f"{error.__name__}: a"
     assert reader.handled == ["a:1"]
     reader.broken = set()
     assert reader.later(60).handled == ["a:1", "a:2", "a:3"]

@@ -13,7 +13,7 @@ from django.db import connections
 from outbox_app import subscriber
 from outbox_app.exceptions import OutboxError
 from outbox_app.failpoints import set_failpoint
-from outbox_app.models import Cursor, Incident, Subscription
+from outbox_app.models import Cursor, Incident, ParkedStream, Subscription
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as module
 from outbox_app.subscriptions.cursors import PartitionsDiffer
@@ -62,6 +62,25 @@ def at_failpoint():
 
 def handled(alias):
     return Counter(Incident.objects.using(alias).values_list("detail", "first_id"))
+
+
+def test_parked_streams_go_to_their_new_partitions(alias, published, run, declare):
+    declare(1)
+    published(*STREAMS)
+    run("counted")
+    parked = ParkedStream.objects.using(alias)
+    for stream in STREAMS:
+        parked.create(
+            subscription="counted", partition=0, log="outbox_event", stream=stream, version=2,
+            position=1, error="",
+        )  # fmt: skip
+    declare(3)
+    control.repartition("counted")
+    published(*STREAMS)
+    assert run("counted") == 0
+    parked.update(released=True)
+    assert run("counted") == len(STREAMS)
+    assert not parked.exists()
 
 
 def test_events_that_are_handled_while_the_end_of_the_log_is_read(
