@@ -14,7 +14,8 @@ from outbox_app import cancel, reschedule, stage
 from outbox_app.exceptions import InvalidJob
 from outbox_app.failpoints import set_failpoint
 from outbox_app.jobs import Drain
-from outbox_app.models import DatabaseNow, StagedJob
+from outbox_app.jobs.staged import move_to_dead_for
+from outbox_app.models import DatabaseNow, DeadJob, StagedJob, counting
 from tests import tasks
 from tests.jobs.drain.test_main_path import received
 
@@ -59,6 +60,21 @@ def test_a_staged_job_is_gone_and_its_neighbour_is_not(alias, staged, revoked, t
     assert [job.task_id for job in rows(alias)] == [other]
     assert revoked == [taken]  # a drainer might be publishing it
     assert not cancel(taken, using=alias, app=task.app)
+
+
+def test_its_key_finds_a_job_in_a_long_backlog(alias, staged, revoked, monkeypatch):
+    monkeypatch.setattr(counting, "MANY", 2)
+    early, *_ = [staged(ordering_key="k") for _ in range(4)]
+    assert cancel(early, using=alias, ordering_key="k")
+    assert early not in [job.task_id for job in rows(alias)]
+
+
+def test_a_job_that_cannot_be_moved_to_dead_stays(alias, staged, monkeypatch):
+    kept, jobs = staged(), StagedJob.objects.using(alias).all()
+    monkeypatch.setattr(StagedJob, "as_dead", lambda job, **_: DeadJob(nonsense=1))
+    with pytest.raises(TypeError):
+        move_to_dead_for(jobs, until=10**9, asked=DatabaseNow(), reason="why")
+    assert [job.task_id for job in rows(alias)] == [kept]
 
 
 def test_what_has_left_is_revoked(alias, staged, revoked, task, monkeypatch):

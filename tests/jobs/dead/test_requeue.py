@@ -71,6 +71,12 @@ def test_the_batches_of_a_call_are_one_incident(alias):
     assert newest.detail == "Dead jobs requeued by ann (reason: the queue is back)."
     assert Incident.objects.using(alias).count() == 2
 
+    dead_jobs(3, using=alias)
+    requeue_dead(everything(alias), using=alias, batch_size=2, by="ann")
+    newest = Incident.objects.using(alias).latest("id")
+    rows = staged(alias)
+    assert (newest.first_id, newest.last_id) == (rows[6].pk, rows[-1].pk)
+
 
 @pytest.mark.django_db
 def test_an_incident_that_was_pruned_meanwhile_is_recorded_anew(alias):

@@ -257,6 +257,9 @@ def test_what_is_cancelled_has_no_result(alias: str) -> None:
     kept, result = add.enqueue(1), add.enqueue(2)
     assert cancel(result.id)
     assert rows(alias) == ([kept.id], [kept.id])
+    TaskResult.objects.using(alias).update(status=TaskResult.Status.SUCCESSFUL)
+    assert cancel(kept.id)
+    assert rows(alias) == ([], [kept.id])  # it has run, from an earlier delivery
 
 
 @pytest.mark.skipif(len(connections.settings) < 2, reason="there is one database only")
