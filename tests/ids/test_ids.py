@@ -42,10 +42,10 @@ def test_ids_grow_and_know_what_they_are_made_of(alias, nodes):
 
 
 def test_parts():
-    id = 77 << 20 | 5 << 17 | 9 << 12 | 4095
-    assert parts_of(id) == IdParts(EPOCH + timedelta(milliseconds=77), 5, 9, 4095)
+    id = 77 << 20 | 5 << 17 | 9 << 12 | 4094
+    assert parts_of(id) == IdParts(EPOCH + timedelta(milliseconds=77), 5, 9, 4094)
     assert parts_of(2**63 - 1).time.year == 2303
-    assert (shard_of(id), shard_of(id, 10), shard_of(0, 1)) == (127, id % 10, 0)
+    assert (shard_of(id), shard_of(id, 10), shard_of(0, 1)) == (126, id % 10, 0)
 
 
 @pytest.mark.parametrize("id", [-1, 2**63, "7", 7.0, True, None])

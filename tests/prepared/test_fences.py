@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -148,6 +148,18 @@ def test_the_rest_of_a_question_does_not_wait(
     event = make()
     assert answer_for(event) == "in_progress"
     assert written(sender) == {}
+
+
+def test_a_database_that_fails_is_not_a_transaction_that_is_open(
+    alias: str, sender: str, make: Any, monkeypatch: Any
+) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OperationalError("disk full")
+
+    monkeypatch.setattr(fences, "insert_if_missing", full)
+    event = make()
+    with pytest.raises(OperationalError, match="disk full"):
+        answer_for(event)
 
 
 def test_an_answer_is_committed_where_autocommit_is_off(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from threading import Event as Signal
@@ -24,8 +25,10 @@ from outbox_app.models import (
 )
 from outbox_app.retention import events as event_retention
 from outbox_app.subscriptions import control
+from outbox_app.subscriptions.lag import lags
 from outbox_app.subscriptions.partition import Partition
-from outbox_app.subscriptions.subscriber import subscriber_named
+from outbox_app.subscriptions.subscriber import register, subscriber_named
+from tests.eventlog.own_log.models import Ledger
 from tests.faults.tools import on
 from tests.patience import patience
 
@@ -160,6 +163,28 @@ def test_a_paused_subscription_holds_too_and_one_that_never_ran_is_told(alias, o
     assert "from now on" not in said
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["for-good", "and-back"])
+def test_a_log_that_was_left_out_holds_until_the_new_code_has_run(alias, old, left, run, again):
+    """A subscription moves to a log of its own: nothing would ever remove its old one's events."""
+    seen = declare("moves", logs=[Event, Ledger])
+    first = old("a", "b")
+    run("moves")
+    more = old("a")
+    register(replace(subscriber_named("moves"), log_names=("own_log.Ledger",)))
+    assert "held log=outbox_event by=subscription moves[0]" in prune("--older-than=1")
+    assert left() == more
+    run("moves")
+    [lag] = lags(using=alias)
+    assert (lag.behind, [each.cursor.log for each in lag.cursors]) == (0, ["ledger"])
+    if again:
+        register(replace(subscriber_named("moves"), log_names=("outbox_app.Event",)))
+        assert "held" in prune("--older-than=1")
+        run("moves")
+        assert seen == first + more
+    assert "held" not in prune("--older-than=1")
+    assert left() == []
+
+
 def test_a_parked_stream_holds(alias, old, left, run):
     @subscriber("parks", on_error="park")
     def handle(events):
@@ -285,3 +310,17 @@ def test_a_replay_while_it_prunes(alias, old, left, run, settings):
     assert left() == ids[1:]
     run("reads")
     assert seen == [*ids, *ids[1:]]
+
+
+def test_an_archive_holds_one_log(alias, monkeypatch):
+    """With an archive no other log is pruned, as if its events were in there."""
+    asked = []
+
+    def steps(log, *arguments, **options):
+        asked.append(log._meta.db_table)
+        return iter(())
+
+    monkeypatch.setattr(event_retention, "ArchiveLookup", lambda folder, table: asked.append(table))
+    monkeypatch.setattr(event_retention, "prune_steps", steps)
+    event_retention.prune_events(archive="folder", older_than=1, using=alias)
+    assert asked == ["outbox_event", "outbox_event"]
