@@ -32,6 +32,7 @@ from ..pipeline.driver.archive_lookup import ArchiveLookup
 from ..process.lock_wait import atomic_with_lock_wait
 from ..process.preflight import require_migrated
 from ..subscriptions.counting import drop_pruned
+from ..subscriptions.lag import still_read
 from ..subscriptions.subscriber import all_subscribers
 from ..text import Write, get_logger
 from .prune import BATCH_SIZE, check_arguments, remove
@@ -125,7 +126,8 @@ def holds(log: type[EventLog], *, using: str | None = None) -> list[Hold]:
 def _holds(log: type[EventLog], using: str, *, verify: bool) -> list[Hold]:
     readers = {by: LogReader(log, using=using, by_time=by) for by in (False, True)}
     found = []
-    for cursor in Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk"):
+    cursors = Cursor.objects.using(using).filter(log=log._meta.db_table).order_by("pk")
+    for cursor in still_read(cursors):
         reader = readers[reads_by_time(cursor.state)]
         state = reader.load(cursor.state)
         if verify:

@@ -8,13 +8,14 @@ that was cut says so. The age of what is behind goes by the database's clock.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
 import django.db
 from django.db import connections
-from django.db.models import Count, QuerySet
+from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.utils.connection import ConnectionDoesNotExist
 
 from ..aliases import log_alias
@@ -128,7 +129,7 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
     chosen = sorted(found)
     cursors: dict[str, list[CursorLag]] = {name: [] for name in chosen}
     read = Cursor.objects.using(using).filter(subscription__in=chosen)
-    for cursor in read.order_by("subscription", "log", "partition"):
+    for cursor in still_read(read.order_by("subscription", "log", "partition")):
         cursors[cursor.subscription].append(CursorLag(cursor))
     reads = {name: row.reads for name, row in found.items()}
     reads |= {each.name: each.reads for each in declared.values() if not each.fault}
@@ -150,6 +151,20 @@ def lags(*, using: str, names: list[str] | None = None) -> list[SubscriptionLag]
         )
         for name in chosen
     ]
+
+
+def still_read(cursors: QuerySet[Cursor]) -> Iterator[Cursor]:
+    """Yield cursors, without those in logs that were taken out of their subscription's.
+
+    Neither this process's code reads such a log, nor the code that ran the subscription last.
+    """
+    declared = {each.name: each.reads["logs"] or () for each in all_subscribers() if not each.fault}
+    kept = Subscription.objects.filter(pk=OuterRef("subscription")).values("reads")
+    found: Iterable[Any] = cursors.annotate(reads=Subquery(kept))
+    for cursor in found:
+        ran = cursor.reads
+        if not ran or cursor.log in (*ran["logs"], *declared.get(cursor.subscription, ())):
+            yield cursor
 
 
 def _lag(row: Subscription, cursors: list[CursorLag], **facts: Any) -> SubscriptionLag:
