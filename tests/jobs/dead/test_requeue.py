@@ -239,15 +239,18 @@ def test_the_drainers_are_woken_after_the_commit(alias):
 
 
 @pytest.mark.django_db
-def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(alias, settings):
+@pytest.mark.parametrize(("asked", "batch_size"), [(["asked"], 1), (["asked", "later"], 2)])
+def test_the_later_jobs_of_a_blocked_key_come_back_with_the_first(
+    alias, settings, asked, batch_size
+):
     settings.OUTBOX = {**settings.OUTBOX, "DEAD_KEY": "block"}
     names = ("before", "asked", "after", "later")
     for number, name in enumerate(names):
         dead_jobs(using=alias, staged_id=number, task_id=name, ordering_key="k")
     dead_jobs(using=alias, staged_id=9, task_id="other", ordering_key="other")
 
-    asked = everything(alias).filter(task_id="asked")
-    assert requeue_dead(asked, using=alias, batch_size=1) == 3
+    chosen = everything(alias).filter(task_id__in=asked)
+    assert requeue_dead(chosen, using=alias, batch_size=batch_size) == 3
 
     assert [row.task_id for row in staged(alias)] == ["asked", "after", "later"]
     assert is_dead(alias) == ["before", "other"]

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from outbox_app import subscriber
-from outbox_app.models import Cursor, Gap, ParkedStream, Subscription
+from outbox_app.models import Cursor, Gap, Lease, ParkedStream, Subscription
 from outbox_app.process.lease import LeaseHolder
 from outbox_app.subscriptions import subscriber as declared
 
@@ -222,7 +222,10 @@ def test_forget(alias, published, run, seen_by, command):
     code, out = command("forget", "gone")
     assert (code, "A process runs" in out) == (1, True)
     member.leave()
+    member.resource = "subscription:kept"
+    member.join()
     assert command("forget", "gone") == (0, "Forgotten: gone.\n")
+    assert Lease.objects.using(alias).get().resource == "subscription:kept"
     names = [
         set(model.objects.using(alias).values_list(column, flat=True))
         for model, column in ((Subscription, "name"), (Cursor, "subscription"))

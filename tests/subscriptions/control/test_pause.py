@@ -41,6 +41,20 @@ def test_pause_before_the_first_run(alias, published, run, seen_by):
     assert seen == [("a", 1)]
 
 
+def test_others_are_left_alone(alias, published, run, seen_by):
+    """One that has stopped, because its effects may be there in part, goes on stopping."""
+    seen_by("all")
+    seen_by("other")
+    published("a")
+    run("all", "other")
+    other = Cursor.objects.using(alias).filter(subscription="other")
+    other.update(error="TransactionEnded: by its handler", retry_at=None)
+    before = other.values().get()
+    control.pause("all")
+    control.resume("all")
+    assert other.values().get() == before
+
+
 def test_pause_under_load(alias, published, running, seen_by):
     """A runner that is in the middle of a backlog handles nothing after pause has returned."""
     seen = seen_by("busy", batch_size=1, partitions=2)

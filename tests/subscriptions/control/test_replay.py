@@ -361,6 +361,15 @@ def test_times_of_a_project_without_time_zones(alias, published, settings):
     connections[alias].close()
 
 
+def test_a_time_without_a_zone_is_in_that_of_the_visitor(alias, published):
+    published("a")
+    event = Event.objects.using(alias).get()
+    with timezone.override("Pacific/Auckland"):
+        for minutes, is_passed in ((-1, False), (1, True)):
+            place = timezone.make_naive(event.recorded_at + timedelta(minutes=minutes))
+            assert (position_of(Event, place, using=alias) != event.pk - 1) is is_passed
+
+
 @pytest.mark.parametrize("place", [datetime.min, datetime.min.replace(tzinfo=UTC)])
 def test_times_that_no_log_can_have(alias, published, settings, place):
     settings.TIME_ZONE = "Asia/Tokyo"
