@@ -18,6 +18,7 @@ from typing import Any
 
 import django.db
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
+from django.utils import timezone
 
 from ..exceptions import InvalidArgument, OutboxError
 from ..text import escaped, get_logger, one_line, storable
@@ -141,6 +142,12 @@ class TeachingCommand(BaseCommand):
     def write_json(self, value: Any) -> None:
         """Write a value as JSON, which escapes by itself."""
         self.stdout.write(json.dumps(value, indent=2, default=datetime.isoformat))
+
+
+def when(moment: datetime) -> str:
+    """Return a time for people, in the project's zone: as the admin has it, and options take it."""
+    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{local:%Y-%m-%d %H:%M:%S}"
 
 
 def _require_sound(options: dict[str, Any]) -> None:

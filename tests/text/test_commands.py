@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 from uuid import uuid4
@@ -31,7 +31,7 @@ from outbox_app.models import (
     StagedJob,
     Subscription,
 )
-from tests.entities.models import Account
+from tests.entities.models import Account, AccountVersion
 from tests.jobs.dead.rows import dead_jobs, staged_jobs
 
 from .conftest import HOSTILE, assert_harmless
@@ -265,3 +265,26 @@ def test_an_empty_argument_is_not_taken_for_all(arguments: list[str]) -> None:
     with pytest.raises(CommandError, match=r"is empty|no entity type ''") as raised:
         call_command(*arguments)
     assert raised.value.returncode == 2
+
+
+def test_times_are_in_the_zone_of_the_project(alias: str, run: Run, settings: Any) -> None:
+    """As in the admin, and as ``replay --from`` takes them: one zone, whichever the command."""
+    settings.TIME_ZONE = "Asia/Kathmandu"
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    dead_jobs(using=alias)
+    gap = {"subscription": "shop", "log": "outbox_event", "stream": "order-17"}
+    Gap.objects.using(alias).create(kind="version", first=3, last=3, **gap)
+    PreparedEvent.objects.using(alias).create(event_id=uuid4(), sender="billing", decide_by=moment)
+    Account.execute("a-17", "open", {"owner": "Ann"}, command_id="1", using=alias)
+    DeadJob.objects.using(alias).update(died_at=moment)
+    Gap.objects.using(alias).update(seen_at=moment)
+    PreparedEvent.objects.using(alias).update(prepared_at=moment)
+    for model, name in ((AccountVersion, "recorded_at"), (Account, "changed_at")):
+        QuerySet(model, using=alias).update(**{name: moment})
+    for arguments, times in (
+        (("outbox_dead", "list"), 1),
+        (("outbox_subscriptions", "gaps", "--database", alias), 1),
+        (("outbox_prepared", "list"), 2),
+        (("outbox_entities", "show", "entities.account", "a-17", "--database", alias), 2),
+    ):
+        assert run(*arguments).count("2026-01-31 17:45:00") == times, arguments

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from ...aliases import outbox_alias
 from ...conf import MAX_DAYS
@@ -25,7 +24,7 @@ from ...models import DeadJob
 from ...models.counting import MANY
 from ...process.preflight import require_alias, require_migrated
 from ...text import one_line
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 
 HELP = """
 Lists, requeues or discards dead jobs: jobs that the drainer will not try to send again.
@@ -128,7 +127,7 @@ class Command(TeachingCommand):
             return
         self.write(f"{'count':>7}  {'newest':<19}  task, error, newest reason")
         for group in found.groups:
-            self.write(f"{group.count:>7}  {_when(group.newest)}  {one_line(group.task, 80)}")
+            self.write(f"{group.count:>7}  {when(group.newest)}  {one_line(group.task, 80)}")
             self.write(f"{'':30}{one_line(group.error, 80)}")
             self.write(f"{'':30}{one_line(group.reason, 200)}")
         if not found.complete:
@@ -154,8 +153,3 @@ class Command(TeachingCommand):
 
 def _jobs(count: int) -> str:
     return f"{count} dead job" if count == 1 else f"{count} dead jobs"
-
-
-def _when(moment: datetime) -> str:
-    local = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return f"{local:%Y-%m-%d %H:%M:%S}"

@@ -17,7 +17,7 @@ from ...entities.verification import verify
 from ...exceptions import InvalidArgument
 from ...models.counting import counted, shown_count
 from ...process.preflight import require_migrated
-from ..teaching import TeachingCommand
+from ..teaching import TeachingCommand, when
 
 HELP = """
 Shows, verifies, imports and erases entities. A TYPE is a label such as bank.Account, or its table.
@@ -100,7 +100,7 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         self.write(f"{found['type']} {id!r} on {found['database']!r}")
-        changed = found["changed_at"] and f", changed {found['changed_at'].isoformat()}"
+        changed = found["changed_at"] and f", changed {when(found['changed_at'])}"
         self.write(f"version {found['version']}{changed or ''}")
         if found["state"] is None:
             kept = ", or a later version of its transaction has it" * (entity.states == "last")
@@ -111,7 +111,7 @@ class Command(TeachingCommand):
         for each in found["versions"]:
             answer = "rejected" if each["rejected"] else "accepted"
             what = f"{each['command'] or each['type']} {answer}, id {each['command_id']}"
-            self.write(f"{each['version']:>8}  {each['recorded_at']:%Y-%m-%dT%H:%M:%S}  {what}")
+            self.write(f"{each['version']:>8}  {when(each['recorded_at'])}  {what}")
             for name in ("arguments", "response", "metadata"):
                 if each[name]:
                     self.write(f"          {name} {json.dumps(each[name], ensure_ascii=False)}")

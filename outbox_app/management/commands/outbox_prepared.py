@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from ...prepared import operations
 from ...process.preflight import require_migrated
 from ...retention.prune import prune
 from ...text import one_line
-from ..teaching import OUTBOX_ALIAS, TeachingCommand
+from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 from .outbox_dead import age
 
 HELP = """
@@ -114,12 +115,13 @@ class Command(TeachingCommand):
             self.write_json(found)
             return
         for each in found:
+            times = (when(datetime.fromisoformat(each[n])) for n in ("prepared_at", "decide_by"))
             what = f"{one_line(each['type'], 80)} {one_line(each['stream'], 80)}"
             self.write(f"{each['state']:<9}  {each['event_id']}  {what}")
             self.write(
-                f"           {each['sender']}, prepared {each['prepared_at']:.19}, decided by "
-                f"{each['decide_by']:.19} ({each['policy']}); asked {each['asked']}, answered "
-                f"{each['answered']}, not answered {each['unreachable']}"
+                f"           {each['sender']}, prepared {', decided by '.join(times)} "
+                f"({each['policy']}); asked {each['asked']}, answered {each['answered']}, "
+                f"not answered {each['unreachable']}"
             )
             for name in ("last_answer", "reason"):
                 if each[name]:

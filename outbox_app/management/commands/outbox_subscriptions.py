@@ -22,7 +22,7 @@ from ...subscriptions.lag import SubscriptionLag, in_flight, lags
 from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
 from ...subscriptions.start_point import parse_start_point
 from ...text import one_line
-from ..teaching import TeachingCommand
+from ..teaching import TeachingCommand, when
 
 HELP = """
 Shows, pauses, resumes, replays and repairs subscriptions.
@@ -247,7 +247,7 @@ class Command(TeachingCommand):
             self.write("No gap is open.")
         for gap in found[:LISTED]:
             self.write(
-                f"{gap.id:>8}  {gap.seen_at:%Y-%m-%d %H:%M:%S}  "
+                f"{gap.id:>8}  {when(gap.seen_at)}  "
                 f"{one_line(gap.subscription, 80) or 'an audit'} {gap.log} "
                 f"{one_line(gap.stream, 200) or 'positions'} {gap.first}-{gap.last}, "
                 f"looked for {gap.attempts} times"
