@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import socket
 import ssl
 import threading
@@ -103,6 +104,21 @@ async def _exchange(
             await response.aclose()
 
 
+class _Selector(selectors.DefaultSelector):
+    """Waits as nobody's loop: under gevent all threads, which are greenlets, have one running loop.
+
+    Django would refuse them its databases for as long as this one runs.
+    """
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            return super().select(timeout)
+        finally:
+            asyncio._set_running_loop(loop)
+
+
 class _Loop(asyncio.SelectorEventLoop):
     async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
         try:
@@ -121,7 +137,7 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
 
     with _lock:
         if os.getpid() not in _loops:
-            loop = _Loop()
+            loop = _Loop(_Selector())
             client = httpx2.AsyncClient(
                 headers={"Accept": JSON, "Accept-Encoding": "identity"},
                 # Servers close idle connections after two seconds and more.

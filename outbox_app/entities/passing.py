@@ -8,16 +8,17 @@ depends on the leader: if it goes on later, it finds the answers.
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..aliases import log_alias
 from ..conf import fleet_settings
 from ..door import client, peers
 from ..eventlog.newevent import slice_of
-from ..exceptions import PeerError
+from ..exceptions import Overloaded, PeerError
 from ..fleet import topology
 from ..models import Peer
 from ..process.counters import ELSEWHERE, PASSED
@@ -83,19 +84,21 @@ def answered_here(entity: Any, calls: Sequence[Call], seconds: float) -> list[An
 
     using = log_alias(entity.versions)
     deadline, scope = time.monotonic() + min(seconds, entity.timeout), scope_of(using)
+    lines: dict[Call, Any] = {}
     for call in calls:
         call.deadline = deadline
         call.route = ELSEWHERE if topology.other_leader(slice_of(call.id)) else PASSED
+        # No loop waits for them: of greenlets, which are one thread, a second could not begin one.
+        call.waits, call.lends = threading.Event(), False
+        with suppress(Overloaded):
+            lines[call] = queues.enter(call, Key(entity, using, call.id, scope))
+    told: list[Any] = [None] * len(calls)
+    for number, call in enumerate(calls):
+        with suppress(Exception):  # a KeyError, too: it was refused
+            told[number] = _told(queues.wait(lines[call], call))
+    return told
 
-    async def wait() -> list[Any]:
-        waiting = (queues.aask(call, Key(entity, using, call.id, scope)) for call in calls)
-        return await asyncio.gather(*waiting, return_exceptions=True)
 
-    return [_told(each) for each in asyncio.run(wait())]
-
-
-def _told(answer: Any) -> list[Any] | None:
-    if not isinstance(answer, Outcome):
-        return None
+def _told(answer: Outcome) -> list[Any]:
     no = answer.rejected
     return [answer.response, answer.version, no and [no.code, no.text], answer.replayed]

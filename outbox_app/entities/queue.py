@@ -103,8 +103,11 @@ class Queues:
 
     def ask(self, call: Call, key: Key) -> Outcome:
         """Wait for the answer of a call, or lead."""
-        call.waits = woken = threading.Event()
-        line = self._enter(call, key)
+        call.waits = threading.Event()
+        return self.wait(self.enter(call, key), call)
+
+    def wait(self, line: Line, call: Call) -> Outcome:
+        woken: Any = call.waits
         try:
             if not woken.wait(max(call.seconds_left, 0)):
                 waited = self._leave(line, call)
@@ -121,7 +124,7 @@ class Queues:
         """As ``ask``, for a coroutine."""
         loop = asyncio.get_running_loop()
         call.waits = future = loop.create_future()
-        line = self._enter(call, key)
+        line = self.enter(call, key)
 
         def expire() -> None:
             if not future.done():
@@ -189,7 +192,8 @@ class Queues:
             self.called.notify_all()
             self.emptied.wait_for(lambda: not self.lines, timeout=IDLE)
 
-    def _enter(self, call: Call, key: Key) -> Line:
+    def enter(self, call: Call, key: Key) -> Line:
+        """Let a call wait in its line. Raises ``Overloaded``."""
         call.leads = False
         with self.lock:
             line = self.lines.get(key) or Line(key)
@@ -225,7 +229,7 @@ class Queues:
         if first is None:
             del self.lines[line.key]
             self.emptied.notify_all()
-        elif isinstance(first.waits, threading.Event):
+        elif first.lends and isinstance(first.waits, threading.Event):
             first.leads = True
             first.waits.set()
         else:

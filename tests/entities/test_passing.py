@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +27,7 @@ from outbox_app.fleet import topology
 from outbox_app.process import counters
 from outbox_app.signals import events_published
 from tests.entities.models import Account, AccountVersion
-from tests.patience import SECONDS, eventually
+from tests.patience import SECONDS, eventually, patience
 from tests.process.counters.planted import totals
 
 pytestmark = [
@@ -242,3 +245,23 @@ def test_what_the_leader_may_still_execute_is_not_said_to_be_not_written(
     monkeypatch.setattr(client, "call", call)
     with pytest.raises(OutcomeUnknown):
         ask("withdraw", {"amount": 1})
+
+
+@pytest.mark.usefixtures("account")
+def test_greenlets(alias: str, environment: Any, monkeypatch: Any) -> None:
+    """Under gevent all threads are one, which has one running loop at a time."""
+    monkeypatch.setattr(Account, "routed", False)
+    for number in range(3):
+        options = {"command_id": "open", "using": alias}
+        Account.execute(f"a-{number}", "open", {"owner": "ann"}, **options)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.entities.greenlets", "30"],
+        env=environment(alias),
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+    )
+    assert done.returncode == 0, done.stderr
+    versions, arrived, avoided = json.loads(done.stdout)
+    assert versions == sorted([*range(2, 12)] * 3), done.stderr
+    assert (arrived, avoided) == (30, [])
