@@ -70,7 +70,7 @@ _DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
 def kind_of(declared: str) -> str:
     """Return the type of a column that a database has declared so."""
     text = declared.lower()
-    if (decimal := _DECIMAL.fullmatch(text)) and int(decimal[1]) <= 38:
+    if (decimal := _DECIMAL.fullmatch(text)) and int(decimal[2]) <= int(decimal[1]) <= 38:
         return f"decimal({decimal[1]},{decimal[2]})"
     return next((kind for each, kind in _DECLARED.items() if re.fullmatch(each, text)), "string")
 

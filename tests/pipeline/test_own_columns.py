@@ -149,6 +149,35 @@ def test_a_value_that_its_type_in_the_archive_cannot_hold_is_named(alias, new_lo
     assert archive(alias, tmp_path, log=Visit) == 1
 
 
+@on("postgres")
+def test_infinity_is_the_end_of_all_times(alias, new_log, run, tmp_path):
+    """Arrow has none, and would have both 290,000 years before Christ."""
+    due, at = run.add("due", "date"), run.add("at", "timestamptz")
+    publish_visits(alias, 4)
+    for version, value in enumerate(("infinity", "-infinity", "0044-03-15 BC"), 1):
+        run(f"UPDATE {TABLE} SET {due} = '{value}', {at} = '{value}' WHERE version = {version}")
+    archive(alias, tmp_path, log=Visit)
+    [path] = named(tmp_path)
+    table = parquet.read_table(f"{tmp_path}/{path}", partitioning=None).sort_by("id")
+    first, last, ides = date.min, date.max, -735160
+    assert table["due"].cast(pa.int32()).to_pylist() == [
+        *((each - date(1970, 1, 1)).days for each in (last, first)),
+        ides,
+        None,
+    ]
+    ends = [datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)]
+    assert table["at"][:2].to_pylist() == ends
+
+
+@on("postgres")
+def test_a_number_that_spark_has_no_decimal_for_is_text(alias, new_log, run, tmp_path):
+    rate = run.add("rate", "numeric(3,5)")  # 0.00123, since PostgreSQL 15
+    publish_visits(alias, 1)
+    run(f"UPDATE {TABLE} SET {rate} = 0.00123")
+    archive(alias, tmp_path, log=Visit)
+    assert [row["rate"] for row in archived(tmp_path)] == ["0.00123"]
+
+
 @pytest.mark.timeout(300)
 @on("postgres")
 def test_old_dates_are_what_they_are_whatever_the_session_says(

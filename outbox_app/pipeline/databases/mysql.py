@@ -7,6 +7,7 @@ Arrow, a column at a time. Statements run at READ COMMITTED, in autocommit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,13 +47,10 @@ class Mysql(Database):
         return self.run(sql, params, "READ UNCOMMITTED")
 
     def batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        connection = _connect(self.options, "READ COMMITTED", conv={}, use_unicode=False)
-        try:
-            cursor = connection.cursor(MySQLdb.cursors.SSCursor)
+        with closing(_connect(self.options, "READ COMMITTED", conv={}, use_unicode=False)) as rows:
+            cursor = rows.cursor(MySQLdb.cursors.SSCursor)
             cursor.execute(sql)
             yield from batches_of(cursor, schema, self.options.time_zone, pa.binary())
-        finally:
-            connection.close()
 
     def literal(self, value: Any) -> str:
         if isinstance(value, datetime):

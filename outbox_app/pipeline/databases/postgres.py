@@ -27,6 +27,10 @@ _BYTES = "adbc.postgresql.batch_size_hint_bytes"
 
 _CASTS = {name: f"{name}::text" for name in ("data", "metadata", "message_id")}
 
+#: Arrow has no infinity: the first and the last moment that Spark and Python have stand for it.
+_FINITE = """CASE {0} WHEN 'infinity' THEN '9999-12-31 23:59:59.999999Z'
+    WHEN '-infinity' THEN '0001-01-01 00:00:00Z' ELSE {0} END"""
+
 #: What libpq says of a wrong password, role, database or parameter.
 _REFUSED = re.compile("password|does not exist|pg_hba|URI")
 
@@ -101,8 +105,9 @@ class Postgres(Database):
     def column(self, name: str) -> str:
         if name in _CASTS:
             return _CASTS[name]
-        is_own_text = name not in COLUMNS and self._types.get(name) == "string"
-        return super().column(name) + ("::text" if is_own_text else "")
+        kind = "" if name in COLUMNS else self._types.get(name, "")
+        told = {"string": "{0}::text", "date": _FINITE, "timestamp": _FINITE}.get(kind, "{0}")
+        return told.format(super().column(name))
 
     def close(self) -> None:
         self._connection.close()

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -288,11 +288,8 @@ class SparkRebuild(Rebuild):
         yield own, state
         for cursor in cursors:
             only = replace(own.only, parts=cursor.partitions, part=cursor.partition)
-            reader = LogReader(own.log, using=self.using, only=only)
-            try:
+            with closing(LogReader(own.log, using=self.using, only=only)) as reader:
                 yield reader, reader.load(cursor.state)
-            finally:
-                reader.close()
 
 
 def require_same_database(log: type[EventLog], end: Offset, *, using: str) -> None:
