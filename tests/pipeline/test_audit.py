@@ -14,7 +14,7 @@ from outbox_app.pipeline.schema import SCHEMA
 from tests.pipeline.planted import LOG, Clean, plant
 
 #: Of the big logs. The figure of the documentation: AUDIT_EVENTS=2200000.
-EVENTS = int(os.environ.get("AUDIT_EVENTS", "200000"))
+EVENTS = int(os.environ.get("AUDIT_EVENTS", "40000"))
 HEADS = "log string, stream string, version bigint"
 
 
