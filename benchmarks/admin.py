@@ -8,6 +8,7 @@ whether it has gone through a large table without an index. Times are told as a 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -135,11 +136,15 @@ def _cost(sql: str) -> tuple[int, list[str]]:
     with connection.cursor() as cursor:
         cursor.execute(f"{explain} {sql}".replace("%", "%%"), [])
         [found] = cursor.fetchone()
-    plan = json.loads(found) if isinstance(found, str) else found
-    looks = list(_looks(plan))
+    looks = list(_looks(plan_of(found) if isinstance(found, str) else found))
     # The others are small, and planners like to read such a table whole.
     whole = [table for table, _, is_scan in looks if is_scan and table in planted.TABLES]
     return int(sum(rows for _, rows, _ in looks)), whole
+
+
+def plan_of(text: str) -> Any:
+    """Return a plan without its conditions: MariaDB leaves quotes in them as they are."""
+    return json.loads(re.sub(r'("\w+_condition": ).*?(,?)$', r'\1""\2', text, flags=re.MULTILINE))
 
 
 def _looks(node: Any) -> Iterator[tuple[str, float, bool]]:

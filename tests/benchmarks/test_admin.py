@@ -6,7 +6,7 @@ import pytest
 from django.contrib import admin
 from django.test import Client
 
-from benchmarks.admin import lists
+from benchmarks.admin import lists, plan_of
 
 
 @pytest.mark.django_db
@@ -16,3 +16,13 @@ def test_each_list_of_the_admin_is_asked_for_and_answers(admin_client: Client) -
     assert {name: code for name, code in answers.items() if code != 200} == {}
     mine = [each._meta for each in admin.site._registry if each._meta.app_label == "outbox_app"]
     assert {each.model_name for each in mine} <= {name.split()[0] for name in asked}
+
+
+def test_a_plan_is_read_whose_condition_has_quotes() -> None:
+    text = """{
+      "table_name": "outbox_deadjob",
+      "attached_condition": "envelope like '\"task\": \"rare\"'",
+      "r_rows": 7
+    }"""
+    found = {"table_name": "outbox_deadjob", "attached_condition": "", "r_rows": 7}
+    assert plan_of(text) == found
