@@ -95,6 +95,7 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
         (_time(start), [number(line.values[place]) for line in lines])
         for place, start in enumerate(starts)
     ]
+    names = [line.name for line in lines]
     last, width = len(rows) - 1, (_RIGHT - _LEFT) / max(1, len(rows))
     marked = {0: "start", last // 2: "middle", last: "end"} if last > 1 else {0: "start"}
     context = {
@@ -115,8 +116,8 @@ def chart(name: str, title: Any, starts: Sequence[datetime], lines: Sequence[Lin
         "lines": [(line.number, line.name, list(_runs(line.values, scale))) for line in lines],
         # An area for each step, which tells its figures to a pointer.
         "areas": [
-            (f"{_LEFT + place * width:.1f}", "\n".join([time, *map(_figure, lines, figures)]))
-            for place, (time, figures) in enumerate(rows)
+            (f"{_LEFT + place * width:.1f}", "\n".join([time, *map("{}: {}".format, names, shown)]))
+            for place, (time, shown) in enumerate(rows)
         ],
         "area_width": f"{width:.1f}",
         "area_height": _FLOOR - _TOP,
@@ -151,10 +152,6 @@ def _runs(values: Sequence[float | None], top: float) -> Iterator[str]:
             x, y = points[0]
             points = [(x - 3, y), (x + 3, y)]
         yield " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _figure(line: Line, figure: str) -> str:
-    return f"{line.name}: {figure}"
 
 
 def number(value: float | None) -> str:

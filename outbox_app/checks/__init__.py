@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from django.core import checks
 
-from .aliases import check_aliases, check_autocommit, check_business, check_connections
+from .aliases import check_aliases, check_autocommit, check_business, check_connections, check_zones
 from .apps import check_apps
 from .brokers import check_brokers, check_transports
 from .databases import check_databases, check_sessions, check_sqlite_settings
@@ -32,6 +32,7 @@ ALWAYS = (
     check_models,
     check_aliases,
     check_autocommit,
+    check_zones,
     check_sqlite_settings,
     check_peers,
     check_fleet,

@@ -110,7 +110,6 @@ def _is_foreign(config: AppConfig | None) -> bool:
 
 def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
     """Say where autocommit is off: drainers and subscriptions would commit nothing there."""
-    logs = {log_alias(log) for log in all_logs()}
     return [
         Error(
             f"DATABASES[{alias!r}]['AUTOCOMMIT'] is False: what drainers, subscriptions and "
@@ -119,9 +118,28 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
             hint="Let it be True, Django's default, and use transaction.atomic().",
             id="outbox.E037",
         )
-        for alias in sorted(written_aliases() | logs)
+        for alias in _aliases()
         if not connections.settings[alias]["AUTOCOMMIT"]
     ]
+
+
+def check_zones(**kwargs: Any) -> list[CheckMessage]:
+    """Say where Django stores times in another zone than the database's clock tells them in."""
+    return [
+        Warning(
+            f"DATABASES[{alias!r}]['TIME_ZONE'] is {zone!r}, and the database's clock is read in "
+            "UTC: held jobs leave hours too early or too late, and ages are wrong.",
+            hint="Leave it out, so that Django stores UTC there.",
+            id="outbox.W045",
+        )
+        for alias in _aliases()
+        if (zone := connections.settings[alias]["TIME_ZONE"]) not in (None, "UTC")
+        and not connections[alias].features.supports_timezones
+    ]
+
+
+def _aliases() -> list[str]:
+    return sorted(written_aliases() | {log_alias(log) for log in all_logs()})
 
 
 def check_connections(**kwargs: Any) -> list[CheckMessage]:

@@ -144,18 +144,14 @@ def _check_cursors(log: type[EventLog], alias: str) -> Iterator[CheckMessage]:
             return
 
 
-def check_declared_logs(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_declared_logs(**kwargs: Any) -> list[CheckMessage]:
     """Name the subscriptions that cannot run. A warning, so that the others are started."""
     hint = "Correct its logs=[…]: models derived from EventLog on one database."
     wrong = [each for each in all_subscribers() if each.fault]
     return [Warning(each.fault, hint=hint, obj=each.name, id="outbox.W030") for each in wrong]
 
 
-def check_time_readers(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_time_readers(**kwargs: Any) -> list[CheckMessage]:
     return [
         message
         for subscriber in all_subscribers()

@@ -10,6 +10,7 @@ from outbox_app.checks.aliases import (
     check_aliases,
     check_business,
     check_connections,
+    check_zones,
     is_standby,
     written_aliases,
 )
@@ -112,3 +113,15 @@ def test_the_inbox_too(settings, monkeypatch):
 
 def test_a_primary_is_no_standby(alias):
     assert not is_standby(alias)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Vienna"])
+def test_times_are_stored_in_another_zone_than_that_of_the_clock(alias, zone, monkeypatch):
+    """There a job that is held for ten minutes left after seventy, or at once west of UTC."""
+    monkeypatch.setitem(connections[alias].settings_dict, "TIME_ZONE", zone)
+    if zone != "Europe/Vienna" or connections[alias].vendor == "postgresql":
+        assert check_zones() == []
+        return
+    [warning] = check_zones()
+    assert warning.id == "outbox.W045"
+    assert f"DATABASES[{alias!r}]['TIME_ZONE'] is 'Europe/Vienna'" in warning.msg

@@ -22,7 +22,7 @@ from ...jobs.bulk import BATCH_SIZE
 from ...jobs.dead_summary import dead_groups
 from ...models import DeadJob
 from ...models.counting import MANY
-from ...process.preflight import require_alias, require_migrated
+from ...process.preflight import require_migrated
 from ...text import one_line
 from ..teaching import OUTBOX_ALIAS, TeachingCommand, when
 
@@ -95,7 +95,6 @@ class Command(TeachingCommand):
 
     def handle(self, *, action: str, **options: Any) -> None:
         using = options["database"] or outbox_alias()
-        require_alias(using)
         if options["batch_size"] < 1:
             raise InvalidArgument("--batch-size must be at least 1.")
         names = ("ids", "task", "error", "reason", "queue", "app", "older_than", "newer_than")

@@ -16,7 +16,7 @@ from ...aliases import log_alias
 from ...exceptions import InvalidArgument, InvalidSubscriber, OutboxError, ReadRefused
 from ...models import Event
 from ...models.counting import LISTED
-from ...process.preflight import require_alias, require_migrated
+from ...process.preflight import require_migrated
 from ...subscriptions import control, counting
 from ...subscriptions.lag import SubscriptionLag, in_flight, lags
 from ...subscriptions.skips import discard_stream, list_gaps, skip_event, skip_gap
@@ -99,8 +99,6 @@ class Command(TeachingCommand):
 
     def handle(self, *, action: str, name: str | None, **options: Any) -> None:
         using = options["database"]
-        if using is not None:
-            require_alias(using)
         for option, actions in TAKEN_BY.items():
             if options[option] and action not in actions:
                 raise InvalidArgument(f"{action} takes no --{option.replace('_', '-')}.")
