@@ -80,7 +80,7 @@ def test_a_conflict_names_the_current_version_and_breaks_nothing(alias, expected
 
 
 def test_a_stream_that_should_exist_does_not(alias):
-    with pytest.raises(VersionConflict, match="no event") as caught:
+    with pytest.raises(VersionConflict, match="to be at version 1; it has no event") as caught:
         publish("a", "y", expected_version=1)
     assert caught.value.current == 0
     assert not rows(alias)

@@ -41,6 +41,7 @@ def test_a_record_is_what_it_decodes_to(alias, published):
     assert repr(event) == repr(wanted)
     assert event.to_dict() == wanted.to_dict()
     assert event.to_cloudevent() == wanted.to_cloudevent()
+    assert event.to_cloudevent("/shop")["source"] == "/shop"
     assert event._asdict() == wanted._asdict()
     assert event._replace(version=7) == wanted._replace(version=7)
     for same in (pickle.loads(pickle.dumps(event)), copy.copy(event), copy.deepcopy(event)):

@@ -57,6 +57,24 @@ def test_large_and_small_messages_arrive_whole(alias, make_app):
     assert [json.loads(m.body)[0][0] for m in received(app)] == words
 
 
+def test_a_large_job_that_is_gone_before_its_message_is_read(alias, make_app, monkeypatch):
+    app = make_app()
+    note = app.task(name="note")(tasks.note)
+    with transaction.atomic(using=alias):
+        gone = note.delay("x" * 2 * batch.SMALL_BYTES, 0).id
+        kept = note.delay("", 1).id
+    reader = batch.BatchReader(using=alias, app=app.main, batch_size=20)
+    fetch = reader._fetch
+
+    def cancelled(ids):
+        rows = fetch(ids)
+        StagedJob.objects.using(alias).filter(task_id=gone).delete()
+        return rows
+
+    monkeypatch.setattr(reader, "_fetch", cancelled)
+    assert [row.task_id for row in reader.read(range(128))] == [kept]
+
+
 def test_jobs_are_deleted_whatever_their_task_id_is_made_of(alias, make_app):
     app = make_app("memory://")
     note = app.task(name="note")(tasks.note)

@@ -74,8 +74,15 @@ def test_parked_streams_go_to_their_new_partitions(alias, published, run, declar
             subscription="counted", partition=0, log="outbox_event", stream=stream, version=2,
             position=1, error="",
         )  # fmt: skip
+    of_another = parked.create(
+        subscription="other", partition=7, log="outbox_event", stream="s1", version=1, position=1,
+        error="",
+    )  # fmt: skip
     declare(3)
     control.repartition("counted")
+    of_another.refresh_from_db()
+    assert of_another.partition == 7
+    of_another.delete()
     published(*STREAMS)
     assert run("counted") == 0
     parked.update(released=True)
