@@ -17,6 +17,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Seconds to connect, and in all by default; bytes of an answer.
 CONNECT, SECONDS, BYTES = 3.0, 10.0, 64 * 1024
+#: Names that are looked up at a time. Nothing ends a look-up, and others must not wait behind it.
+NAMES = 256
 
 
 def call(
@@ -138,6 +141,7 @@ def _running() -> tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient]:
     with _lock:
         if os.getpid() not in _loops:
             loop = _Loop(_Selector())
+            loop.set_default_executor(ThreadPoolExecutor(NAMES, "outbox-names"))
             client = httpx2.AsyncClient(
                 headers={"Accept": JSON, "Accept-Encoding": "identity"},
                 # Servers close idle connections after two seconds and more.

@@ -31,6 +31,7 @@ from outbox_app.door.peers import peer_named
 from outbox_app.door.signing import httpx2
 from outbox_app.exceptions import KeeperUnavailable, PeerUnavailable
 from outbox_app.prepared import NewPrepared, fence, prepare, prepare_many, prepared
+from tests.patience import patience
 
 from .test_messages import Handler, Server
 
@@ -120,6 +121,30 @@ def test_an_address_that_no_host_has(alias: str) -> None:
     with pytest.raises(PeerUnavailable, match="Invalid IPv4 address") as raised:
         call(peer_named("shop", "keeper"), "GET", "open", address="https://10.0.0.256/outbox/")
     assert not raised.value.sent
+
+
+@pytest.mark.usefixtures("new_client")
+def test_names_that_are_long_looked_up_keep_no_other_one_waiting(
+    alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, found = socket.getaddrinfo, threading.Event()
+
+    def look_up(host: Any, *args: Any, **options: Any) -> Any:
+        if host == "away.example":
+            found.wait(patience())
+        return real("127.0.0.1" if host == "away.example" else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    loop, _ = client._running()
+    asked = [loop.getaddrinfo("away.example", 443) for _ in range(40)]
+    waiting = [asyncio.run_coroutine_threadsafe(each, loop) for each in asked]
+    try:
+        here = asyncio.run_coroutine_threadsafe(loop.getaddrinfo("localhost", 443), loop)
+        assert here.result(patience() / 2)
+    finally:
+        found.set()
+        for each in waiting:
+            each.result(patience())
 
 
 @pytest.fixture
