@@ -28,8 +28,6 @@ PREFIX = "alias:"
 
 
 class LocalKeeper:
-    """The keeper of this project, as a sender on another of its aliases calls it."""
-
     def __init__(self, alias: str) -> None:
         self.sender = PREFIX + alias
         self.using = outbox_alias()

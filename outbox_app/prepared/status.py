@@ -34,8 +34,6 @@ class SilentSender:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStatus:
-    """Prepared events of a keeper, by the database's clock."""
-
     #: Counted up to counting.MANY, as are those that are undecided.
     prepared: int
     undecided: int
