@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(databases=[])
 ARROW = arrow_types(SCHEMA)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server():
     """One that is in no hurry to have on disk what nobody waits for."""
     with PostgreSQL(extra_arguments=["-c", "wal_writer_delay=10s"]) as server:
