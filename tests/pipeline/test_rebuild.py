@@ -102,7 +102,7 @@ def test_while_writers_write_and_the_subscription_runs(
         while not stop.is_set():
             work(alias, 1, seed=seed)
             seed += 2
-            stop.wait(0.01)
+            stop.wait(0.05)
 
     writers = [in_thread(lambda seed=seed: write(seed)) for seed in (1, 2)]
     try:
