@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -10,6 +12,7 @@ from outbox_app import publish, subscriber
 from outbox_app.exceptions import ReplayRefused
 from outbox_app.models import (
     Cursor,
+    DatabaseNow,
     Event,
     InboxEntry,
     ParkedStream,
@@ -19,6 +22,7 @@ from outbox_app.models import (
 )
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions import subscriber as declared
+from outbox_app.subscriptions.cursors import fail
 from outbox_app.subscriptions.lag import lags
 from tests import tasks
 from tests.eventlog.own_log.models import Ledger
@@ -160,6 +164,21 @@ def test_a_failing_stream_is_parked_and_released(alias, published, run):
     published("b")
     run("parks")
     assert seen[7:] == [("b", 4)]
+
+
+def test_a_failure_is_on_the_cursor_of_its_partition(alias, published, run):
+    @subscriber("fails", partitions=2)
+    def handle(events):
+        raise ValueError("no")
+
+    published("a")
+    run("fails")
+    other, failed = Cursor.objects.using(alias).order_by("failures")
+    assert (other.error, other.failures, failed.error[:14]) == ("", 0, "ValueError: no")
+    failed.failures = 20
+    delay = fail(failed, ValueError("no"), using=alias)
+    failed = Cursor.objects.using(alias).annotate(now=DatabaseNow()).get(pk=failed.pk)
+    assert timedelta(0) < failed.retry_at - failed.now <= timedelta(seconds=delay)
 
 
 def test_a_rolled_back_event_reaches_nobody(alias, published, run, seen_by):

@@ -252,6 +252,20 @@ def test_a_failing_stream_with_a_hole_further_on(reading, log, way, alias):
     assert reader.later(30).handled == ["b:1", "a:1", "a:2", "a:3", "a:4"]
 
 
+def test_a_released_stream_holds_only_what_is_left_of_it(reading, log, way, alias):
+    reader = reading(on_error="park", batch_size=2, **way)
+    reader.broken = {"a"}
+    log.add("a", 1, 2, 3, 4, 5)
+    reader.later(60)
+    reader.broken = set()
+    rows = ParkedStream.objects.using(alias)
+    rows.update(released=True)
+    reader.partition.run_once()
+    assert reader.handled == ["a:1", "a:2"]
+    last = log.events.get(version=2).pk
+    assert rows.values_list("version", "position").get() == (3, last + 1)
+
+
 def test_one_statement_a_page_looks_the_predecessors_up(
     reading, way, alias, published, django_assert_max_num_queries
 ):
