@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from outbox_app import idempotent
 from outbox_app.exceptions import InboxError, StatementRefused, TransactionEnded
+from outbox_app.models import InboxEntry
 from tests.faults.tools import on
 from tests.jobs.inbox.worker import deliver, effect
 from tests.patience import patience
@@ -58,14 +59,15 @@ def test_a_transaction_that_was_ended(alias, task, effects, noted, then):
                 raise ValueError("halfway")
         effect("second")
 
+    InboxEntry.objects.using(alias).create(job_id="another", task="work", result="")
     delivery = deliver(work, "job")
     assert isinstance(delivery.value, TransactionEnded)
     assert "job id was deleted" in str(delivery.value.__notes__)
-    assert noted() == []
+    assert noted() == ["another"]
     assert "first" in effects()
     assert deliver(work, "job").state == "SUCCESS"  # all of it, and once
     assert deliver(work, "job").state == "SUCCESS"
-    assert (len(calls), noted()) == (2, ["job"])
+    assert (len(calls), noted()) == (2, ["another", "job"])
     assert effects().count("first") == 2
 
 

@@ -40,7 +40,9 @@ def test_other_jobs_of_the_task_are_executed(task, effects):
     def work():
         return effect("work")
 
-    assert deliver(work, "one").value != deliver(work, "two").value
+    results = [deliver(work, id).value for id in ("one", "two")]
+    assert results[0] != results[1]
+    assert [deliver(work, id).value for id in ("one", "two")] == results
     assert effects() == ["work", "work"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from math import ceil
+from zlib import crc32
 
 import pytest
 from celery import chord, group
@@ -39,6 +40,11 @@ def test_staging_one_job_is_one_insert(alias, add):
             with CaptureQueriesContext(connection) as queries:
                 call()
             assert [q["sql"].split("(")[0] for q in queries] == [_insert(connection)]
+
+
+def test_the_shard_is_that_of_the_key_or_else_of_the_task_id():
+    assert insert.shard_of("k", "a") == crc32(b"k") % 128
+    assert insert.shard_of("", "a") == crc32(b"a") % 128
 
 
 def _insert(connection):
