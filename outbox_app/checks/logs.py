@@ -76,12 +76,11 @@ def _check_fields(log: type[EventLog]) -> Iterator[CheckMessage]:
 
 def _is_filled(field: Field[Any, Any]) -> bool:
     """Say whether an event, or a tombstone, may leave the field out."""
-    if field.null or field.has_db_default() or getattr(field, "generated", False):
+    names = ("null", "generated", "auto_now", "auto_now_add")
+    if field.has_db_default() or any(getattr(field, name, False) for name in names):
         return True
     if field.has_default():
         return field.default is not None
-    if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
-        return True
     return field.blank and bool(field.empty_strings_allowed)
 
 

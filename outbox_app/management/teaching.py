@@ -45,6 +45,13 @@ class TeachingCommand(BaseCommand):
             prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs
         )
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            super().run_from_argv(argv)
+        except KeyboardInterrupt:
+            self.stderr.write("Interrupted. Nothing is lost: run it again.")
+            raise SystemExit(130) from None
+
     @property
     def user(self) -> str:
         name = f"manage.py {type(self).__module__.rpartition('.')[2]}"

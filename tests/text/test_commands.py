@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.management import CommandError, call_command, get_commands
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -191,8 +191,6 @@ def test_a_damaged_cursor_is_named(alias: str, run: Run, rows: None) -> None:
 
 
 def test_every_command_writes_through_one_place() -> None:
-    from django.core.management import load_command_class
-
     ours = [name for name, app in get_commands().items() if app == "outbox_app"]
     assert len(ours) >= 10
     for name in ours:
@@ -288,3 +286,20 @@ def test_times_are_in_the_zone_of_the_project(alias: str, run: Run, settings: An
         (("outbox_entities", "show", "entities.account", "a-17", "--database", alias), 2),
     ):
         assert run(*arguments).count("2026-01-31 17:45:00") == times, arguments
+
+
+@pytest.mark.parametrize("name", ["outbox_dead", "outbox_entities", "outbox_status"])
+def test_ctrl_c_ends_a_command_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exit code of a shell's; only there: who calls a command is interrupted as ever."""
+
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    command = load_command_class("outbox_app", name)
+    assert isinstance(command, TeachingCommand)
+    monkeypatch.setattr(command, "execute", interrupt)
+    monkeypatch.setattr(command.stderr, "_out", written := StringIO())
+    with pytest.raises(SystemExit) as ended:
+        command.run_from_argv(["manage.py", name, *["list"] * (name != "outbox_status")])
+    assert ended.value.code == 130
+    assert written.getvalue() == "Interrupted. Nothing is lost: run it again.\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from ...aliases import log_alias
 from ...entities import operations
@@ -76,11 +76,7 @@ class Command(TeachingCommand):
         for each, using in found.items():
             require_migrated(using)
             require_migrated(using, each)
-        try:
-            getattr(self, f"_{action}")(found, database=database, **options)
-        except KeyboardInterrupt:
-            text = "Interrupted. Nothing is lost: run it again."
-            raise CommandError(text, returncode=130) from None
+        getattr(self, f"_{action}")(found, database=database, **options)
 
     def _list(self, types: dict[Any, str], *, json: bool, **options: Any) -> None:
         found = [operations.summary(each, using=using) for each, using in types.items()]

@@ -100,9 +100,6 @@ class Command(TeachingCommand):
         try:
             with pipeline(**given, using=options["database"], conf=conf) as run:
                 getattr(self, f"_{options['pipeline']}")(run, options)
-        except KeyboardInterrupt:
-            text = "Interrupted. Nothing is lost: run it again."
-            raise CommandError(text, returncode=130) from None
         except django.db.Error as error:  # 1 would say that there are defects
             raise PipelineError(reason(error)) from error
 
