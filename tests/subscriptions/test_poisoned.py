@@ -211,6 +211,10 @@ def test_what_is_released_is_handled_up_to_the_event_that_fails(alias, published
 
 @pytest.mark.parametrize("options", [{}, {"by_time": True, "on_gap": "park"}], ids=["", "by time"])
 def test_discard(alias, published, run, shop, options):
+    of_another = {"subscription": "other", "log": "outbox_event", "stream": "s1"}
+    parked = ParkedStream.objects.using(alias)
+    parked.create(**of_another, partition=0, version=1, position=1, error="")
+    Gap.objects.using(alias).create(**of_another, kind="version", first=1, last=1)
     poison = shop("s1", on_error="park", **options)
     published("s0", "s1", "s1", "s2")
     Event.objects.using(alias).update(recorded_at="2026-01-01T00:00Z")
@@ -226,6 +230,7 @@ def test_discard(alias, published, run, shop, options):
     Event.objects.using(alias).filter(version=3).update(recorded_at="2026-01-02T00:00Z")
     assert run("shop") == 1
     assert effects(alias) == ["s0@1", "s1@3", "s2@1"]
+    assert parked.get().subscription == "other"
 
 
 def test_one_that_waits_for_versions_is_not_discarded(alias, published, run, shop):
