@@ -80,9 +80,7 @@ def _answered(
         peer = signing.verify(message, body, lambda id: peers.peer_of_key(id, direction))
     except (signing.NotBelieved, SuspiciousOperation) as error:
         logger.warning("Not believed path=%s reason=%s", request.path, error)
-        response = _response(401, {})
-        response.headers["WWW-Authenticate"] = "Signature"
-        return response
+        return _response(401, {}, {"WWW-Authenticate": "Signature"})
     headers: list[dict[str, str]] = []
     try:
         status, said, *headers = view(request, peer, _content(request, body, peer, types))
@@ -91,9 +89,7 @@ def _answered(
     except django.db.Error as error:
         logger.warning("The database is away peer=%s error=%r", peer.name, error)
         status, said = 503, {}
-    response = _response(status, said)
-    for name, value in (pair for each in headers for pair in each.items()):
-        response.headers[name] = value
+    response = _response(status, said, *headers)
     answer = SimpleNamespace(status_code=status, headers=response.headers, request=message)
     signing.sign(answer, response.content, peers.signing_key(peer))
     return response
@@ -125,9 +121,10 @@ def _content(request: HttpRequest, body: bytes, peer: Peer, types: Sequence[str]
     return messages.parsed(body) if body else None
 
 
-def _response(status: int, said: Any) -> HttpResponse:
+def _response(status: int, said: Any, headers: dict[str, str] | None = None) -> HttpResponse:
     type = messages.JSON
     if status >= 400:
         type, title = messages.PROBLEM, HTTPStatus(status).phrase
         said = {"type": "about:blank", "title": title, "status": status} | said
-    return HttpResponse(messages.written(said), status=status, content_type=type)
+    body = messages.written(said)
+    return HttpResponse(body, status=status, content_type=type, headers=headers)
