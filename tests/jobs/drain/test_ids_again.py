@@ -84,6 +84,15 @@ def test_a_job_that_another_one_s_row_has_become_is_not_dead(alias, note):
     assert not DeadJob.objects.using(alias).exists()
 
 
+def test_a_job_that_cannot_be_written_as_dead_stays(alias, note, monkeypatch):
+    stage(note, alias, ["first"])
+    [row] = batch.BatchReader(using=alias, app=note.app.main, batch_size=9).read(range(128))
+    monkeypatch.setattr(StagedJob, "as_dead", lambda job, **_: DeadJob(nonsense=1))
+    with pytest.raises(TypeError):
+        move_to_dead(row, ValueError("no"), using=alias)
+    assert StagedJob.objects.using(alias).get().pk == row.id
+
+
 TASK_IDS = ["a:1", "'\"\\%s%%", "Ünïcode 🚚", "case", "Case", "space ", "a,b}{", "x" * 255]
 
 

@@ -78,8 +78,13 @@ def test_parked_streams_go_to_their_new_partitions(alias, published, run, declar
         subscription="other", partition=7, log="outbox_event", stream="s1", version=1, position=1,
         error="",
     )  # fmt: skip
+    subscriber("other", partitions=2)(lambda events: None)
+    run("other")
+    cursors = Cursor.objects.using(alias).filter(subscription="other").order_by("id")
+    before = list(cursors.values())
     declare(3)
     control.repartition("counted")
+    assert list(cursors.values()) == before
     of_another.refresh_from_db()
     assert of_another.partition == 7
     of_another.delete()

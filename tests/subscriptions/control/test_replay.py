@@ -11,7 +11,7 @@ from django.utils import timezone
 from outbox_app import publish, subscriber
 from outbox_app.eventlog.windows import mysql
 from outbox_app.exceptions import ReplayRefused, UnknownLog
-from outbox_app.models import Cursor, Event, ParkedStream
+from outbox_app.models import Cursor, Event, Gap, ParkedStream
 from outbox_app.models.clock import aware
 from outbox_app.subscriptions import control
 from outbox_app.subscriptions.skips import skip_event
@@ -209,6 +209,22 @@ def test_parked_streams_are_forgotten_where_all_their_events_come_again(
     assert not ParkedStream.objects.using(alias).exists()
     assert run("all") == 5
     assert last
+
+
+def test_what_others_wait_for_stays(alias, published, run, seen_by, ids):
+    """That of another subscription, and what this one waits for in another log."""
+    seen_by("all")
+    published("a")
+    run("all")
+    models = [model.objects.using(alias) for model in (ParkedStream, Gap)]
+    for name, log in (("other", "outbox_event"), ("all", "other_log")):
+        key = {"subscription": name, "log": log, "stream": "a"}
+        models[0].create(**key, partition=0, version=1, position=ids()[0], error="")
+        models[1].create(**key, kind="version", first=1, last=1)
+    before = [list(rows.order_by("id").values()) for rows in models]
+    park(alias, "a", 1, ids()[0])
+    control.reset("all")
+    assert [list(rows.order_by("id").values()) for rows in models] == before
 
 
 def test_release(alias, published, run, seen_by, ids):
